@@ -1,0 +1,23 @@
+"""The errors a user can fix. The command line prints their one line and exits with status 2."""
+
+from __future__ import annotations
+
+
+class HeadscopeError(Exception):
+    """Something the user can fix: the message says what came, what is allowed and what to do next."""
+
+
+class ConfigError(HeadscopeError):
+    """An option or a config file holds something that is not allowed."""
+
+
+class CheckpointError(HeadscopeError):
+    """A checkpoint cannot be read, does not fit its own config, or is of an unsupported kind."""
+
+
+class DataError(HeadscopeError):
+    """A text, parse or frequency file is missing, broken or does not fit its companion."""
+
+
+class OutputError(HeadscopeError):
+    """Writing would overwrite something, or the place to write to cannot be used."""

@@ -1,0 +1,112 @@
+"""Where attention happens, how a head is written, and which heads a list of names selects.
+
+Axis legend, used by every shape comment of the project:
+
+| axis | meaning |
+| --- | --- |
+| `b` | sentence in the batch |
+| `h` | head (`g`: key/value group, where several query heads share one) |
+| `t` | target position: the query |
+| `s` | source position: the key |
+| `d` | model width |
+| `k` | width of one head |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from headscope.errors import ConfigError
+
+
+class Site(str, Enum):
+    """Where attention happens: inside the encoder, inside the decoder, or from decoder to encoder."""
+
+    ENCODER_SELF = "encoder-self"
+    DECODER_SELF = "decoder-self"
+    CROSS = "cross"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+SITES = tuple(Site)
+
+
+@dataclass(frozen=True, order=True)
+class HeadId:
+    """One head, written `encoder-self.2.5`: site, layer from 0, head from 0."""
+
+    site: Site
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"{self.site}.{self.layer}.{self.head}"
+
+    @classmethod
+    def parse(cls, text: str) -> HeadId:
+        """Read `site.layer.head`; anything else raises ConfigError."""
+        match = re.fullmatch(r"([a-z-]+)\.(\d+)\.(\d+)", text.strip())
+        if match is None or match[1] not in {site.value for site in SITES}:
+            raise ConfigError(_bad_name(text))
+        return cls(Site(match[1]), int(match[2]), int(match[3]))
+
+
+Layout = Mapping[tuple[Site, int], int]
+"""Number of heads of every (site, layer); layers may have different numbers of heads."""
+
+
+def select_heads(names: str, layout: Layout) -> list[HeadId]:
+    """Heads that a list selects: `encoder-self.2.5,cross.0.*`, or a file with one name a line.
+
+    `*` stands for every layer or every head. ConfigError for a name that is malformed or that selects
+    no head of this model.
+    """
+    if "," not in names and Path(names).is_file():
+        names = ",".join(Path(names).read_text(encoding="utf-8").split())
+    chosen: dict[HeadId, None] = {}
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        found = [head for head in all_heads(layout) if _matches(name, head)]
+        if not found:
+            raise ConfigError(f"no head of this model is called {name!r}; it has {describe(layout)}")
+        chosen.update(dict.fromkeys(found))
+    return list(chosen)
+
+
+def all_heads(layout: Layout) -> Iterable[HeadId]:
+    """Every head, in the order of sites, layers, heads."""
+    for site, layer in sorted(layout, key=lambda place: (SITES.index(place[0]), place[1])):
+        for head in range(layout[site, layer]):
+            yield HeadId(site, layer, head)
+
+
+def describe(layout: Layout) -> str:
+    """`encoder-self 6 × 12, cross 6 × 8`; head counts that differ between layers are listed."""
+    parts = []
+    for site in SITES:
+        counts = [layout[place] for place in sorted(layout, key=lambda p: p[1]) if place[0] is site]
+        if counts:
+            heads = str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))
+            parts.append(f"{site} {len(counts)} × {heads}")
+    return ", ".join(parts)
+
+
+def _matches(name: str, head: HeadId) -> bool:
+    fields = name.split(".")
+    if len(fields) != 3 or fields[0] not in {site.value for site in SITES}:
+        raise ConfigError(_bad_name(name))
+    if not all(field == "*" or field.isdigit() for field in fields[1:]):
+        raise ConfigError(_bad_name(name))
+    layer_fits = fields[1] == "*" or int(fields[1]) == head.layer
+    head_fits = fields[2] == "*" or int(fields[2]) == head.head
+    return fields[0] == head.site.value and layer_fits and head_fits
+
+
+def _bad_name(text: str) -> str:
+    sites = ", ".join(site.value for site in SITES)
+    return f"{text!r} is no head; write SITE.LAYER.HEAD with SITE one of {sites}, such as encoder-self.2.5"

@@ -1,0 +1,93 @@
+"""Named variants: one file each, found by a folder walk, duplicates refused, misspellings answered."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from headscope.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Maps names to variants of one kind, filled by importing every file of one package.
+
+    `kind` is the word that errors use ("analysis"); `package` is the folder that is walked the first
+    time a name is asked for. Registering a name twice is an error that names both places.
+    """
+
+    def __init__(self, kind: str, *, package: str) -> None:
+        self.kind = kind
+        self.package = package
+        self._found: dict[str, T] = {}
+        self._where: dict[str, str] = {}
+        self._walked = False
+
+    def register(self, name: str, variant: T, *, where: str) -> T:
+        """Add `variant` under `name`; `where` (a module name) is for the message when it is taken."""
+        if name in self._found:
+            raise ConfigError(
+                f"{self.kind} {name!r} is registered twice: in {self._where[name]} and in {where}; rename one of them"
+            )
+        self._found[name] = variant
+        self._where[name] = where
+        return variant
+
+    def decorator(self, name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+        """Register what a class or factory without arguments makes."""
+
+        def wrap(factory: Callable[..., T]) -> Callable[..., T]:
+            self.register(name, factory(), where=factory.__module__)
+            return factory
+
+        return wrap
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        self._walk()
+        return sorted(self._found)
+
+    def get(self, name: str) -> T:
+        """The variant called `name`; an unknown name raises ConfigError with the nearest one."""
+        self._walk()
+        if name not in self._found:
+            raise ConfigError(unknown(self.kind, name, self.names()))
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        self._walk()
+        return iter(sorted(self._found.items()))
+
+    def _walk(self) -> None:
+        if self._walked:
+            return
+        self._walked = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+
+
+def unknown(kind: str, name: str, available: list[str]) -> str:
+    """The message for a name that is not in `available`: the nearest one, then all of them."""
+    near = get_close_matches(name, available, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {kind} {name!r}; {hint}available: {', '.join(available)}"
+
+
+def outline(package: str) -> dict[str, str]:
+    """First docstring line of every file of a package, read without importing it (for `--help`)."""
+    spec = importlib.util.find_spec(package)
+    lines: dict[str, str] = {}
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob("*.py")):
+            if path.name != "__init__.py":
+                doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+                lines[path.stem] = doc.partition("\n")[0]
+    return lines

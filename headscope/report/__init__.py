@@ -1,0 +1,1 @@
+"""Tables and figures drawn from the files that a run wrote."""
