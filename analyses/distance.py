@@ -1,0 +1,29 @@
+"""How far a head looks: mean distance between a query and the key with its largest weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from headscope.accumulate import Ratio
+from headscope.analysis import Analysis, Heads, analysis
+from headscope.heads import Site
+
+
+@analysis
+class Distance(Analysis):
+    """Mean over queries of |query − argmax key|, in pieces; for self attention.
+
+    Special tokens are left out as queries and as keys, as for `confidence`.
+    """
+
+    name = "distance"
+    order = 30
+    summary = "mean distance to the key with the largest weight"
+    sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        here = torch.arange(heads.focus.shape[-1], device=heads.focus.device)  # [t]
+        away = (heads.focus - here).abs().to(heads.weights.dtype)  # [b h t]
+        return {"distance": heads.over_queries(away)}

@@ -1,0 +1,124 @@
+"""Why don't heads learn the same thing? Their parameters compared: cosines, principal angles, effective ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Estimate
+from headscope.analysis import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.projections import Projections, Slices, projections
+
+MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
+
+
+@analysis
+class Distinctness(Analysis):
+    """Cosine and principal angles between heads' W_Q, W_K, W_V, W_O slices; effective rank of W_QK and W_OV.
+
+    `cosine_q` … `cosine_o` are a head's mean cosine with the other heads of its layer (slices flattened);
+    `overlap_q` … the mean squared cosine of the principal angles between the subspaces that two slices
+    span (1: the same subspace), which no change of basis inside a head can alter. `rank_qk` and `rank_ov`
+    are effective ranks exp(H(σ/Σσ)) (Roy & Vetterli 2007) of W_Qᵀ W_K and W_O W_V, at most the head's width.
+    Rotary positions turn W_QK with distance; the rank is that of distance zero. Under grouped-query
+    attention heads of a group share W_K and W_V. These numbers are exact: no sample, so low = high = value.
+    The table has every pair: cosine, overlap and the smallest and largest principal angle in degrees.
+    """
+
+    name = "distinctness"
+    order = 120
+    summary = "cosines, principal angles and effective ranks of the heads' own parameters"
+    passes = frozenset()
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.found: dict[tuple[Site, int], Projections] = {}
+        self.heads: dict[tuple[Site, int], int] = {}
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        self.found = projections(checkpoint.model)
+        self.heads = dict(checkpoint.layout)
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
+        tables, missing = [], []
+        for place, found in self.found.items():
+            slices = {letter: getattr(found, name) for letter, name in MATRICES.items()}
+            missing += [f"{place[0]}.{place[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None]
+            known = {letter: per_head(s, self.heads[place]) for letter, s in slices.items() if s is not None}
+            for letter, weights in known.items():
+                cosine, angles = cosines(weights), principal_cosines(weights)
+                overlap = angles.square().mean(dim=-1)
+                for name, pairs in (("cosine", cosine), ("overlap", overlap)):
+                    columns.setdefault(f"{name}_{letter}", {})[place] = _exact(_mean_of_others(pairs))
+                tables.append(_table(place, letter, cosine, overlap, angles))
+            for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
+                if first in known and second in known:
+                    columns.setdefault(name, {})[place] = _exact(effective_rank(known[first], known[second]))
+        remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
+        shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
+        found_tables = {"distinctness": pd.concat(tables, ignore_index=True)} if tables else {}
+        return Findings(columns=shown, tables=found_tables, remarks=remarks)
+
+
+def per_head(slices: Slices, heads: int) -> Tensor:
+    """Slices of every query head [h k d] in float64; a group's slice is repeated for its heads."""
+    return slices.matrices().double().cpu().repeat_interleave(heads // len(slices.units), dim=0)
+
+
+def cosines(weights: Tensor) -> Tensor:
+    """Cosine between flattened slices [h k d]: [h h]."""
+    flat = torch.nn.functional.normalize(weights.flatten(1), dim=-1)
+    return flat @ flat.T
+
+
+def principal_cosines(weights: Tensor) -> Tensor:
+    """Cosines of the principal angles between row spaces of slices [h k d], descending: [h h k]."""
+    basis = torch.linalg.qr(weights.transpose(1, 2)).Q  # [h d k]
+    h, _, k = basis.shape
+    first, second = torch.triu_indices(h, h)
+    found = torch.linalg.svdvals(basis[first].transpose(1, 2) @ basis[second]).clamp(max=1.0)
+    every = torch.empty(h, h, found.shape[-1], dtype=found.dtype)
+    every[first, second] = every[second, first] = found
+    return every
+
+
+def effective_rank(left: Tensor, right: Tensor) -> Tensor:
+    """exp of the entropy of the normalised singular values of leftᵀ right, for slices [h k d]: [h]."""
+    inner = [torch.linalg.qr(side.transpose(1, 2)).R for side in (left, right)]  # [h k k]
+    values = torch.linalg.svdvals(inner[0] @ inner[1].transpose(1, 2))  # [h k]
+    share = values / values.sum(dim=-1, keepdim=True)
+    return torch.special.entr(share).sum(dim=-1).exp()
+
+
+def _mean_of_others(pairs: Tensor) -> Tensor:
+    heads = len(pairs)
+    rest = pairs.sum(dim=-1) - pairs.diagonal()
+    return rest / (heads - 1) if heads > 1 else torch.full((heads,), torch.nan, dtype=pairs.dtype)
+
+
+def _exact(values: Tensor) -> Estimate:
+    array = values.numpy()
+    return Estimate(array, array, array)
+
+
+def _table(place: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor) -> pd.DataFrame:
+    first, second = (index.numpy() for index in torch.triu_indices(len(cosine), len(cosine), offset=1))
+    degrees = np.degrees(np.arccos(angles.numpy()))
+    return pd.DataFrame(
+        {
+            "site": place[0].value,
+            "layer": place[1],
+            "matrix": f"W_{letter.upper()}",
+            "head_a": first,
+            "head_b": second,
+            "cosine": cosine.numpy()[first, second],
+            "overlap": overlap.numpy()[first, second],
+            "angle_smallest": degrees[first, second, 0],
+            "angle_largest": degrees[first, second, -1],
+        }
+    )

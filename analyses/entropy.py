@@ -1,0 +1,34 @@
+"""How spread a head's attention is: entropy of its weights in nats, and as a share of the maximum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from headscope.accumulate import Ratio
+from headscope.analysis import Analysis, Heads, analysis
+
+
+@analysis
+class Entropy(Analysis):
+    """Mean over queries of −Σ_s w ln w, in nats (Ghader & Monz 2017), and of that over ln(visible keys).
+
+    Special tokens are left out as queries, but the sum runs over all keys that the query sees, special
+    ones included: only the whole row is a distribution. Queries that see a single key have no maximum to
+    share and count for `entropy` only.
+    """
+
+    name = "entropy"
+    order = 20
+    summary = "entropy of the attention weights, in nats and as a share of the maximum"
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        weights = heads.weights if heads.weights.dtype == torch.float64 else heads.weights.float()
+        entropy = torch.special.entr(weights).sum(dim=-1)  # [b h t]
+        seen = heads.shared("seen", lambda: heads.visible.sum(dim=-1))  # [b t]
+        share = entropy / seen.clamp(min=2).log()[:, None]
+        return {
+            "entropy": heads.over_queries(entropy),
+            "entropy_share": heads.over_queries(share, only=seen > 1),
+        }

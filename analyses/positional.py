@@ -1,0 +1,76 @@
+"""Positional heads: the histogram of offsets between a query and its largest weight (Voita et al. 2019, §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+import torch
+
+from headscope.accumulate import Estimate, Ratio, interval
+from headscope.analysis import Analysis, Column, Findings, Heads, Tally, analysis, head_ids
+from headscope.heads import Site
+
+THRESHOLD = 0.9
+
+
+@analysis
+class Positional(Analysis):
+    """Share of queries whose largest weight lies at each offset (key − query, in pieces); self attention.
+
+    A head is positional if one offset holds at least 90 % of the queries (Voita et al. 2019, §5.1).
+    Special tokens are left out as queries and as keys. Causal heads have offset 0 as a trivial place at
+    the first position; it counts as everywhere else.
+    """
+
+    name = "positional"
+    order = 40
+    summary = "histogram of argmax offsets; positional if one holds 90 %"
+    sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        b, h, t = heads.focus.shape
+        here = torch.arange(t, device=heads.focus.device)
+        cells = heads.focus - here + t - 1  # [b h t], 0 … 2t−2, offset 0 in the middle
+        counted = heads.queries.to(torch.float32)
+        histogram = torch.zeros(b, h, 2 * t - 1, device=cells.device)
+        histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
+        return {"offsets": Ratio(histogram, counted.sum(-1)[:, None, None], centred=True)}
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        findings = Findings()
+        offset: dict[tuple[Site, int], Estimate] = {}
+        share: dict[tuple[Site, int], Estimate] = {}
+        tables = []
+        for site, layer in tally.places("offsets"):
+            kept = tally.sums["offsets", site, layer]
+            total, count = tally.bootstrap.sums(kept)  # [1+r h o], [1+r 1 1]
+            middle = total.shape[-1] // 2
+            shares = total / count
+            modal = total.argmax(dim=-1)  # [1+r h]
+            offset[site, layer] = interval((modal - middle).double())
+            share[site, layer] = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
+            tables.append(_table((site, layer), total[0], interval(shares)))
+            for head in head_ids((site, layer), total.shape[1]):
+                if share[site, layer].value[head.head] >= THRESHOLD:
+                    findings.label(head, f"positional:{int(offset[site, layer].value[head.head]):+d}")
+        findings.columns = [Column("offset", offset), Column("offset_share", share)]
+        findings.tables["positional"] = pd.concat(tables, ignore_index=True)
+        return findings
+
+
+def _table(place: tuple[Site, int], counts: torch.Tensor, share: Estimate) -> pd.DataFrame:
+    """One row per head and offset that occurs; counts [h o]."""
+    head, cell = (index.numpy() for index in counts.nonzero(as_tuple=True))
+    return pd.DataFrame(
+        {
+            "site": place[0].value,
+            "layer": place[1],
+            "head": head,
+            "offset": cell - counts.shape[-1] // 2,
+            "count": counts.numpy()[head, cell].astype(int),
+            "share": share.value[head, cell],
+            "share_low": share.low[head, cell],
+            "share_high": share.high[head, cell],
+        }
+    )

@@ -1,0 +1,87 @@
+"""Heads that point at the rarest tokens of a sentence (Voita et al. 2019, §5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Ratio
+from headscope.analysis import Analysis, Findings, Heads, Tally, analysis, head_ids
+
+FREQUENT = 500
+SHARE, TIMES_CHANCE = 0.5, 2.0
+
+
+@analysis
+class RareWords(Analysis):
+    """Share of queries whose largest weight is on the rarest token, and on one of the two rarest.
+
+    Only sentences count whose rarest token is not among the 500 most frequent (Voita et al. 2019, §5.3).
+    Tokens are the model's pieces, special ones left out as queries and as keys. Frequency ranks follow
+    (count, descending; then the piece, ascending), so every piece has its own rank; all occurrences of the
+    rarest piece are hits. `…_chance` is the mean share of the keys a query sees that are hits.
+
+    A head is labelled `rare` if at least half of the queries pick one of the two rarest and the interval's
+    lower end is above twice chance (the paper reports 50 % and more, and sets no threshold).
+    """
+
+    name = "rare_words"
+    order = 60
+    summary = "share of queries whose largest weight is on the rarest token"
+    needs = frozenset({"frequencies"})
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        if heads.key_side is not heads.batch.source or self.options.ranks is None:
+            return {}
+        ranks = self.options.ranks
+        rarest = heads.shared("rarest", lambda: _rarest(heads, ranks))  # [2 b s]
+        counted = heads.shared("rare sentences", lambda: _outside_frequent(heads, ranks))  # [b]
+        only = counted[:, None].expand_as(heads.queries)
+        found: dict[str, Ratio] = {}
+        for name, hits in zip(("rarest", "rarest_two"), rarest, strict=True):
+            on_hit = hits[:, None].expand(*heads.focus.shape[:2], -1).gather(-1, heads.focus)  # [b h t]
+            found[name] = heads.over_queries(on_hit.to(torch.float32), only=only)
+            chance = heads.shared(f"{name} chance", lambda hits=hits: _chance(heads, hits))  # type: ignore[misc]
+            found[f"{name}_chance"] = heads.over_queries(chance[:, None].expand(heads.focus.shape), only=only)
+        return found
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        findings = super().report(tally)
+        columns = {column.name: column.estimates for column in findings.columns}
+        for place, share in columns.get("rarest_two", {}).items():
+            chance = columns["rarest_two_chance"][place]
+            for head in head_ids(place, len(share.value)):
+                here = head.head
+                if share.value[here] >= SHARE and share.low[here] > TIMES_CHANCE * chance.value[here]:
+                    findings.label(head, "rare")
+        if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
+            findings.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
+        return findings
+
+    def signature(self) -> dict[str, str]:  # noqa: D102
+        return {"freq": self.options.frequencies}
+
+
+def _ranks(heads: Heads, ranks: Tensor) -> Tensor:
+    """Frequency rank of every counted key, 1 is the most frequent; 0 for the others [b s]."""
+    return ranks.to(heads.keys.device)[heads.key_side.ids] * heads.keys
+
+
+def _rarest(heads: Heads, ranks: Tensor) -> Tensor:
+    """Which keys are the sentence's rarest piece, and which are one of its two rarest [2 b s]."""
+    mine = _ranks(heads, ranks)
+    first = mine.amax(dim=-1, keepdim=True)
+    second = (mine * (mine < first)).amax(dim=-1, keepdim=True)
+    return torch.stack([mine == first, mine >= second.clamp(min=1)]) & heads.keys
+
+
+def _outside_frequent(heads: Heads, ranks: Tensor) -> Tensor:
+    return _ranks(heads, ranks).amax(dim=-1) > FREQUENT
+
+
+def _chance(heads: Heads, hits: Tensor) -> Tensor:
+    """Share of the counted keys that each query sees that are hits [b t]."""
+    seen = (heads.visible & heads.keys[:, None]).float()  # [b t s]
+    return torch.einsum("bts,bs->bt", seen, hits.float()) / seen.sum(dim=-1).clamp(min=1)

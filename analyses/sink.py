@@ -1,0 +1,45 @@
+"""How much attention goes to no content: mean weight on the first key and on special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from headscope.accumulate import Ratio
+from headscope.analysis import Analysis, Findings, Heads, Tally, analysis, head_ids
+from headscope.heads import Site
+
+THRESHOLD = 0.5
+
+
+@analysis
+class Sink(Analysis):
+    """Mean over queries of the weight on the first key (`sink`, Xiao et al. 2023) and on special tokens.
+
+    The first position itself does not count as a query of self attention: in a causal model it can only
+    look at itself. A head whose `sink` or `sink_special` is at least 0.5 is labelled `sink`.
+    """
+
+    name = "sink"
+    order = 90
+    summary = "mean weight on the first key, and on special tokens"
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        special = heads.key_side.special.to(heads.weights.dtype)  # [b s]
+        later = torch.ones_like(heads.queries)
+        if heads.site is not Site.CROSS:
+            later[:, 0] = False
+        return {
+            "sink": heads.over_queries(heads.weights[..., 0], only=later),
+            "sink_special": heads.over_queries(torch.einsum("bhts,bs->bht", heads.weights, special), only=later),
+        }
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        findings = super().report(tally)
+        first, special = (column.estimates for column in findings.columns)
+        for place in first:
+            for head in head_ids(place, len(first[place].value)):
+                if max(first[place].value[head.head], special[place].value[head.head]) >= THRESHOLD:
+                    findings.label(head, "sink")
+        return findings

@@ -1,0 +1,192 @@
+"""Syntactic heads: how often a head points from a word to its head or dependent (Voita et al. 2019, §5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Estimate, Ratio, interval
+from headscope.analysis import Analysis, Column, Findings, Heads, Options, Tally, analysis, head_ids
+from headscope.heads import HeadId, Site
+from headscope.syntax import Aligned
+
+RELATIONS = ("nsubj", "obj", "amod", "advmod")
+MARGIN = 0.10
+REACH = 64  # offsets of the baseline beyond ±REACH words are counted together
+
+DIRECTIONS = {">": "head-to-dependent", "<": "dependent-to-head"}
+
+
+@analysis
+class Syntactic(Analysis):
+    """Accuracy of each head for each relation and direction, against the best fixed offset.
+
+    Word-level weights: summed over the key word's pieces, averaged over the query word's pieces (Clark et
+    al. 2019, §4.1); special tokens are no words. Accuracy: share of the relation's instances in which the
+    largest word-level weight at one word lies on the other. Baseline: accuracy of always choosing the
+    relation's most frequent word offset. A head is syntactic where it beats the baseline by at least
+    10 points (Voita et al. 2019, §5.2). `nsubj>` is read from head to dependent, `nsubj<` from dependent to
+    head. UD 2 calls Voita's dobj `obj`.
+    """
+
+    name = "syntactic"
+    order = 50
+    summary = "accuracy on dependency relations, against the best fixed offset"
+    needs = frozenset({"parse"})
+    sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.names: list[str] = list(RELATIONS)
+        if options.relations not in ("default", "all"):
+            self.names = [name.strip() for name in options.relations.split(",") if name.strip()]
+        elif options.relations == "all":
+            self.names = list(options.relation_names)
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        if heads.key_side is not heads.batch.source or not heads.batch.aligned:
+            return {}
+        plan = heads.cache.setdefault("syntactic plan", _Plan(heads, self.names))
+        hits = plan.hits(heads.weights)  # [n h]
+        b, h = heads.weights.shape[:2]
+        cells = torch.zeros(b, len(self.names) * 2, h, device=hits.device)
+        cells.view(-1, h).index_add_(0, plan.cell, hits)
+        return {
+            "accuracy": Ratio(cells.transpose(1, 2), plan.instances[:, None]),
+            "offsets": Ratio(plan.offsets, plan.instances[:, :, None]),
+        }
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        findings = Findings()
+        best: dict[HeadId, tuple[float, float, float, str]] = {}
+        tables = []
+        for place in tally.places("accuracy"):
+            table = self._place(tally, place)
+            tables.append(table)
+            for row in table.itertuples():
+                head = HeadId(*place, row.head)
+                if row.margin == row.margin and row.margin > best.get(head, (-2.0,))[0]:
+                    best[head] = (row.margin, row.margin_low, row.margin_high, row.label)
+            for row in table[table.margin >= MARGIN].sort_values("margin", ascending=False).itertuples():
+                findings.label(HeadId(*place, row.head), f"syntactic:{row.label}")
+        if tables:
+            findings.tables["syntactic"] = pd.concat(tables, ignore_index=True)
+            findings.columns = [_margin_column(tally.places("accuracy"), tally, best)]
+            findings.texts = {"syntactic_relation": {head: found[3] for head, found in best.items()}}
+        return findings
+
+    def _place(self, tally: Tally, place: tuple[Site, int]) -> pd.DataFrame:
+        """One row per head, relation and direction that has instances enough, for one site and layer."""
+        hits, count = tally.bootstrap.sums(tally.sums["accuracy", *place])  # [1+r h c], [1+r 1 c]
+        offsets, _ = tally.bootstrap.sums(tally.sums["offsets", *place])  # [1+r c o]
+        accuracy = hits / count
+        base = (offsets.amax(dim=-1) / count[:, 0])[:, None]  # [1+r 1 c]
+        modal = offsets[0].argmax(dim=-1) - REACH
+        estimates = {
+            "accuracy": interval(accuracy),
+            "baseline": interval(base.expand_as(accuracy)),
+            "margin": interval(accuracy - base),
+        }
+        enough = self.options.relation_minimum if self.options.relations == "all" else 1
+        rows = []
+        for cell in range(count.shape[-1]):
+            if count[0, 0, cell] >= enough:
+                rows.append(self._rows(place, cell, int(count[0, 0, cell]), int(modal[cell]), estimates))
+        return pd.concat(rows, ignore_index=True) if rows else _no_rows(place, estimates)
+
+    def _rows(
+        self, place: tuple[Site, int], cell: int, count: int, offset: int, estimates: Mapping[str, Estimate]
+    ) -> pd.DataFrame:
+        sign = "><"[cell % 2]
+        relation = self.names[cell // 2]
+        columns: dict[str, Any] = {
+            "site": place[0].value,
+            "layer": place[1],
+            "head": np.arange(estimates["accuracy"].value.shape[0]),
+            "relation": relation,
+            "direction": DIRECTIONS[sign],
+            "label": relation + sign,
+            "count": count,
+            "baseline_offset": offset,
+        }
+        for name, estimate in estimates.items():
+            columns[name] = estimate.value[:, cell]
+            columns[f"{name}_low"] = estimate.low[:, cell]
+            columns[f"{name}_high"] = estimate.high[:, cell]
+        return pd.DataFrame(columns)
+
+    def signature(self) -> dict[str, str]:  # noqa: D102
+        return {"parse": self.options.parse, "rel": self.options.relations, "word": "sum-keys,mean-queries"}
+
+
+def _no_rows(place: tuple[Site, int], estimates: Mapping[str, Estimate]) -> pd.DataFrame:
+    numbers = [f"{name}{end}" for name in estimates for end in ("", "_low", "_high")]
+    texts = ["site", "layer", "head", "relation", "direction", "label", "count", "baseline_offset"]
+    return pd.DataFrame(columns=[*texts, *numbers])
+
+
+def _margin_column(
+    places: Sequence[tuple[Site, int]], tally: Tally, best: Mapping[HeadId, tuple[float, float, float, str]]
+) -> Column:
+    """The best margin of each head with its interval."""
+    estimates = {}
+    for place in places:
+        count = tally.sums["accuracy", *place].total.shape[1]
+        rows = [best.get(head, (np.nan, np.nan, np.nan, ""))[:3] for head in head_ids(place, count)]
+        value, low, high = np.array(rows, dtype=float).reshape(-1, 3).T
+        estimates[place] = Estimate(value, low, high)
+    return Column("syntactic_margin", estimates)
+
+
+class _Plan:
+    """Index tensors of one batch: which pieces make which word, and which words are related.
+
+    Words of the batch are laid out [b w], w up to the longest sentence; `n` counts relation instances in
+    both directions. Built once a batch and used for every layer.
+    """
+
+    def __init__(self, heads: Heads, names: Sequence[str]) -> None:
+        device = heads.weights.device
+        aligned = heads.batch.aligned
+        b, s = heads.key_side.ids.shape
+        words = max((len(a.units) for a in aligned if a), default=1)
+        member = np.zeros((b, words, s), dtype=np.float32)
+        found = [_instances(row, a, names) for row, a in enumerate(aligned) if a is not None]
+        instances = np.concatenate([*found, np.empty((0, 4), dtype=np.int64)])  # [n 4]: row, cell, from, to
+        for row, a in enumerate(aligned):
+            for word, pieces in enumerate(a.units if a else ()):
+                member[row, word, pieces] = 1.0
+        self.member = torch.from_numpy(member).to(device)  # [b w s]
+        self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
+        row, cell, start, end = (torch.from_numpy(column).to(device) for column in instances.T)
+        self.row, self.start, self.end = row, start, end
+        cells = 2 * len(names)
+        self.cell = row * cells + cell
+        self.is_word = self.member.any(dim=-1)  # [b w]
+        self.instances = torch.bincount(self.cell, minlength=b * cells).view(b, cells).float()
+        reach = 2 * REACH + 1
+        offset = (end - start).clamp(-REACH, REACH) + REACH
+        self.offsets = torch.bincount(self.cell * reach + offset, minlength=b * cells * reach)
+        self.offsets = self.offsets.view(b, cells, reach).float()
+
+    def hits(self, weights: Tensor) -> Tensor:
+        """Whether the largest word-level weight of each instance's word lies on its partner: [n h]."""
+        to_words = torch.einsum("bhts,bws->bhtw", weights.float(), self.member)
+        words = torch.einsum("bhtv,bwt->bhwv", to_words, self.mean)  # [b h w v]
+        words = words.masked_fill(~self.is_word[:, None, None, :], -1.0)
+        focus = words.argmax(dim=-1)  # [b h w]
+        return (focus[self.row, :, self.start] == self.end[:, None]).float()
+
+
+def _instances(row: int, aligned: Aligned, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Both directions of every wanted relation: [n 4] with columns row, cell, from, to."""
+    place = {name: 2 * index for index, name in enumerate(names)}
+    found = [(place[name], head, dependent) for name, head, dependent in aligned.relations if name in place]
+    both = [(row, cell, head, dependent) for cell, head, dependent in found]
+    both += [(row, cell + 1, dependent, head) for cell, head, dependent in found]
+    return np.array(both, dtype=np.int64).reshape(-1, 4)

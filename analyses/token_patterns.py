@@ -1,0 +1,89 @@
+"""Heads of decoders that copy: previous-token, duplicate-token and induction scores (Olsson et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Ratio
+from headscope.analysis import Analysis, Findings, Heads, Tally, analysis, head_ids
+from headscope.heads import Site
+
+THRESHOLD = 0.5
+
+
+class _Pattern(Analysis):
+    """Mean over queries of the weight on the keys that a pattern names, on text and on repeated tokens.
+
+    The column without a suffix is measured on the corpus, `…_random` on random tokens that are repeated
+    once (Olsson et al. 2022, §"Induction heads"). Only queries for which the pattern names a key count. A
+    head is labelled if the score on random tokens, where content cannot help, is at least 0.5.
+    """
+
+    order = 70
+    sites = frozenset({Site.DECODER_SELF})
+    passes = frozenset({"text", "random"})
+
+    def keys(self, heads: Heads) -> Tensor:
+        """The keys [b t s] that the pattern names for each query."""
+        raise NotImplementedError
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        named = heads.shared(f"pattern/{self.name}", lambda: self.keys(heads) & heads.visible & heads.keys[:, None])
+        score = torch.einsum("bhts,bts->bht", heads.weights, named.to(heads.weights.dtype))
+        suffix = "_random" if heads.batch.kind == "random" else ""
+        return {f"{self.name}{suffix}": heads.over_queries(score, only=named.any(dim=-1))}
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        findings = super().report(tally)
+        for column in findings.columns:
+            for place, estimate in column.estimates.items():
+                for head in head_ids(place, len(estimate.value)):
+                    if column.name.endswith("_random") and estimate.value[head.head] >= THRESHOLD:
+                        findings.label(head, self.name.removesuffix("_token"))
+        return findings
+
+
+def same_token(heads: Heads) -> Tensor:
+    """Whether key and query are the same token [b t s], the key being earlier."""
+    ids = heads.query_side.ids
+    return (ids[:, :, None] == ids[:, None, :]).tril(-1)
+
+
+@analysis
+class PreviousToken(_Pattern):
+    """Mean weight on the position just before the query."""
+
+    name = "previous_token"
+    summary = "mean weight on the previous token, on the corpus and on repeated random tokens"
+
+    def keys(self, heads: Heads) -> Tensor:  # noqa: D102
+        b, t = heads.queries.shape
+        return torch.eye(t, dtype=torch.bool, device=heads.queries.device).roll(-1, 1).tril(-1).expand(b, t, t)
+
+
+@analysis
+class DuplicateToken(_Pattern):
+    """Mean weight on all earlier occurrences of the query's token."""
+
+    name = "duplicate_token"
+    summary = "mean weight on earlier occurrences of the same token"
+
+    def keys(self, heads: Heads) -> Tensor:  # noqa: D102
+        return same_token(heads)
+
+
+@analysis
+class Induction(_Pattern):
+    """Mean weight on the tokens that followed earlier occurrences of the query's token."""
+
+    name = "induction"
+    summary = "mean weight on the token after an earlier occurrence of the same token"
+
+    def keys(self, heads: Heads) -> Tensor:  # noqa: D102
+        followed = same_token(heads)  # [b t s]
+        moved = followed.roll(1, dims=-1)
+        moved[..., 0] = False
+        return moved.tril(-1)

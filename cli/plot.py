@@ -1,0 +1,210 @@
+"""`headscope plot`: redraw the figures of finished runs as PNG, SVG or PDF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headscope.errors import ConfigError
+
+if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside the commands
+    from matplotlib.figure import Figure
+
+    from headscope.heads import HeadId
+    from headscope.report.run import Run
+
+app = typer.Typer(help="Draw figures from the files of finished runs.", no_args_is_help=True)
+
+RunArg = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Directory that `headscope analyze --out` wrote.")
+]
+RunsArg = Annotated[
+    list[Path], typer.Argument(metavar="RUN…", help="Directories that `headscope analyze --out` wrote.")
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        metavar="PATH",
+        help="File to write: .png, .svg or .pdf. For several runs a directory, or a name with {run} in it.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
+Dpi = Annotated[int, typer.Option("--dpi", min=30, max=2400, help="Dots per inch of PNG.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")]
+Measure = Annotated[str, typer.Option("--measure", metavar="NAME", help="Column of heads.csv.")]
+DPI = 200
+
+
+@app.command()
+def heads(
+    runs: RunsArg,
+    out: Out,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--measure", metavar="NAME", help="Column of heads.csv; repeat it for several maps side by side."
+        ),
+    ] = None,
+    sort: Annotated[
+        bool, typer.Option("--sort", help="Sort the heads of each layer by the measure.")
+    ] = False,
+    force: Force = False,
+    dpi: Dpi = DPI,
+    as_json: AsJson = False,
+) -> None:
+    """Layers × heads maps of measures, with the functions of the heads."""
+    from headscope.report.headmap import heads_figure
+
+    draw = _Draw("heads", lambda run: heads_figure(run, measure, sort=sort))
+    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
+
+
+@app.command()
+def functions(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
+    """Which function each head has, and how many heads of each layer have it."""
+    from headscope.report.functionmap import functions_figure
+
+    _Draw("functions", functions_figure)(runs, out, force=force, dpi=dpi, as_json=as_json)
+
+
+@app.command()
+def positional(
+    runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False
+) -> None:
+    """Offsets of the most attended token, head by head."""
+    from headscope.report.offsets import offset_histograms
+
+    _Draw("offsets", offset_histograms)(runs, out, force=force, dpi=dpi, as_json=as_json)
+
+
+@app.command()
+def syntactic(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
+    """Accuracy of every head on syntactic relations, beside the baseline."""
+    from headscope.report.relations import relation_accuracy
+
+    _Draw("relations", relation_accuracy)(runs, out, force=force, dpi=dpi, as_json=as_json)
+
+
+@app.command()
+def similarity(
+    runs: RunsArg,
+    out: Out,
+    measure: Annotated[
+        str, typer.Option("--measure", metavar="NAME", help="cosine, l2, cka, or js where the run has it.")
+    ] = "cosine",
+    force: Force = False,
+    dpi: Dpi = DPI,
+    as_json: AsJson = False,
+) -> None:
+    """How alike the heads of each layer are."""
+    from headscope.report.similarity import similarity_matrices
+
+    draw = _Draw("similarity", lambda run: similarity_matrices(run, measure))
+    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
+
+
+@app.command()
+def compare(
+    first: RunArg,
+    second: RunArg,
+    out: Out,
+    measure: Measure = "confidence",
+    force: Force = False,
+    dpi: Dpi = DPI,
+    as_json: AsJson = False,
+) -> None:
+    """Two runs side by side: both maps, their difference, and head against head."""
+    from headscope.report.compare import compare_figure
+    from headscope.report.run import load_run
+    from headscope.report.save import check_path, write_figure
+
+    check_path(out, force=force)
+    figure = compare_figure(load_run(first), load_run(second), measure)
+    _say([("compare", write_figure(figure, out, dpi=dpi, force=force))], as_json=as_json)
+
+
+@app.command()
+def attention(
+    run: RunArg,
+    out: Out,
+    heads: Annotated[
+        str,
+        typer.Option("--heads", metavar="LIST", help="Heads of one site: encoder-self.2.5,encoder-self.3.*"),
+    ],
+    sentence: Annotated[
+        str | None, typer.Option("--sentence", metavar="TEXT", help="The sentence to look at.")
+    ] = None,
+    index: Annotated[
+        int | None,
+        typer.Option("--index", min=0, metavar="N", help="Or line N, from 0, of the run's own data."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="TEXT", help="The other side, for models that have one.")
+    ] = None,
+    force: Force = False,
+    dpi: Dpi = DPI,
+    as_json: AsJson = False,
+) -> None:
+    """Attention maps of chosen heads over one sentence."""
+    if (sentence is None) == (index is None):
+        raise ConfigError("plot attention needs either --sentence TEXT or --index N, one of the two")
+    from headscope.report.attention import attention_figure
+    from headscope.report.run import load_run
+    from headscope.report.save import check_path, write_figure
+    from headscope.report.sentence import sentence_attention
+
+    check_path(out, force=force)
+    opened = load_run(run)
+    chosen = _of_one_site(heads, opened)
+    found = sentence_attention(opened, sentence=sentence, index=index, target=target, heads=chosen)
+    figure = attention_figure(found.weights, found.pieces_t, found.pieces_s, found.names, run=opened)
+    _say([("attention", write_figure(figure, out, dpi=dpi, force=force))], as_json=as_json)
+
+
+class _Draw:
+    """One figure for every run named: all places to write to are checked before anything is drawn."""
+
+    def __init__(self, name: str, draw: Callable[[Run], Figure]) -> None:
+        self.name = name
+        self.draw = draw
+
+    def __call__(self, paths: Sequence[Path], out: Path, *, force: bool, dpi: int, as_json: bool) -> None:
+        from headscope.report.run import load_run
+        from headscope.report.save import target_paths, write_figure
+
+        runs = [load_run(path) for path in paths]
+        targets = target_paths(out, runs, figure=self.name, force=force)
+        written = []
+        for run, target in zip(runs, targets, strict=True):
+            written.append((run.name, write_figure(self.draw(run), target, dpi=dpi, force=force)))
+        _say(written, as_json=as_json)
+
+
+def _of_one_site(names: str, run: Run) -> list[HeadId]:
+    """The heads that `--heads` selects; pieces differ between sites, so a figure shows only one."""
+    from headscope.heads import select_heads
+
+    chosen = select_heads(names, run.head_layout)
+    sites = sorted({str(head.site) for head in chosen})
+    if len(sites) != 1:
+        came = f"are of {', '.join(sites)}" if sites else "are none"
+        raise ConfigError(f"--heads {names!r} {came}; a figure shows heads of one site, draw one for each")
+    return chosen
+
+
+def _say(written: Sequence[tuple[str, Path]], *, as_json: bool) -> None:
+    """One line on stdout about the files written."""
+    if as_json:
+        found: list[dict[str, Any]] = [{"run": name, "path": str(path)} for name, path in written]
+        typer.echo(json.dumps({"written": found}))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text("wrote ").append(", ".join(str(path) for _, path in written), style="bold")
+    Console(soft_wrap=True).print(line)

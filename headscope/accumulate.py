@@ -1,0 +1,149 @@
+"""Running sums over a corpus in memory that does not grow with it, and bootstrap intervals from them.
+
+Every number that headscope prints is a ratio of sums over the corpus (Σ value / Σ count: a mean over all
+tokens, not a mean of sentence means) or a function of such ratios. Sums are kept per *group* of
+sentences: sentence i belongs to group i mod G with G = 1024, so for up to 1024 sentences a group is one
+sentence and the intervals are the ordinary bootstrap over sentences (Efron 1979); beyond that the groups
+are resampled, which estimates the same spread with 1023 degrees of freedom. Statistics with very many
+cells use fewer groups (see `BUDGET`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+GROUPS = 1024
+FOLDS = 16
+BUDGET = 512 * 2**20  # bytes that the group sums of one statistic may take, all layers together
+REPLICATES = 1000
+LEVEL = 0.95
+
+Array = npt.NDArray[np.float64]
+
+
+class Ratio(NamedTuple):
+    """What one batch adds to a statistic: totals [b *cells] and counts that broadcast to it.
+
+    With `whole=True` the leading axis has one entry for the whole batch (a moment matrix, say), which
+    is added to the batch's fold instead of to its sentences' groups. With `centred=True` the last axis
+    is a histogram of offsets around its middle and may be longer in one batch than in another.
+    """
+
+    total: Tensor
+    count: Tensor
+    whole: bool = False
+    centred: bool = False
+
+
+class GroupSums:
+    """Σ value and Σ count of one statistic for every group of sentences."""
+
+    def __init__(self, *, groups: int = GROUPS, budget: int = BUDGET) -> None:
+        self.groups = groups
+        self.budget = budget
+        self.used = 0
+        self.total = torch.empty(0)
+        self.count = torch.empty(0)
+
+    def add(self, indices: Tensor, ratio: Ratio) -> None:
+        """Add what a batch found; `indices` [b] are the sentences' numbers in the corpus."""
+        total, count = ratio.total.cpu().double(), ratio.count.cpu().double()
+        if self.used == 0:
+            while self.groups > 2 and self.groups * total[0].nbytes > self.budget:
+                self.groups //= 2
+            self.total = total.new_zeros((self.groups, *total.shape[1:]))
+            self.count = count.new_zeros((self.groups, *count.shape[1:]))
+        if ratio.centred:
+            width = max(total.shape[-1], self.total.shape[-1])
+            total, self.total = widened(total, width), widened(self.total, width)
+        while self.total.nbytes > self.budget and self.groups > 2:
+            self.halve()
+        self.used = max(self.used, min(self.groups, int(indices.max()) + 1))
+        slots = indices % self.groups
+        self.total.index_add_(0, slots, total)
+        self.count.index_add_(0, slots, count)
+
+    def halve(self) -> None:
+        """Merge groups g and g + G/2: sentence i is then in group i mod G/2."""
+        self.groups //= 2
+        self.total = self.total[: self.groups] + self.total[self.groups :]
+        self.count = self.count[: self.groups] + self.count[self.groups :]
+        self.used = min(self.used, self.groups)
+
+
+def widened(cells: Tensor, width: int) -> Tensor:
+    """Pad the last axis with zeros on both sides to `width`, its middle staying in the middle."""
+    missing = width - cells.shape[-1]
+    return torch.nn.functional.pad(cells, (missing // 2, missing // 2)) if missing else cells
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number over the corpus with its 95 % bootstrap interval; arrays of the statistic's cells."""
+
+    value: Array
+    low: Array
+    high: Array
+
+
+class Bootstrap:
+    """Resamples groups of sentences with replacement, the same resamples for every statistic.
+
+    `seed` fixes the resamples; `replicates` is their number. Percentile intervals (Efron 1979).
+    """
+
+    def __init__(self, *, seed: int, replicates: int = REPLICATES) -> None:
+        self.seed = seed
+        self.replicates = replicates
+        self._drawn: dict[int, Tensor] = {}
+
+    def draws(self, groups: int) -> Tensor:
+        """How often each of `groups` groups is drawn in each replicate: [replicates groups]."""
+        if groups not in self._drawn:
+            generator = np.random.default_rng([self.seed, groups])
+            counts = generator.multinomial(groups, np.full(groups, 1 / groups), size=self.replicates)
+            self._drawn[groups] = torch.from_numpy(counts).double()
+        return self._drawn[groups]
+
+    def sums(self, kept: GroupSums) -> tuple[Tensor, Tensor]:
+        """Totals and counts [1 + replicates *cells]: the whole corpus first, then each replicate."""
+        draws = self.draws(kept.used)  # [r g]
+        draws = torch.cat([torch.ones(1, kept.used, dtype=draws.dtype), draws])
+        total, count = kept.total[: kept.used], kept.count[: kept.used]
+        return torch.tensordot(draws, total, 1), torch.tensordot(draws, count, 1)
+
+    def ratio(self, kept: GroupSums) -> Estimate:
+        """Σ value / Σ count with its interval; NaN where nothing was counted."""
+        return self.function(lambda total, count: total / count, kept)
+
+    def function(self, of: Callable[[Tensor, Tensor], Tensor], kept: GroupSums) -> Estimate:
+        """Any function of a statistic's totals and counts (both with a leading replicate axis)."""
+        return interval(of(*self.sums(kept)))
+
+
+def interval(samples: Tensor) -> Estimate:
+    """The first row is the value, the others its replicates; replicates that are NaN are left out."""
+    value, replicates = samples[0].numpy(), samples[1:]
+    tail = (1 - LEVEL) / 2
+    flat = replicates.reshape(len(replicates), -1).T.contiguous()  # [cells r]
+    ordered = flat.sort(dim=-1).values  # NaN sorts last
+    counted = (~ordered.isnan()).sum(dim=-1)  # [cells]
+    low, high = (_quantile(ordered, counted, share).reshape(value.shape) for share in (tail, 1 - tail))
+    return Estimate(value, low, high)
+
+
+def _quantile(ordered: Tensor, counted: Tensor, share: float) -> Array:
+    """Linearly interpolated quantile of the first `counted` entries of each sorted row."""
+    place = (counted - 1).clamp(min=0) * share
+    lower = place.floor().long()
+    upper = torch.minimum(lower + 1, (counted - 1).clamp(min=0))
+    below, above = (ordered.gather(1, index[:, None])[:, 0] for index in (lower, upper))
+    found: Array = (below + (above - below) * (place - lower)).numpy()
+    return found

@@ -1,0 +1,203 @@
+"""What an analysis is: one file in `analyses/` that measures heads of one site and layer at a time.
+
+An analysis sees each attention call once, as `Heads`, and returns sums and counts per sentence; the
+driver (`headscope.analyze`) adds them up over the corpus and hands them back for the report. It keeps
+nothing per sentence and never loops over heads, tokens or sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Array, Bootstrap, Estimate, GroupSums, Ratio
+from headscope.data import Batch, Side
+from headscope.heads import HeadId, Site
+from headscope.registry import Registry
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from headscope.formats.base import Checkpoint
+
+
+@dataclass
+class Heads:
+    """One site and layer at work on one batch, with what analyses share computed once.
+
+    weights [b h t s], context [b h t k] (before mixing and gates). `queries` [b t] and `keys` [b s] say
+    which positions count: real tokens, without special ones unless they are kept. `visible` [b t s] says
+    where a query may look, special tokens included, padding excluded.
+    """
+
+    site: Site
+    layer: int
+    weights: Tensor
+    context: Tensor
+    queries: Tensor
+    keys: Tensor
+    visible: Tensor
+    query_side: Side
+    key_side: Side
+    batch: Batch
+    cache: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def _peak(self) -> tuple[Tensor, Tensor]:
+        found = self.weights.masked_fill(~self.keys[:, None, None, :], -1.0).max(dim=-1)
+        return found.values, found.indices
+
+    @property
+    def peak(self) -> Tensor:
+        """Largest weight of each query on a counted key [b h t]."""
+        return self._peak[0]
+
+    @property
+    def focus(self) -> Tensor:
+        """Position of the counted key with the largest weight [b h t]; the first one where several tie."""
+        return self._peak[1]
+
+    def shared(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A tensor that depends on the batch and site but not on the layer: made once per batch.
+
+        Self attention and cross attention see different sides, so the site is part of the key.
+        """
+        key = f"{self.site}/{name}"
+        if key not in self.cache:
+            self.cache[key] = make()
+        found: Tensor = self.cache[key]
+        return found
+
+    def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
+        """Mean over counted queries of values [b h t] (and over those of `only` [b t])."""
+        counted = self.queries if only is None else self.queries & only
+        weights = counted.to(values.dtype)
+        total = torch.einsum("bht,bt->bh", values, weights)
+        return Ratio(total, weights.sum(dim=-1, keepdim=True))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One measure of every head, for heads.csv: estimates of [h] for each (site, layer)."""
+
+    name: str
+    estimates: Mapping[tuple[Site, int], Estimate]
+
+
+@dataclass
+class Findings:
+    """What an analysis found: columns of heads.csv, its own tables and arrays, labels, and remarks."""
+
+    columns: list[Column] = field(default_factory=list)
+    texts: dict[str, dict[HeadId, str]] = field(default_factory=dict)
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    labels: dict[HeadId, list[str]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def label(self, head: HeadId, text: str) -> None:
+        """Say that a head has a function."""
+        self.labels.setdefault(head, []).append(text)
+
+
+Sums = Mapping[tuple[str, Site, int], GroupSums]
+"""Sums of each named statistic of one analysis at each (site, layer)."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The sums of one analysis after the corpus, with the bootstrap that turns them into estimates."""
+
+    sums: Sums
+    bootstrap: Bootstrap
+
+    def places(self, name: str) -> list[tuple[Site, int]]:
+        """Where a statistic was measured."""
+        return [(site, layer) for found, site, layer in self.sums if found == name]
+
+    def ratio(self, name: str, site: Site, layer: int) -> Estimate:
+        """A statistic's mean with its interval."""
+        return self.bootstrap.ratio(self.sums[name, site, layer])
+
+    def column(self, name: str) -> Column:
+        """A statistic of one number a head as a column."""
+        return Column(name, {place: self.ratio(name, *place) for place in self.places(name)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What shapes an analysis beside the data: the same for all analyses of a run.
+
+    `relations` is "default", "all" (every relation of `relation_names` with at least `relation_minimum`
+    instances) or a comma-separated list; `ranks` [V] has the frequency rank of every id; `parse` and
+    `frequencies` say where those came from, for the signature.
+    """
+
+    keep_special: bool = False
+    relations: str = "default"
+    relation_names: tuple[str, ...] = ()
+    relation_minimum: int = 30
+    parse: str = ""
+    ranks: Tensor | None = None
+    frequencies: str = ""
+    seed: int = 1
+
+
+class Analysis:
+    """Measures heads. A file in `analyses/` defines one final subclass and registers it.
+
+    `name` is what the user types; `version` is part of the signature and changes when numbers do.
+    `needs` lists what must be there ("parse", "frequencies"); `sites` where it applies; `default` whether
+    it runs unasked; `passes` which data it sees: the corpus ("text"), repeated random tokens ("random");
+    `order` where its columns and labels come (lower first).
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    summary: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    sites: ClassVar[frozenset[Site]] = frozenset(Site)
+    default: ClassVar[bool] = True
+    order: ClassVar[int] = 100
+    passes: ClassVar[frozenset[str]] = frozenset({"text"})
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:
+        """Sums and counts per sentence of every statistic, for one site and layer of one batch."""
+        return {}
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        """Look at the checkpoint itself, once, before the corpus (analyses of parameters)."""
+
+    def report(self, tally: Tally) -> Findings:
+        """Turn sums into columns, tables and labels. Default: every statistic is a column."""
+        names = dict.fromkeys(name for name, _, _ in tally.sums)
+        return Findings(columns=[tally.column(name) for name in names])
+
+    def notes(self) -> list[str]:
+        """What to tell the user beside the numbers (sentences that did not align, say)."""
+        return []
+
+    def signature(self) -> dict[str, str]:
+        """Settings of this analysis that shape its numbers, for the signature."""
+        return {}
+
+
+ANALYSES: Registry[type[Analysis]] = Registry("analysis", package="headscope.analyses")
+
+
+def analysis(cls: type[Analysis]) -> type[Analysis]:
+    """Register an analysis under its `name`."""
+    return ANALYSES.register(cls.name, cls, where=cls.__module__)
+
+
+def head_ids(place: tuple[Site, int], count: int) -> Sequence[HeadId]:
+    """The heads of one (site, layer)."""
+    return [HeadId(*place, head) for head in range(count)]

@@ -1,0 +1,79 @@
+"""See every head at work: `with capture(model, wanted) as heads: model(…)`.
+
+`observing` hands each call to a function as it happens (what analyses use: nothing is kept); `capture`
+keeps the tensors that were asked for (for one sentence, a test, a picture).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, repeat_groups, tapped
+from headscope.model.places import Place, walking
+
+FIELDS = ("query", "key", "value", "weights", "context")
+
+
+@contextmanager
+def observing(model: nn.Module, see: Callable[[Place, AttentionCall], None]) -> Iterator[None]:
+    """Within the block `see(place, call)` is called for every attention call of `model`."""
+    with walking(model) as walk:
+
+        def tap(call: AttentionCall, _: Tensor) -> None:
+            place = walk.place(call.module)
+            if place is not None:
+                see(place, call)
+
+        with tapped(tap):
+            yield
+
+
+@dataclass
+class Captured:
+    """What was captured: `captured[site, layer]["weights"]`, the last call's, and `.calls` for all of them."""
+
+    calls: dict[tuple[Site, int], list[dict[str, Tensor]]] = field(default_factory=dict)
+
+    def __getitem__(self, place: tuple[Site, int]) -> dict[str, Tensor]:
+        return self.calls[place][-1]
+
+    def weights(self, site: Site) -> list[Tensor]:
+        """Weights [b h t s] of one site, by layer (the last call's)."""
+        return [self.calls[place][-1]["weights"] for place in sorted(self.calls, key=lambda p: p[1]) if place[0] is site]
+
+
+@contextmanager
+def capture(model: nn.Module, wanted: Iterable[str] = ("weights",)) -> Iterator[Captured]:
+    """Keep tensors of every head while the block runs: weights [b h t s], context, query [b h t k], …
+
+    `wanted` names any of query, key, value, weights, context; keys and values of grouped-query attention
+    are repeated to one per query head. Contexts are those before mixing and gates, weights those before
+    dropout. Memory grows with every call: for a corpus use `observing`. ConfigError for an unknown name.
+    """
+    names = tuple(wanted)
+    if unknown := [name for name in names if name not in FIELDS]:
+        raise ConfigError(f"cannot capture {', '.join(unknown)}; what can be captured: {', '.join(FIELDS)}")
+    captured = Captured()
+
+    def see(place: Place, call: AttentionCall) -> None:
+        kept: dict[str, Tensor] = {name: getattr(call, name) for name in names}
+        for name in {"key", "value"} & set(names):
+            kept[name] = repeat_groups(kept[name], place.heads)
+        captured.calls.setdefault((place.site, place.layer), []).append(kept)
+
+    with observing(model, see):
+        yield captured
+
+
+def capture_once(model: nn.Module, wanted: Iterable[str] = ("weights",), **inputs: Tensor) -> Captured:
+    """`capture` around one forward pass without gradients."""
+    with torch.no_grad(), capture(model, wanted) as captured:
+        model(**inputs)
+    return captured

@@ -1,0 +1,306 @@
+"""Parallel text from disk to batches: read twice, never held.
+
+The first pass checks the files and counts and digests their lines; the second yields sentences. Batches
+are cut by tokens from windows of sentences sorted by length, each batch within one *fold* (sentence
+number mod 16), so that statistics kept per batch can be bootstrapped like those kept per sentence.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from headscope.accumulate import FOLDS
+from headscope.errors import DataError
+from headscope.syntax import Aligned, Parse, align, read_conllu
+
+WINDOW = 4096
+Long = Literal["truncate", "refuse"]
+
+
+class Sentence(NamedTuple):
+    """One line of the corpus: its number from 0, the text, its translation and parse where there are any."""
+
+    index: int
+    source: str
+    target: str | None = None
+    parse: Parse | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentences that can be read again and again, and what the first pass found out about them."""
+
+    name: str
+    count: int
+    digest: str
+    read: Callable[[], Iterator[Sentence]]
+    has_target: bool = False
+    has_parses: bool = False
+
+    def __iter__(self) -> Iterator[Sentence]:
+        return islice(self.read(), self.count)
+
+    def with_parses(self, parses: Callable[[], Iterator[Parse]]) -> Corpus:
+        """The same sentences with parses, in the same order; DataError where the texts differ."""
+
+        def read() -> Iterator[Sentence]:
+            for sentence, parse in zip_longest(self.read(), islice(parses(), self.count)):
+                if sentence is None or parse is None:
+                    raise DataError(_counts_differ("sentences", self.name, "parses"))
+                if sentence.source.split() != parse.text.split():
+                    raise DataError(
+                        f"line {sentence.index + 1} of {self.name} is not the text of parse {sentence.index + 1}: "
+                        f"{sentence.source[:60]!r} against {parse.text[:60]!r}; parses must be in the order of the lines"
+                    )
+                yield sentence._replace(source=parse.text, parse=parse)
+
+        return replace(self, read=read, has_parses=True)
+
+
+def open_corpus(
+    source: Path | None, *, target: Path | None = None, parses: Path | None = None, max_sentences: int | None = None
+) -> Corpus:
+    """Check the files and describe them: plain text, one sentence a line, `.gz` too; parses in CoNLL-U.
+
+    Without `source` the text comes from the parses. DataError names the file and line of a missing or
+    empty file, an empty line, bytes that are not UTF-8, a broken parse, or files of different lengths.
+    """
+    if source is None and parses is None:
+        raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
+    digest = hashlib.sha1()
+    count = 0
+    for sentence in islice(_sentences(source, target, parses), max_sentences):
+        for text in (sentence.source, sentence.target or ""):
+            digest.update(text.encode() + b"\n")
+        count += 1
+    return Corpus(
+        name=str(source or parses),
+        count=count,
+        digest=digest.hexdigest(),
+        read=lambda: _sentences(source, target, parses),
+        has_target=target is not None,
+        has_parses=parses is not None,
+    )
+
+
+def _sentences(source: Path | None, target: Path | None, parses: Path | None) -> Iterator[Sentence]:
+    if source is None:
+        assert parses is not None
+        lines: Iterator[Sentence] = (Sentence(i, parse.text, None, parse) for i, parse in enumerate(read_conllu(parses)))
+    else:
+        lines = (Sentence(i, text) for i, text in enumerate(read_lines(source)))
+    if target is not None:
+        lines = _paired(lines, read_lines(target), str(source or parses), str(target))
+    if parses is not None and source is not None:
+        whole = Corpus(str(source), 2**62, "", lambda: lines)
+        lines = whole.with_parses(lambda: read_conllu(parses)).read()
+    return lines
+
+
+def _paired(lines: Iterator[Sentence], targets: Iterator[str], name: str, other: str) -> Iterator[Sentence]:
+    for sentence, target in zip_longest(lines, targets):
+        if sentence is None or target is None:
+            raise DataError(_counts_differ("lines", name, other))
+        yield sentence._replace(target=target)
+
+
+def _counts_differ(what: str, name: str, other: str) -> str:
+    return f"{name} and {other} have different numbers of {what}; line i of one must belong to line i of the other"
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines of a UTF-8 text (`.gz` too), split at line feeds only; DataError for what cannot be used."""
+    number = 0
+    for number, raw in enumerate(_raw_lines(path), start=1):
+        try:
+            text = raw.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -t utf-8)"
+            ) from None
+        if not text.strip():
+            raise DataError(f"{path}:{number}: the line is empty; every line must hold one sentence")
+        yield text
+    if number == 0:
+        raise DataError(f"{path} is empty; it must hold one sentence a line")
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as handle:
+            yield from handle
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise DataError(f"{path} is a directory; give a text file, one sentence a line") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}); compress it again") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+class Encoded(NamedTuple):
+    """A sentence as the model reads it: ids, which of them are special, and how many pieces were cut off."""
+
+    ids: list[int]
+    special: list[bool]
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class Side:
+    """Token ids [b n] of one side of a batch, which positions are real tokens (not padding), which special."""
+
+    ids: Tensor
+    real: Tensor
+    special: Tensor
+
+    def to(self, device: torch.device) -> Side:
+        """The same on another device."""
+        return Side(self.ids.to(device), self.real.to(device), self.special.to(device))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentences that go through the model together; `indices` [b] are their numbers in the corpus.
+
+    `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and
+    relations of the source where there are parses, None for sentences that do not align.
+    """
+
+    indices: Tensor
+    fold: int
+    source: Side
+    target: Side | None = None
+    aligned: tuple[Aligned | None, ...] = ()
+    kind: Literal["text", "random"] = "text"
+
+    def to(self, device: torch.device) -> Batch:
+        """The same with its sides on another device (`indices` stay where they are)."""
+        target = None if self.target is None else self.target.to(device)
+        return replace(self, source=self.source.to(device), target=target)
+
+
+class Encoder(Protocol):
+    """What batching needs of a checkpoint."""
+
+    def encode(self, texts: Sequence[str], *, side: Literal["source", "target"], limit: int) -> list[Encoded]:
+        """Token ids of texts, at most `limit` of each."""
+        ...
+
+    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
+        """Character span of every piece; None for special ones, None overall where they cannot be located."""
+        ...
+
+
+@dataclass
+class Losses:
+    """What was cut off or could not be used while the corpus was read."""
+
+    truncated: int = 0
+    unaligned: Counter[str] = field(default_factory=Counter)
+    fused: int = 0
+
+
+def batches(
+    corpus: Corpus, encoder: Encoder, *, tokens: int, limit: int, long: Long = "truncate", losses: Losses
+) -> Iterator[Batch]:
+    """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
+
+    Sentences of more than `limit` pieces are cut (and counted in `losses`), or refused with DataError
+    where `long` is "refuse".
+    """
+    sentences = iter(corpus)
+    while window := list(islice(sentences, WINDOW)):
+        encoded = _encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
+        for fold in range(FOLDS):
+            mine = sorted((e for e in encoded if e.sentence.index % FOLDS == fold), key=_Ready.length)
+            for group in _cut(mine, tokens):
+                yield _collate(group, fold, encoder, losses)
+
+
+class _Ready(NamedTuple):
+    sentence: Sentence
+    source: Encoded
+    target: Encoded | None
+
+    def length(self) -> int:
+        return max(len(self.source.ids), len(self.target.ids) if self.target else 0)
+
+
+def _encode(
+    window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Losses
+) -> list[_Ready]:
+    sources = encoder.encode([s.source for s in window], side="source", limit=limit)
+    targets: list[Encoded] | list[None] = [None] * len(window)
+    if window[0].target is not None:
+        targets = encoder.encode([s.target or "" for s in window], side="target", limit=limit)
+    ready = [_Ready(*parts) for parts in zip(window, sources, targets, strict=True)]
+    for entry in ready:
+        cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
+        if cut and long == "refuse":
+            raise DataError(
+                f"{name}:{entry.sentence.index + 1}: {limit + cut} pieces, the limit is {limit}; shorten the line, "
+                "raise --max-length, or take --long truncate"
+            )
+        losses.truncated += bool(cut)
+    return ready
+
+
+def _cut(ready: list[_Ready], tokens: int) -> Iterator[list[_Ready]]:
+    group: list[_Ready] = []
+    for entry in ready:  # sorted: the last one is the longest
+        if group and entry.length() * (len(group) + 1) > tokens:
+            yield group
+            group = []
+        group.append(entry)
+    if group:
+        yield group
+
+
+def _collate(group: list[_Ready], fold: int, encoder: Encoder, losses: Losses) -> Batch:
+    targets = [entry.target for entry in group if entry.target is not None]
+    return Batch(
+        indices=torch.tensor([entry.sentence.index for entry in group]),
+        fold=fold,
+        source=side([entry.source for entry in group]),
+        target=side(targets) if targets else None,
+        aligned=tuple(_align(entry, encoder, losses) for entry in group if entry.sentence.parse is not None),
+    )
+
+
+def _align(entry: _Ready, encoder: Encoder, losses: Losses) -> Aligned | None:
+    parse = entry.sentence.parse
+    assert parse is not None
+    spans = encoder.spans(entry.sentence.source, entry.source.ids)
+    found = "pieces cannot be located in the text" if spans is None else align(parse, spans)
+    if entry.source.cut:
+        found = "cut off at the length limit"
+    if isinstance(found, str):
+        losses.unaligned[found] += 1
+        return None
+    losses.fused += found.fused
+    return found
+
+
+def side(encoded: Sequence[Encoded]) -> Side:
+    """Pad to the longest, on the right: ids 0, not real, not special."""
+    longest = max(len(sentence.ids) for sentence in encoded)
+    ids = torch.zeros(len(encoded), longest, dtype=torch.long)
+    real, special = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
+    for row, sentence in enumerate(encoded):
+        ids[row, : len(sentence.ids)] = torch.tensor(sentence.ids, dtype=torch.long)
+        real[row, : len(sentence.ids)] = True
+        special[row, : len(sentence.ids)] = torch.tensor(sentence.special, dtype=torch.bool)
+    return Side(ids, real, special)

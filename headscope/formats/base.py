@@ -1,0 +1,201 @@
+"""What every checkpoint format gives: a model whose heads go through `attend`, and how to feed it text."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from headscope.data import Batch, Encoded
+from headscope.errors import CheckpointError, ConfigError
+from headscope.heads import Layout
+from headscope.model.places import Places, places_of
+from headscope.registry import Registry
+
+SideName = Literal["source", "target"]
+DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+class Checkpoint(ABC):
+    """An opened checkpoint. `digest` is the sha256 of its config and weights files."""
+
+    def __init__(self, *, path: str, format: str, model: nn.Module, model_type: str, digest: str) -> None:
+        self.path = path
+        self.format = format
+        self.model = model
+        self.model_type = model_type
+        self.digest = digest
+
+    @cached_property
+    def places(self) -> Places:
+        """All attention of the model; CheckpointError where its heads cannot be seen."""
+        return places_of(self.model)
+
+    @property
+    def layout(self) -> Layout:
+        """Number of heads of every (site, layer)."""
+        return self.places.layout
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(self.model.parameters()).dtype
+
+    @property
+    @abstractmethod
+    def two_sided(self) -> bool:
+        """Whether there is an encoder and a decoder."""
+
+    @property
+    @abstractmethod
+    def limit(self) -> int | None:
+        """The most pieces that one sentence may have, or None where the model sets no limit."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Number of ids."""
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
+        """Ids of texts, special ones included, at most `limit` each; targets are the decoder's inputs."""
+
+    @abstractmethod
+    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
+        """Character span in `text` of every id; None for special ids, None overall if they do not fit."""
+
+    @abstractmethod
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Ids as the tokenizer writes them."""
+
+    @abstractmethod
+    def id_of(self, piece: str) -> int | None:
+        """The id of a piece, None where the vocabulary lacks it."""
+
+    @abstractmethod
+    def plain_ids(self) -> list[int]:
+        """Ids that text can have: without padding, start, end, and other special ones."""
+
+    @abstractmethod
+    def start_ids(self) -> list[int]:
+        """Special ids that every decoder-only text begins with (empty for most GPT-2-like models)."""
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> None:
+        """One pass over a batch, without the output layer where the model can be run without it."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What `headscope show` prints beside the heads: architecture, tokenizer."""
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Number of parameters of each child of the model, shared ones counted once, at their first place."""
+        return parameters_by_part(self.model)
+
+
+class CheckpointFormat(ABC):
+    """A kind of checkpoint on disk: recognised by content, opened into a `Checkpoint`."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def recognise(self, path: Path) -> bool:
+        """Whether the file or directory is of this format; reads headers only, never fails."""
+
+    def recognise_name(self, name: str) -> bool:
+        """Whether a name that is no path may be a checkpoint of this format elsewhere (a hub id)."""
+        return False
+
+    @abstractmethod
+    def load(self, path: str, *, device: str, dtype: str) -> Checkpoint:
+        """Open the checkpoint; CheckpointError for what is broken or unsupported."""
+
+
+FORMATS: Registry[CheckpointFormat] = Registry("checkpoint format", package="headscope.formats")
+
+
+def open_checkpoint(path: str, *, format: str | None = None, device: str = "auto", dtype: str = "auto") -> Checkpoint:
+    """Open a checkpoint: a file, a directory or a hub id; the format is found from content.
+
+    `format` overrides that. CheckpointError where no format fits, ConfigError for an unknown format,
+    device or dtype.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
+    chosen = FORMATS.get(format) if format else _detect(path)
+    return chosen.load(path, device=pick_device(device), dtype=dtype)
+
+
+def _detect(path: str) -> CheckpointFormat:
+    place = Path(path)
+    for _, candidate in FORMATS:
+        if candidate.recognise(place) if place.exists() else candidate.recognise_name(path):
+            return candidate
+    if not place.exists():
+        raise CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")
+    known = "; ".join(f"{name}: {candidate.summary}" for name, candidate in FORMATS)
+    raise CheckpointError(f"{path} is no checkpoint that headscope knows ({known})")
+
+
+def pick_device(name: str) -> str:
+    """`auto` is a GPU if there is one; ConfigError for a device that this machine lacks."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return next(device for device in ("cuda", "mps", "cpu") if available[device])
+    if not available.get(name.partition(":")[0], False):
+        there = ", ".join(["auto", *(device for device, found in available.items() if found)])
+        raise ConfigError(f"device {name!r} is not available on this machine; available: {there}")
+    return name
+
+
+def file_digest(files: Sequence[Path]) -> str:
+    """sha256 over the bytes of files, in the order given."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as handle:
+            while block := handle.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def parameters_by_part(model: nn.Module) -> dict[str, int]:
+    """Parameters by kind of part: embeddings, attention, normalisation, feed-forward and other; then all."""
+    parts: Counter[str] = Counter()
+    attention = {id(module) for module in model.modules() if _is_attention(module)}
+    seen: set[int] = set()
+    inside: set[str] = set()
+    for name, module in model.named_modules():
+        if id(module) in attention:
+            inside.add(name)
+        within = any(name == outer or name.startswith(f"{outer}.") for outer in inside)
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                parts[_part(module, within)] += parameter.numel()
+    return {**dict(sorted(parts.items())), "total": sum(parts.values())}
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower()
+
+
+def _part(module: nn.Module, within_attention: bool) -> str:
+    if isinstance(module, nn.Embedding) or "embedding" in type(module).__name__.lower():
+        return "embeddings"
+    if "norm" in type(module).__name__.lower():
+        return "normalisation"
+    return "attention" if within_attention else "feed-forward and other"

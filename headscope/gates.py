@@ -1,0 +1,64 @@
+"""Multiply heads' contexts by gates: `with gated(model, gates): …`.
+
+A gate acts between weights·V (after mixing, if the model mixes heads) and the output projection, as in
+Voita et al. 2019, §5 and Michel et al. 2019, §2.3: gate one is exactly the unmodified model, gate zero
+equals zeroing the head's slice of the output projection. The output projection's bias is not gated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.heads import HeadId, Layout, Site, describe
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.places import places_of, walking
+
+Gates = Mapping[tuple[Site, int], Tensor]
+"""Gates of every gated (site, layer): [h], or [b h] for a gate per sentence."""
+
+
+def closed(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int], Tensor]:
+    """Gates [h] of zero for `heads` and of one for the others of their layers.
+
+    ConfigError for a head that `layout` lacks.
+    """
+    gates: dict[tuple[Site, int], Tensor] = {}
+    for head in heads:
+        place = (head.site, head.layer)
+        if head.head >= layout.get(place, 0):
+            raise ConfigError(f"this model has no head {head}; it has {describe(layout)}")
+        gates.setdefault(place, torch.ones(layout[place]))[head.head] = 0.0
+    return gates
+
+
+@contextmanager
+def gated(model: nn.Module, gates: Gates | Iterable[HeadId]) -> Iterator[None]:
+    """Within the block every head's context [b h t k] is multiplied by its gate.
+
+    `gates` maps (site, layer) to [h] or [b h]; layers that are not named keep their heads. An iterable of
+    heads closes these. Gradients flow into the gates. ConfigError where a gate's size is not the number
+    of heads.
+    """
+    layout = places_of(model).layout
+    chosen = gates if isinstance(gates, Mapping) else closed(gates, layout)
+    for place, gate in chosen.items():
+        if gate.shape[-1] != layout.get(place, 0):
+            site, layer = place
+            raise ConfigError(
+                f"{gate.shape[-1]} gates for {site}.{layer}, which has {layout.get(place, 0)} heads; "
+                f"the model has {describe(layout)}"
+            )
+    with walking(model) as walk:
+
+        def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
+            place = walk.place(call.module)
+            gate = None if place is None else chosen.get((place.site, place.layer))
+            return None if gate is None else context * gate.to(context)[..., :, None, None]
+
+        with tapped(tap):
+            yield

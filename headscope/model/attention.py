@@ -1,0 +1,144 @@
+"""THE attention function: every head of every model goes through `attend`.
+
+What is unusual here:
+- scores, weights and context are separate steps, so that training, capture, gates and tests share one
+  line of truth;
+- *taps* (see `headscope.capture` and `headscope.gates`) look at each call and may change the context
+  between weights·V and the output projection; they are entered with `with` and kept in a context
+  variable, so nothing outlives the block;
+- keys and values may have fewer heads than queries (grouped-query attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One pass through `attend`, as a tap sees it: before mixing, gates and dropout of the weights.
+
+    query [b h t k], key and value [b g s k] with g groups, weights [b h t s], context [b h t k];
+    mask is what the model gave (additive, or boolean with True for visible), or None.
+    """
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    weights: Tensor
+    context: Tensor
+
+
+class Tap(Protocol):
+    """Looks at a call; returns the context to go on with, or None to leave it as it is."""
+
+    def __call__(self, call: AttentionCall, context: Tensor, /) -> Tensor | None: ...
+
+
+_TAPS: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps", default=())
+
+
+@contextmanager
+def tapped(tap: Tap) -> Iterator[None]:
+    """Within the block, `tap` is called by every `attend`; taps entered later are called later."""
+    token = _TAPS.set((*_TAPS.get(), tap))
+    try:
+        yield
+    finally:
+        _TAPS.reset(token)
+
+
+def attention_scores(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Scores [b h t s] of query [b h t k] and key [b h s k].
+
+    `scaling` multiplies the dot products (default k^-0.5, Vaswani et al. 2017, §3.2.1); `softcap` c bends
+    them to c·tanh(x/c) (Gemma 2); `position_bias` (T5) is added before the mask. The mask broadcasts to
+    [b h t s]: additive, or boolean with True where a query may look.
+    """
+    scores = torch.matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if position_bias is not None:
+        scores = scores + position_bias
+    if mask is None:
+        return scores
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores + mask
+
+
+def attention_weights(scores: Tensor, *, sinks: Tensor | None = None) -> Tensor:
+    """Softmax over keys of scores [b h t s]; computed in float32 where scores are of half precision.
+
+    `sinks` [h] is one extra score per head that takes part in the normalisation and is then dropped
+    (gpt-oss), so rows sum to less than one. The row maximum is subtracted by softmax itself.
+    """
+    dtype = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
+    if sinks is None:
+        return torch.softmax(scores, dim=-1, dtype=dtype).to(scores.dtype)
+    column = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1).to(scores.dtype)  # [b h t 1]
+    return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1, dtype=dtype).to(scores.dtype)[..., :-1]
+
+
+def repeat_groups(states: Tensor, heads: int) -> Tensor:
+    """Give each of `heads` query heads its group's states: [b g s k] to [b h s k]."""
+    b, g, s, k = states.shape
+    if g == heads:
+        return states
+    return states[:, :, None].expand(b, g, heads // g, s, k).reshape(b, heads, s, k)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    mixing: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Scores, weights, context; then mixing, then gates. Returns context and weights.
+
+    query [b h t k], key and value [b g s k]; returns context [b h t k] and weights [b h t s] (before
+    dropout). `module` is the attention module that calls: taps know places by it, and its `training`
+    flag decides about dropout. Arguments are those of `attention_scores` and `attention_weights`;
+    `mixing` maps contexts to contexts between weights·V and the gates.
+    """
+    heads = query.shape[1]
+    scores = attention_scores(
+        query, repeat_groups(key, heads), scaling=scaling, softcap=softcap, position_bias=position_bias, mask=mask
+    )
+    weights = attention_weights(scores, sinks=sinks).to(value.dtype)  # [b h t s]
+    kept = nn.functional.dropout(weights, p=dropout, training=module.training)
+    context = torch.matmul(kept, repeat_groups(value, heads))  # [b h t k]
+    taps = _TAPS.get()
+    call = AttentionCall(module, query, key, value, mask, weights, context) if taps else None
+    if mixing is not None:
+        context = mixing(context)
+    for tap in taps:
+        assert call is not None
+        changed = tap(call, context)
+        context = context if changed is None else changed
+    return context, weights

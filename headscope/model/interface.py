@@ -1,0 +1,119 @@
+"""`attend` as an attention implementation of transformers 5.
+
+Registered once, on import, through `AttentionInterface` and its mask twin `AttentionMaskInterface`; a
+model uses it only while its `attn_implementation` is "headscope" (see `through_attend`). The mask twin is
+the one of eager attention: padding, causality and sliding windows all arrive in one additive mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+from headscope.errors import CheckpointError
+from headscope.model.attention import attend
+
+NAME = "headscope"
+
+# Arguments that models hand on and that eager attention does not read either: the mask holds their effect.
+_WITHOUT_EFFECT = frozenset(
+    "is_causal sliding_window position_ids cache_position position_embeddings use_cache past_key_values "
+    "output_attentions output_hidden_states return_dict deterministic num_items_in_batch output_router_logits "
+    "cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k layer_idx token_type_ids encoder_hidden_states "
+    "encoder_attention_mask logits_to_keep".split()
+)
+
+
+def attend_interface(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **extra: Any,
+) -> tuple[Tensor, Tensor]:
+    """The signature that transformers calls: query [b h t k], key and value [b g s k].
+
+    Returns the context as [b t h k] and the weights [b h t s]. An argument that this function does not
+    know and that is not known to be without effect is refused by name, never ignored.
+    """
+    for name, given in extra.items():
+        if given is not None and name not in _WITHOUT_EFFECT:
+            raise CheckpointError(_refusal(name, module))
+    context, weights = attend(
+        module,
+        query,
+        key,
+        value,
+        mask=attention_mask,
+        scaling=scaling,
+        softcap=softcap,
+        position_bias=position_bias,
+        sinks=s_aux,
+        dropout=dropout,
+    )
+    return context.transpose(1, 2).contiguous(), weights
+
+
+def _refusal(name: str, module: nn.Module) -> str:
+    if name == "head_mask":
+        return (
+            "head_mask= was given, which transformers 5 ignores; "
+            "gate heads with `with headscope.gates.gated(model, …)` instead"
+        )
+    return (
+        f"{type(module).__name__} passes {name!r} to its attention, which headscope does not know; "
+        "this model cannot be analysed without giving wrong numbers"
+    )
+
+
+AttentionInterface.register(NAME, attend_interface)
+AttentionMaskInterface.register(NAME, eager_mask)
+
+
+@contextmanager
+def through_attend(model: nn.Module, *, implementation: str = NAME) -> Iterator[None]:
+    """Within the block a transformers model calls `attend`; leaving restores what it called before.
+
+    A model of another library (one whose layers call `attend` themselves) is left alone.
+    """
+    if not isinstance(model, PreTrainedModel):
+        yield
+        return
+    before = _implementations(model)
+    if all(name == implementation for _, name in before):
+        yield
+        return
+    try:
+        model.set_attn_implementation(implementation)
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation_internal = name
+
+
+def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
+    """Every config object inside the model, with the implementation it asks for."""
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    for config in list(configs.values()):
+        for name in config.sub_configs:
+            inner = getattr(config, name, None)
+            if inner is not None:
+                configs[id(inner)] = inner
+    return [(config, config._attn_implementation) for config in configs.values()]
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether numbers of this type carry fewer bits than float32."""
+    return dtype in (torch.float16, torch.bfloat16)

@@ -1,0 +1,234 @@
+"""Which call of `attend` is which site and layer: found by watching a model at work, not by its names.
+
+A probe of a few tokens is sent through the model. Sites follow from shapes and weights: source and target
+of the probe differ in length, and a decoder's weights are lower triangular. So the same few lines serve
+every architecture that calls the attention interface, also those that share one module between layers
+(ALBERT) or attend in some layers only. The same probe compares `attend` with the model's own eager
+attention; a model that bypasses the interface, or comes out different, is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import CheckpointError
+from headscope.heads import SITES, Layout, Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.interface import is_half, through_attend
+
+SOURCE_LENGTH, TARGET_LENGTH = 5, 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """One attention module at work: heads query heads in groups key/value groups, each width wide."""
+
+    site: Site
+    layer: int
+    heads: int
+    groups: int
+    width: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Places:
+    """All places of a model, in the order in which a forward pass reaches them.
+
+    `calls` maps the id of an attention module to the places that its successive calls are.
+    """
+
+    order: tuple[Place, ...]
+    calls: dict[int, tuple[Place, ...]]
+
+    @property
+    def layout(self) -> Layout:
+        """Number of heads of every (site, layer)."""
+        return {(place.site, place.layer): place.heads for place in self.order}
+
+    def at(self, site: Site) -> list[Place]:
+        """Places of one site, by layer."""
+        return sorted((place for place in self.order if place.site is site), key=lambda place: place.layer)
+
+
+@dataclass
+class Walk:
+    """Tells for each call, in the order in which they come, which place it is."""
+
+    places: Places
+    seen: Counter[int] = field(default_factory=Counter)
+
+    def place(self, module: nn.Module) -> Place | None:
+        """The place of this call, or None where `module` is not of this model."""
+        known = self.places.calls.get(id(module))
+        if known is None:
+            return None
+        turn = self.seen[id(module)] % len(known)
+        self.seen[id(module)] += 1
+        return known[turn]
+
+    def restart(self, *_: Any) -> None:
+        """A new forward pass begins: the next call of each module is its first."""
+        self.seen.clear()
+
+
+@contextmanager
+def walking(model: nn.Module) -> Iterator[Walk]:
+    """Within the block `model` goes through `attend`, and the walk knows the place of every call."""
+    places = places_of(model)
+    walk = Walk(places)
+    with ExitStack() as stack:
+        stack.enter_context(through_attend(model))
+        for part in {id(part): part for part in (model, base_of(model))}.values():
+            stack.callback(part.register_forward_pre_hook(walk.restart).remove)
+        yield walk
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, Places] = WeakKeyDictionary()
+
+
+def places_of(model: nn.Module) -> Places:
+    """The places of a model; probed once, then remembered as long as the model lives."""
+    if model not in _KNOWN:
+        _KNOWN[model] = probe(model)
+    return _KNOWN[model]
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """The model without its task head (a vocabulary-wide output layer costs as much as a small encoder)."""
+    return getattr(model, "base_model", model)
+
+
+def probe(model: nn.Module) -> Places:
+    """Send the probe through `attend` and through eager attention; compare, and name every call.
+
+    CheckpointError where no call arrives, where the encoder or decoder of a model bypasses the interface,
+    or where the two outputs differ.
+    """
+    kind = str(getattr(model.config, "model_type", type(model).__name__))
+    calls: list[AttentionCall] = []
+    inputs = probe_inputs(model)
+    with still(model), torch.no_grad():
+        with through_attend(model), tapped(lambda call, context: calls.append(call)):
+            output = _first_tensor(base_of(model)(**inputs))
+        with through_attend(model, implementation="eager"):
+            expected = _first_tensor(base_of(model)(**inputs))
+    if not calls:
+        raise CheckpointError(
+            f"model type {kind!r} computes attention in its own code and never calls the attention interface "
+            "of transformers 5; headscope cannot see or gate its heads"
+        )
+    if not _agree(output, expected, half=is_half(next(model.parameters()).dtype)):
+        raise CheckpointError(
+            f"model type {kind!r} computes something else than headscope's attention does "
+            f"(outputs differ by {(output - expected).abs().max().item():.1e} on a probe); it is not supported"
+        )
+    return _name_calls(model, calls, kind)
+
+
+def probe_inputs(model: nn.Module) -> dict[str, Any]:
+    """A few tokens (source and target of different lengths), or one picture for a vision model."""
+    config: Any = model.config
+    device = next(model.parameters()).device
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        picture = torch.randn(1, getattr(config, "num_channels", 3), height, width, device=device)
+        return {"pixel_values": picture.to(next(model.parameters()).dtype)}
+    if main != "input_ids":
+        raise CheckpointError(f"model type {config.model_type!r} takes {main}, not text; text models are supported")
+    inputs: dict[str, Any] = {"input_ids": _ids(config, SOURCE_LENGTH, device), "use_cache": False}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = _ids(config, TARGET_LENGTH, device)
+    return inputs
+
+
+@contextmanager
+def still(model: nn.Module) -> Iterator[None]:
+    """Within the block the model is in evaluation mode; every module's own mode is restored after it."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _ids(config: Any, length: int, device: torch.device) -> Tensor:
+    """Ids [1 length], all different where the vocabulary allows, none of them padding or start or end."""
+    text = config.get_text_config(decoder=False)
+    special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start")}
+    plain = [number for number in range(text.vocab_size) if number not in special][: 4 * length] or [0]
+    return torch.tensor([[plain[(3 * i) % len(plain)] for i in range(length)]], device=device)
+
+
+def _first_tensor(output: Any) -> Tensor:
+    found: Tensor = output[0]
+    return found.float()
+
+
+def _agree(output: Tensor, expected: Tensor, *, half: bool) -> bool:
+    scale = expected.abs().max().item() + 1e-6
+    tolerance = 0.05 if half else 1e-3
+    return bool(torch.isfinite(output).all()) and (output - expected).abs().max().item() <= tolerance * scale
+
+
+def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Places:
+    names = {id(part): name for name, part in model.named_modules()}
+    two_sided = bool(getattr(model.config, "is_encoder_decoder", False))
+    sites = [_site(call, two_sided, kind) for call in calls]
+    if two_sided and not {Site.ENCODER_SELF, Site.DECODER_SELF} <= set(sites):
+        missing = "encoder" if Site.ENCODER_SELF not in sites else "decoder"
+        raise CheckpointError(
+            f"the {missing} of model type {kind!r} computes attention in its own code, past the attention "
+            "interface of transformers 5; headscope cannot see or gate its heads"
+        )
+    order: list[Place] = []
+    by_module: dict[int, list[Place]] = {}
+    for site in SITES:
+        mine = [call for call, its in zip(calls, sites, strict=True) if its is site]
+        for layer, call in zip(_layers([call.module for call in mine]), mine, strict=True):
+            place = Place(
+                site, layer, call.query.shape[1], call.key.shape[1], call.query.shape[3], names.get(id(call.module), "")
+            )
+            order.append(place)
+            by_module.setdefault(id(call.module), []).append(place)
+    return Places(tuple(order), {key: tuple(found) for key, found in by_module.items()})
+
+
+def _site(call: AttentionCall, two_sided: bool, kind: str) -> Site:
+    t, s = call.weights.shape[-2:]
+    if two_sided:
+        by_shape = {
+            (SOURCE_LENGTH, SOURCE_LENGTH): Site.ENCODER_SELF,
+            (TARGET_LENGTH, TARGET_LENGTH): Site.DECODER_SELF,
+            (TARGET_LENGTH, SOURCE_LENGTH): Site.CROSS,
+        }
+        if (t, s) in by_shape:
+            return by_shape[t, s]
+    elif t == s:
+        causal = not call.weights.triu(1).any()
+        return Site.DECODER_SELF if causal and t > 1 else Site.ENCODER_SELF
+    raise CheckpointError(
+        f"model type {kind!r} attends from {t} to {s} positions on a probe of {SOURCE_LENGTH} source and "
+        f"{TARGET_LENGTH} target tokens; headscope cannot tell which site that is"
+    )
+
+
+def _layers(modules: list[nn.Module]) -> list[int]:
+    """A module's own `layer_idx` where all have different ones, else the order of the calls."""
+    own = [getattr(module, "layer_idx", None) for module in modules]
+    if all(isinstance(number, int) for number in own) and len(set(own)) == len(own):
+        return [int(number) for number in own if number is not None]
+    return list(range(len(modules)))

@@ -1,0 +1,158 @@
+"""Which rows and columns of which weight matrix belong to which head: found from gradients, not from names.
+
+The rows of a query, key or value projection that belong to a head are those that the head's query (or
+key, or value) has a gradient for; the output projection is the module that next receives the contexts.
+So fused, interleaved, grouped and transposed projections (GPT-2's Conv1D) need no table of architectures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.interface import through_attend
+from headscope.model.places import Walk, base_of, places_of, probe_inputs, still
+
+
+@dataclass(frozen=True)
+class Slices:
+    """One projection of one attention module, cut into heads.
+
+    `units[i]` are the indices of head (or key/value group) i along `axis` of `weight`: the axis of outputs
+    for query, key and value, the axis of inputs for the output projection.
+    """
+
+    weight: Tensor
+    axis: int
+    units: tuple[Tensor, ...]
+
+    def matrices(self) -> Tensor:
+        """The heads' slices as one tensor [h k d]: rows along the head's own axis."""
+        return torch.stack([self.weight.detach().index_select(self.axis, unit) for unit in self.units]).transpose(
+            1, 1 + self.axis
+        )
+
+
+@dataclass(frozen=True)
+class Projections:
+    """The projections of one (site, layer); None where one cannot be told (gated or normalised contexts)."""
+
+    query: Slices | None
+    key: Slices | None
+    value: Slices | None
+    output: Slices | None
+
+
+def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
+    """The projections of every place, from one probe with gradients; the model is left as it was."""
+    walk = Walk(places_of(model))
+    found: dict[tuple[Site, int], Projections] = {}
+    outputs: dict[tuple[Site, int], Slices] = {}
+    waiting: list[tuple[tuple[Site, int], Tensor]] = []
+
+    def tap(call: AttentionCall, context: Tensor) -> None:
+        place = walk.place(call.module)
+        if place is not None:
+            where = (place.site, place.layer)
+            found[where] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
+            waiting[:] = [(where, context)]
+
+    def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if waiting and inputs and isinstance(inputs[0], Tensor):
+            where, context = waiting[0]
+            flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
+            if inputs[0].shape == flat.shape and torch.equal(inputs[0], flat):
+                outputs[where] = _columns(module, context.shape[1], context.shape[3])
+                waiting.clear()
+
+    with still(model), through_attend(model), _hooked(model, receive), _trainable(model), torch.enable_grad():
+        with tapped(tap):
+            base_of(model)(**probe_inputs(model))
+    return {
+        where: Projections(each.query, each.key, each.value, outputs.get(where)) for where, each in found.items()
+    }
+
+
+def _slices(states: Tensor) -> Slices | None:
+    """Rows of the projection that states [1 h t k] come from."""
+    source = _projection(states.grad_fn)
+    if source is None:
+        return None
+    weight, axis = source
+    units = []
+    noise = torch.Generator().manual_seed(0)
+    for head in states[0]:
+        push = torch.randn(head.shape, generator=noise).to(head)
+        (gradient,) = torch.autograd.grad(head, weight, push, retain_graph=True, allow_unused=True)
+        if gradient is None:
+            return None
+        units.append(gradient.abs().sum(dim=1 - axis).nonzero()[:, 0])
+    if len({len(unit) for unit in units}) != 1:
+        return None
+    return Slices(weight, axis, tuple(units))
+
+
+def _projection(node: Any) -> tuple[Tensor, int] | None:
+    """The matrix of the first matrix product that a backward walk from `node` meets, and its output axis."""
+    queue, seen = [node], set()
+    while queue:
+        here = queue.pop(0)
+        if here is None or here in seen:
+            continue
+        seen.add(here)
+        parents = [parent for parent, _ in here.next_functions]
+        if type(here).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0"):
+            return _weight(parents)
+        queue.extend(parents)
+    return None
+
+
+def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
+    for parent in reversed(parents):
+        transposed = parent is not None and type(parent).__name__ in ("TBackward0", "TransposeBackward0")
+        leaf = parent.next_functions[0][0] if transposed else parent
+        variable = getattr(leaf, "variable", None)
+        if variable is not None and variable.ndim == 2:
+            return variable, 0 if transposed else 1
+    return None
+
+
+def _columns(module: nn.Module, heads: int, width: int) -> Slices:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    axis = 1 if isinstance(module, nn.Linear) else 0
+    order = torch.arange(heads * width, device=weight.device).view(heads, width)
+    return Slices(weight, axis, tuple(order))
+
+
+@contextmanager
+def _hooked(model: nn.Module, receive: Any) -> Iterator[None]:
+    """Call `receive` before every module that has a weight matrix of its own."""
+    hooks = [
+        part.register_forward_pre_hook(receive)
+        for part in model.modules()
+        if isinstance(getattr(part, "weight", None), Tensor) and part.weight.ndim == 2  # type: ignore[union-attr]
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _trainable(model: nn.Module) -> Iterator[None]:
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    model.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)

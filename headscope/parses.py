@@ -1,0 +1,232 @@
+"""Dependency parses of sentences, and how they are read from CoNLL-U files.
+
+A parse speaks of surface tokens, the character runs that a reader sees: where the treebank splits one of
+them into several words ("don't" into "do" and "n't"), the token carries the relations of all its words.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from headscope.errors import DataError
+
+COLUMNS = 10
+IDS = (
+    "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"
+)
+
+
+@dataclass(frozen=True)
+class Token:
+    """One surface token: its character span in the text of its parse."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One dependency, without its subtype; `head` and `dependent` are the tokens that carry the words."""
+
+    relation: str
+    head: int
+    dependent: int
+
+
+@dataclass(frozen=True)
+class Parse:
+    """A sentence, or several on one line: text, surface tokens in order, relations between them."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    relations: tuple[Relation, ...]
+
+
+def main_type(relation: str) -> str:
+    """`nsubj` for `nsubj:pass`."""
+    return relation.partition(":")[0]
+
+
+def read_conllu(path: str | PathLike[str]) -> Iterator[Parse]:
+    """The sentences of a CoNLL-U file, gzipped or not, one at a time.
+
+    The text is that of `# text`, else the forms joined as SpaceAfter=No says. Empty nodes and enhanced
+    dependencies are ignored, and so are relations between two words of one token. DataError names the file
+    and the line of whatever is broken, and also says so when a file holds no sentence at all.
+    """
+    number, sentence, found = 0, _Sentence(path), False
+    for number, line in _lines(path):
+        if line.strip():
+            sentence.add(number, line)
+        elif sentence.forms:
+            yield sentence.parse()
+            sentence, found = _Sentence(path), True
+        else:
+            sentence = _Sentence(path)
+    if sentence.forms:
+        yield sentence.parse()
+    elif not found:
+        raise _broken(
+            path, max(number, 1), "no sentence in the file", "give a CoNLL-U file with at least one"
+        )
+
+
+@dataclass
+class _Word:
+    line: int
+    head: int
+    relation: str
+    token: int  # the surface token that carries it
+
+
+@dataclass
+class _Sentence:
+    """Rows of one sentence, checked as they come."""
+
+    path: str | PathLike[str]
+    text: str | None = None
+    forms: list[tuple[int, str, bool]] = field(default_factory=list)  # line, form, space after
+    words: list[_Word] = field(default_factory=list)
+    range_line: int = 0
+    range_end: int = 0  # the last word of the latest multiword token
+
+    def add(self, number: int, line: str) -> None:
+        if line.startswith("#"):
+            self._comment(line)
+            return
+        cells = line.split("\t")
+        if len(cells) != COLUMNS:
+            wrong = f"{len(cells)} column{'s' * (len(cells) != 1)}"
+            raise _broken(self.path, number, wrong, f"a row has {COLUMNS}, separated by tabs")
+        identifier = _identifier(cells[0])
+        if isinstance(identifier, int):
+            self._word(number, cells, identifier)
+        elif identifier is not None and identifier[1] == "-":
+            self._range(number, cells, identifier[0], identifier[2])
+        elif identifier is None or identifier[0] != len(self.words):
+            raise _broken(self.path, number, f"id {_short(cells[0])}", IDS)
+
+    def parse(self) -> Parse:
+        if self.range_end > len(self.words):
+            wrong = f"the range ends at {self.range_end} but the sentence has {len(self.words)} words"
+            raise _broken(self.path, self.range_line, wrong, IDS)
+        text, spans = self._locate()
+        relations = [
+            Relation(word.relation, self._head(word).token, word.token) for word in self.words if word.head
+        ]
+        between = tuple(relation for relation in relations if relation.head != relation.dependent)
+        return Parse(text, tuple(Token(*span) for span in spans), between)
+
+    def _comment(self, line: str) -> None:
+        from conllu.parser import parse_comment_line
+
+        for key, value in parse_comment_line(line):
+            if key == "text" and self.text is None:
+                self.text = value
+
+    def _word(self, number: int, cells: list[str], identifier: int) -> None:
+        if identifier != len(self.words) + 1:
+            wrong = f"id {identifier} where {len(self.words) + 1} was due"
+            raise _broken(self.path, number, wrong, IDS)
+        if identifier > self.range_end:
+            self._surface(number, cells)
+        head, relation = cells[6], main_type(cells[7])
+        if not (head.isascii() and head.isdigit()):
+            wrong = f"head {_short(head)} of word {identifier} is not a number"
+            raise _broken(self.path, number, wrong, "a head is a word of the sentence, or 0 for the root")
+        if relation in ("", "_"):
+            wrong = f"word {identifier} has no relation"
+            raise _broken(self.path, number, wrong, "column 8 is a dependency relation such as nsubj")
+        self.words.append(_Word(number, int(head), relation, len(self.forms) - 1))
+
+    def _range(self, number: int, cells: list[str], first: int, last: int) -> None:
+        if first != len(self.words) + 1 or first <= self.range_end or last < first:
+            raise _broken(self.path, number, f"range {cells[0]} where {len(self.words) + 1} was due", IDS)
+        self.range_line, self.range_end = number, last
+        self._surface(number, cells)
+
+    def _surface(self, number: int, cells: list[str]) -> None:
+        if not cells[1].strip():
+            raise _broken(self.path, number, f"id {cells[0]} has no form", "column 2 is the word as written")
+        self.forms.append((number, cells[1], "SpaceAfter=No" not in cells[9].split("|")))
+
+    def _head(self, word: _Word) -> _Word:
+        count = len(self.words)
+        if word.head > count or self.words[word.head - 1] is word:
+            where = "outside the sentence" if word.head > count else "the word itself"
+            allowed = f"a head is another word of the sentence (1 to {count}), or 0 for the root"
+            raise _broken(self.path, word.line, f"head {word.head} is {where}", allowed)
+        return self.words[word.head - 1]
+
+    def _locate(self) -> tuple[str, list[tuple[int, int]]]:
+        text, position, spans = self.text or self._joined(), 0, []
+        for number, form, _ in self.forms:
+            position = _past_spaces(text, position)
+            if not text.startswith(form, position):
+                wrong = f"form {_short(form)} is not what `# text` has there ({_short(text[position:])})"
+                raise _broken(self.path, number, wrong, "the text holds the forms in order")
+            spans.append((position, position + len(form)))
+            position += len(form)
+        if _past_spaces(text, position) < len(text):
+            wrong = f"`# text` goes on after the last form ({_short(text[position:])})"
+            raise _broken(self.path, self.forms[-1][0], wrong, "the text holds the forms and nothing else")
+        return text, spans
+
+    def _joined(self) -> str:
+        return "".join(form + " " * space for _, form, space in self.forms).rstrip()
+
+
+def _identifier(cell: str) -> int | tuple[int, str, int] | None:
+    from conllu.exceptions import ParseException
+    from conllu.parser import parse_id_value
+
+    try:
+        return cast("int | tuple[int, str, int] | None", parse_id_value(cell))
+    except ParseException:
+        return None
+
+
+def _past_spaces(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
+
+
+def _lines(path: str | PathLike[str]) -> Iterator[tuple[int, str]]:
+    """Numbered lines. They are decoded one by one, so that a bad byte is reported where it stands."""
+    number = 0
+    try:
+        with _open(Path(path)) as stream:
+            for raw in stream:
+                number += 1
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        wrong = f"byte {error.start + 1} of the line is not UTF-8"
+        raise _broken(path, number, wrong, "CoNLL-U files are UTF-8") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        wrong = f"the gzip data are truncated or corrupt ({error})"
+        raise _broken(path, number + 1, wrong, "get the file again") from None
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror or error}; give a readable CoNLL-U file, plain or .gz"
+        ) from None
+
+
+def _open(path: Path) -> BinaryIO:
+    with path.open("rb") as stream:
+        zipped = path.suffix == ".gz" or stream.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path, "rb")) if zipped else path.open("rb")
+
+
+def _broken(path: str | PathLike[str], line: int, wrong: str, allowed: str) -> DataError:
+    return DataError(f"{path}:{line}: {wrong}; {allowed}")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:39] + "…")

@@ -1,0 +1,349 @@
+"""Where in the text the pieces of a tokenizer stand: located, then verified.
+
+Offsets that a tokenizer reports are believed only where the letters and digits of its pieces are those of the
+text there; tokenizers without offsets (Marian's, for one) have their pieces searched. How a piece writes its
+characters (▁word, ##word, word@@, word</w>, bytes) is not asked of the tokenizer: every way is tried, and the
+one that spells the text is right.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+Span = tuple[int, int]
+Level = Literal["written", "marks", "bare", "letters"]
+
+
+def piece_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | None] | None:
+    """Characters of `text` that each of the pieces `ids` covers; None instead of a span for special tokens.
+
+    None altogether where the pieces cannot be shown to spell the text. `ids` may be the beginning of its
+    encoding (truncated). Whitespace pieces have an empty span; pieces of one character share its span; an
+    unknown piece that had to be searched covers what lies between its known neighbours: its word where words
+    and unknown pieces can be paired, else all of it.
+    """
+    pieces = tokenizer.convert_ids_to_tokens(list(ids))
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        unknown = None  # GPT-2 has one token for all of them, and it never stands for text
+    wild = [unknown is not None and number == unknown for number in ids]
+    special = set(tokenizer.all_special_ids) - {unknown}
+    if getattr(tokenizer, "is_fast", False):
+        offsets = _offsets(tokenizer, text, ids, special)
+        spans = None if offsets is None else _verified(text, pieces, offsets, wild)
+        if spans is not None:
+            return spans
+    return _located(text, pieces, [number in special for number in ids], wild)
+
+
+# Tokenizers that report offsets.
+
+
+def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -> list[Span | None] | None:
+    """Offsets from the encoding that `ids` are or begin; special tokens may stand around it."""
+    for added in (True, False):
+        coded = tokenizer(
+            text,
+            add_special_tokens=added,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            verbose=False,
+        )
+        before = 0 if added else next((n for n, number in enumerate(ids) if number not in special), len(ids))
+        same = _common(ids[before:], coded["input_ids"])
+        if not special.issuperset(ids[before + same :]):
+            continue
+        spans: list[Span | None] = [None] * len(ids)
+        for n in range(same):
+            start, end = coded["offset_mapping"][n]
+            if not (coded["special_tokens_mask"][n] or (start == end and ids[before + n] in special)):
+                spans[before + n] = (start, end)
+        return spans
+    return None
+
+
+def _common(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many ids the two begin with in common."""
+    same = 0
+    while same < min(len(ids), len(others)) and ids[same] == others[same]:
+        same += 1
+    return same
+
+
+def _verified(
+    text: str, pieces: Sequence[str], spans: Sequence[Span | None], wild: Sequence[bool]
+) -> list[Span | None] | None:
+    """The spans, those of whitespace pieces emptied, if in one way of writing the pieces spell the text."""
+    groups = _groups(len(text), spans)
+    if groups is None:
+        return None
+    for read in WRITINGS:
+        spelled = [read(piece) for piece in pieces]
+        if all(any(wild[n] for n in group) or _spells(text, group, spans, spelled) for group in groups):
+            return [
+                (span[0], span[0]) if span and not wild[n] and not spelled[n].strip() else span
+                for n, span in enumerate(spans)
+            ]
+    return None
+
+
+def _groups(length: int, spans: Sequence[Span | None]) -> list[list[int]] | None:
+    """Pieces whose spans share characters, together; None where spans step back or leave the text."""
+    groups: list[list[int]] = []
+    begin = end = 0
+    for piece, span in enumerate(spans):
+        if span is None:
+            continue
+        if not begin <= span[0] <= span[1] <= length:
+            return None
+        if not groups or span[0] >= end:
+            groups.append([])
+        groups[-1].append(piece)
+        begin, end = span[0], max(end, span[1])
+    return groups
+
+
+def _spells(text: str, group: list[int], spans: Sequence[Span | None], spelled: Sequence[bytes]) -> bool:
+    inside = [span for n in group if (span := spans[n]) is not None]
+    covered = text[inside[0][0] : max(span[1] for span in inside)]
+    try:
+        said = b"".join(spelled[n] for n in group).decode()
+    except UnicodeDecodeError:
+        return False
+    return fold(said, "letters") == fold(covered, "letters")
+
+
+# Other tokenizers: pieces searched in the text.
+
+
+def _located(
+    text: str, pieces: Sequence[str], special: Sequence[bool], wild: Sequence[bool]
+) -> list[Span | None] | None:
+    """Spans of pieces found by spelling them out, first with all that is written, then with less."""
+    levels: tuple[Level, ...] = ("written", "marks", "bare")
+    for level in levels:
+        page = _Page(text, level)
+        for read in WRITINGS:
+            spelled = [b"" if special[n] else read(piece) for n, piece in enumerate(pieces)]
+            spans = _search(page, spelled, wild)
+            if spans is not None:
+                return [None if special[n] else span for n, span in enumerate(spans)]
+    return None
+
+
+class _Page:
+    """A text as it is compared: folded characters, and where in the text each of them comes from."""
+
+    def __init__(self, text: str, level: Level) -> None:
+        folds = [fold(character, level) for character in text]
+        self.level = level
+        self.folded = "".join(folds)
+        self.origin = [n for n, folded in enumerate(folds) for _ in folded]
+        self.text = text
+
+    def span(self, start: int, end: int) -> Span:
+        """Characters of the text that the folded characters start … end - 1 stand for."""
+        if start < end:
+            return self.origin[start], self.origin[end - 1] + 1
+        place = self.origin[start] if start < len(self.origin) else len(self.text)
+        return place, place
+
+    def shares(self, start: int, end: int, count: int) -> list[Span]:
+        """That stretch word by word where it has `count` words, else the whole of it `count` times."""
+        first, last = self.span(start, end)
+        words = [
+            (first + word.start(), first + word.end()) for word in re.finditer(r"\S+", self.text[first:last])
+        ]
+        return words if len(words) == count else [(first, last)] * count
+
+
+def _search(page: _Page, spelled: Sequence[bytes], wild: Sequence[bool]) -> list[Span] | None:
+    """Runs of known pieces are placed one after the other, unknown pieces fill the gaps between them."""
+    runs, gaps = _runs(spelled, wild)
+    parts = [_read([spelled[n] for n in run], page.level) for run in runs]
+    known = [part for part in parts if part is not None]
+    starts = _place(page.folded, [folded for folded, _ in known]) if len(known) == len(parts) else None
+    if starts is None:
+        return None
+    found: dict[int, Span] = {}
+    for run, start, (_, ranges) in zip(runs, starts, known, strict=True):
+        for piece, (first, last) in zip(run, ranges, strict=True):
+            # A piece of nothing but marks, where marks are not compared, goes with the letter before it.
+            silent = first == last
+            found[piece] = page.span(max(start + first - silent, 0), start + last)
+    for n, gap in enumerate(gaps):
+        for group, span in zip(
+            gap, page.shares(starts[n] + len(known[n][0]), starts[n + 1], len(gap)), strict=True
+        ):
+            found.update(dict.fromkeys(group, span))
+    return _filled(found, len(spelled))
+
+
+def _runs(spelled: Sequence[bytes], wild: Sequence[bool]) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """Known pieces, in the runs before, between and after the gaps; unknown ones, in the groups of a gap.
+
+    Pieces of whitespace are in neither, but between unknown pieces they divide the groups.
+    """
+    runs: list[list[int]] = [[]]
+    gaps: list[list[list[int]]] = []
+    for n, said in enumerate(spelled):
+        if wild[n] and gaps and not runs[-1]:
+            if wild[n - 1]:
+                gaps[-1][-1].append(n)
+            else:
+                gaps[-1].append([n])
+        elif wild[n]:
+            gaps.append([[n]])
+            runs.append([])
+        elif said.strip():
+            runs[-1].append(n)
+    return runs, gaps
+
+
+def _read(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | None:
+    """What pieces spell together, folded, and the part of it that each piece has a byte in."""
+    try:
+        said = b"".join(spelled).decode()
+    except UnicodeDecodeError:
+        return None
+    folded, of_byte = "", list[Span]()
+    for character in said:
+        part = fold(character, level)
+        of_byte += [(len(folded), len(folded) + len(part))] * len(character.encode())
+        folded += part
+    ranges, begin = list[Span](), 0
+    for piece in spelled:
+        ranges.append((of_byte[begin][0], of_byte[begin + len(piece) - 1][1]))
+        begin += len(piece)
+    return folded, ranges
+
+
+def _place(text: str, parts: list[str]) -> list[int] | None:
+    """Where the parts start, with at least a character between them; None unless there is just one way.
+
+    Without a gap the one part may also be the beginning of the text, as in a truncated sentence.
+    """
+    if len(parts) == 1:
+        return [0] if text.startswith(parts[0]) and (parts[0] or not text) else None
+    forward = _leftmost(text, parts)
+    mirrored = _leftmost(text[::-1], [part[::-1] for part in reversed(parts)])
+    if forward is None or mirrored is None:
+        return None
+    backward = [len(text) - start - len(part) for start, part in zip(reversed(mirrored), parts, strict=True)]
+    return forward if forward == backward else None
+
+
+def _leftmost(text: str, parts: Sequence[str]) -> list[int] | None:
+    """The parts as far left as they go, the first at the start and the last at the end of the text."""
+    if not text.startswith(parts[0]) or not text.endswith(parts[-1]):
+        return None
+    starts, end = [0], len(parts[0])
+    for part in parts[1:-1]:
+        start = text.find(part, end + 1)
+        if start < 0:
+            return None
+        starts.append(start)
+        end = start + len(part)
+    starts.append(len(text) - len(parts[-1]))
+    return starts if starts[-1] > end else None
+
+
+def _filled(found: dict[int, Span], count: int) -> list[Span]:
+    """All spans in order; pieces without characters get an empty one after their predecessor."""
+    spans: list[Span] = []
+    for n in range(count):
+        end = spans[-1][1] if spans else 0
+        spans.append(found.get(n, (end, end)))
+    return spans
+
+
+# How characters are compared.
+
+_SINGLE, _DOUBLE, _DASHES = "‘’‚‛′´`", '“”„‟″«»"', "‐‑‒–—―−"
+_PUNCTUATION = str.maketrans(
+    # Punctuation normalizers (Moses's in Marian) write `''` for a double quote, or the other way round.
+    {**dict.fromkeys(_SINGLE, "'"), **dict.fromkeys(_DOUBLE, "''"), **dict.fromkeys(_DASHES, "-")}
+)
+
+
+def fold(text: str, level: Level) -> str:
+    """Text as it is compared: no case, compatibility forms, plain quotes and dashes, no whitespace.
+
+    `written` keeps all else, `marks` drops control and format characters (a tokenizer may), `bare` combining
+    marks too, `letters` everything but letters and digits.
+    """
+    return "".join(_fold(character, level) for character in text)
+
+
+@lru_cache(maxsize=1 << 16)
+def _fold(character: str, level: Level) -> str:
+    plain = unicodedata.normalize("NFKD", character.translate(_PUNCTUATION)).casefold()
+    plain = unicodedata.normalize("NFKD", plain).translate(_PUNCTUATION)
+    return "".join(c for c in plain if _compared(c, level))
+
+
+def _compared(character: str, level: Level) -> bool:
+    category = unicodedata.category(character)
+    if level == "letters":
+        return category[0] in "LN"
+    dropped = {"written": (), "marks": ("Cc", "Cf"), "bare": ("Cc", "Cf", "Mn")}[level]
+    return not character.isspace() and category not in dropped
+
+
+# How pieces write their characters.
+
+
+def _metaspace(piece: str) -> bytes:
+    """▁word, and <0x41> for a byte."""
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
+    return bytes([int(byte[1], 16)]) if byte else _encode(piece.replace("▁", " "))
+
+
+def _continued(piece: str) -> bytes:
+    return _encode(piece.removeprefix("##") if piece != "##" else piece)
+
+
+def _joined(piece: str) -> bytes:
+    return _encode(piece.removesuffix("@@") if piece != "@@" else piece)
+
+
+def _closed(piece: str) -> bytes:
+    return _encode(piece.removesuffix("</w>"))
+
+
+def _byte_level(piece: str) -> bytes:
+    """Characters that stand for bytes, as in GPT-2 (Ġ is the space)."""
+    table = _byte_table()
+    return bytes(table[c] for c in piece) if all(c in table for c in piece) else _encode(piece)
+
+
+def _raw_bytes(piece: str) -> bytes:
+    """Characters whose numbers are bytes, as in ByT5."""
+    return piece.encode("latin-1") if all(ord(c) < 256 for c in piece) else _encode(piece)
+
+
+def _encode(piece: str) -> bytes:
+    return piece.encode(errors="replace")
+
+
+@lru_cache(maxsize=1)
+def _byte_table() -> dict[str, int]:
+    """Printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+WRITINGS: tuple[Callable[[str], bytes], ...] = (
+    _metaspace,
+    _continued,
+    _joined,
+    _closed,
+    _byte_level,
+    _raw_bytes,
+)
+"""Ways in which pieces write characters, tried in this order."""

@@ -1,0 +1,86 @@
+"""Attention maps of chosen heads over one sentence, the pieces written on both axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from headscope.errors import ConfigError
+from headscope.report.page import BAR, LABEL, TICK, Page, cut, even_width, flow, text_width
+from headscope.report.run import Run
+
+LONGEST = 0.9  # inches of a piece's label; longer ones end in an ellipsis
+ABOVE = 0.2
+WIDEST = 14.0
+
+
+def attention_figure(
+    weights: NDArray[np.floating],
+    pieces_t: Sequence[str],
+    pieces_s: Sequence[str],
+    names: Sequence[str],
+    *,
+    run: Run | None = None,
+) -> Figure:
+    """`weights` [n t s] of the heads `names`: queries down, keys across, one scale from 0 to 1."""
+    weights = np.asarray(weights, dtype=np.float64)
+    expected = (len(names), len(pieces_t), len(pieces_s))
+    if weights.shape != expected or not weights.size:
+        raise ConfigError(
+            f"attention maps need weights [heads queries keys] of shape {expected}, "
+            f"none of them 0; got {weights.shape}"
+        )
+    pitch = _pitch(max(expected[1:]))
+    rows, columns = ([cut(_shown(piece), LONGEST, TICK) for piece in side] for side in (pieces_t, pieces_s))
+    left, below = (max(text_width(piece, TICK) for piece in side) + 0.08 for side in (rows, columns))
+    wide, tall = len(columns) * pitch, len(rows) * pitch
+    size = (left + wide + 0.1, ABOVE + tall + below)
+    laid = flow(list(repeat(size, len(names))), even_width(len(names), size[0], WIDEST))
+    page = Page(
+        laid.width + BAR,
+        laid.height + 0.14,
+        title="Attention weights",
+        subtitle="rows: queries, columns: keys" + (f" · {run.model}" if run else ""),
+        footer=run.signature if run else "",
+    )
+    norm = Normalize(0, 1)
+    for name, matrix, (x, y) in zip(names, weights, laid.places, strict=True):
+        axes = page.axes(x + left, y + ABOVE, wide, tall)
+        _draw(axes, matrix, norm, rows, columns)
+        axes.set_title(name, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+    bar = ScalarMappable(norm, "Blues")
+    page.color_bar(laid.width + 0.05, ABOVE, min(tall, 2.0), bar, label="weight")
+    return page.figure
+
+
+def _draw(
+    axes: Axes, weights: NDArray[np.float64], norm: Normalize, rows: list[str], columns: list[str]
+) -> None:
+    queries, keys = weights.shape
+    axes.imshow(
+        weights, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest", extent=(0, keys, queries, 0)
+    )
+    axes.set_yticks(np.arange(queries) + 0.5, rows, parse_math=False)
+    axes.set_xticks(np.arange(keys) + 0.5, columns, parse_math=False, rotation=90)
+    for line in range(1, max(queries, keys)):  # faint rules lead the eye from a cell to its pieces
+        if line < queries:
+            axes.axhline(line, color="#eeeeee", linewidth=0.25)
+        if line < keys:
+            axes.axvline(line, color="#eeeeee", linewidth=0.25)
+
+
+def _pitch(pieces: int) -> float:
+    """Inches of a cell; never below what a label of 6.5 points needs."""
+    return 0.18 if pieces <= 14 else 0.14 if pieces <= 30 else 0.105
+
+
+def _shown(piece: str) -> str:
+    """Line breaks and blanks made visible: a label must stay one line and never be empty."""
+    return piece.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"

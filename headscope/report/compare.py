@@ -1,0 +1,176 @@
+"""Two runs and one measure: both maps on one scale, their difference, and head against head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from headscope.errors import ConfigError
+from headscope.report.families import Legend, legend_entries
+from headscope.report.grid import (
+    ABOVE,
+    BELOW,
+    LEFT,
+    Grid,
+    cell_size,
+    centred_limits,
+    draw_blanks,
+    draw_cells,
+    draw_marks,
+    grids_of,
+    label_grid,
+    shared_limits,
+)
+from headscope.report.headmap import WIDEST, measure_name
+from headscope.report.page import BAR, GREY, LABEL, Page, cut, flow
+from headscope.report.run import Run
+
+SQUARE = 1.9  # inches of a scatter at least
+QUANTILES = 101
+
+
+@dataclass(frozen=True)
+class Map:
+    """One map of the comparison."""
+
+    grid: Grid
+    title: str
+    cmap: str
+    norm: Normalize
+    marks: bool
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Inches with labels and colour bar."""
+        layers, slots = self.grid.heads.shape
+        wide, tall = cell_size(slots)
+        return LEFT + slots * wide + BAR, ABOVE + layers * tall + BELOW
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Head against head where the layouts agree, else quantile against quantile."""
+
+    site: str
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    paired: bool
+    size: tuple[float, float] = (LEFT + 0.1 + SQUARE, ABOVE + SQUARE + BELOW)
+
+
+def compare_figure(run_a: Run, run_b: Run, measure: str = "confidence") -> Figure:
+    """Site by site: run A, run B, B − A where the layouts agree, and a scatter."""
+    for run in (run_a, run_b):
+        run.require(measure)
+    parts, breaks = _parts(run_a, run_b, measure)
+    laid = flow([part.size for part in parts], WIDEST, gap=(0.25, 0.15), breaks=frozenset(breaks))
+    marks = [mark for part in parts if isinstance(part, Map) and part.marks for mark in part.grid.marks]
+    legend = Legend.plan(legend_entries(marks, boxed=False), max(laid.width, 4.6))
+    names = _names(run_a, run_b)
+    page = Page(
+        laid.width,
+        laid.height + legend.height,
+        title=f"Two runs: {measure_name(measure)} per head",
+        subtitle=f"A {names[0]}: {run_a.model} · {run_a.data}\nB {names[1]}: {run_b.model} · {run_b.data}",
+        footer=f"A {run_a.signature}\nB {run_b.signature}",
+    )
+    limits = _limits(run_a, run_b, measure)
+    for part, place in zip(parts, laid.places, strict=True):
+        if isinstance(part, Map):
+            _draw_map(page, part, place, label=measure_name(measure))
+        else:
+            _draw_scatter(page, part, place, limits)
+    legend.draw(page, laid.height)
+    return page.figure
+
+
+def _parts(run_a: Run, run_b: Run, measure: str) -> tuple[list[Map | Scatter], list[int]]:
+    """The maps and scatters in order, and where each site starts."""
+    norm = _limits(run_a, run_b, measure)
+    sides = [{grid.site: grid for grid in grids_of(run, measure)} for run in (run_a, run_b)]
+    pairs = [(site, sides[0][site], sides[1][site]) for site in sides[0] if site in sides[1]]
+    if not pairs:
+        raise ConfigError(
+            f"runs {run_a.name} and {run_b.name} share no site: "
+            f"{', '.join(run_a.layout)} and {', '.join(run_b.layout)}"
+        )
+    agree = {site: run_a.layout[site] == run_b.layout[site] for site, _, _ in pairs}
+    same = [_difference(a, b) for site, a, b in pairs if agree[site]]
+    around = centred_limits([grid.values for grid in same])
+    parts: list[Map | Scatter] = []
+    breaks = []
+    for site, a, b in pairs:
+        breaks.append(len(parts))
+        parts += [Map(grid, f"{side} · {site}", "viridis", norm, True) for side, grid in (("A", a), ("B", b))]
+        if agree[site]:
+            parts.append(Map(_difference(a, b), f"B − A · {site}", "RdBu_r", around, False))
+        parts.append(_scatter(site, a, b, paired=agree[site]))
+    return parts, breaks
+
+
+def _limits(run_a: Run, run_b: Run, measure: str) -> Normalize:
+    return shared_limits([grid.values for run in (run_a, run_b) for grid in grids_of(run, measure)])
+
+
+def _difference(a: Grid, b: Grid) -> Grid:
+    return Grid(a.site, b.values - a.values, a.heads, [[()] * len(row) for row in a.functions])
+
+
+def _scatter(site: str, a: Grid, b: Grid, *, paired: bool) -> Scatter:
+    x, y = a.values.ravel(), b.values.ravel()
+    if paired:
+        both = np.isfinite(x) & np.isfinite(y)
+        return Scatter(site, x[both], y[both], True)
+    steps = np.linspace(0, 1, QUANTILES)
+    x, y = (
+        np.quantile(side[np.isfinite(side)], steps) if np.isfinite(side).any() else side[:0]
+        for side in (x, y)
+    )
+    return Scatter(site, x, y, False)
+
+
+def _draw_map(page: Page, part: Map, place: tuple[float, float], *, label: str) -> None:
+    layers, slots = part.grid.heads.shape
+    cell = cell_size(slots)
+    left, top = place[0] + LEFT, place[1] + ABOVE
+    axes = page.axes(left, top, slots * cell[0], layers * cell[1])
+    draw_blanks(axes, part.grid)
+    shades = draw_cells(axes, part.grid.values, cmap=part.cmap, norm=part.norm)
+    if part.marks:
+        draw_marks(axes, part.grid, shades, cell=cell)
+    label_grid(axes, part.grid, title=part.title)
+    bar = ScalarMappable(part.norm, part.cmap)
+    name = label if part.marks else f"difference in {label}"
+    page.color_bar(left + slots * cell[0] + 0.1, top, layers * cell[1], bar, label=name)
+
+
+def _draw_scatter(page: Page, part: Scatter, place: tuple[float, float], limits: Normalize) -> None:
+    axes = page.axes(place[0] + LEFT + 0.1, place[1] + ABOVE, SQUARE, SQUARE)
+    low, high = float(limits.vmin or 0), float(limits.vmax or 0)
+    edge = (high - low) * 0.05
+    axes.plot([low, high], [low, high], color=GREY, linewidth=0.6, zorder=1)
+    axes.scatter(part.x, part.y, s=9, color="#0072b2", alpha=0.65, linewidths=0, zorder=2)
+    axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge))
+    axes.locator_params(nbins=4)
+    axes.tick_params(length=2, width=0.4)
+    axes.set_xlabel("A", size=LABEL, labelpad=1.5)
+    axes.set_ylabel("B", size=LABEL, labelpad=2)
+    axes.set_title(_scatter_title(part), size=LABEL, loc="left", pad=3, weight="bold")
+
+
+def _scatter_title(part: Scatter) -> str:
+    if not part.paired:
+        return "percentiles (layouts differ)"
+    if len(part.x) < 3 or np.ptp(part.x) == 0 or np.ptp(part.y) == 0:
+        return "head against head"
+    return f"head against head, r = {np.corrcoef(part.x, part.y)[0, 1]:.2f}".replace("-", "−")
+
+
+def _names(*runs: Run) -> Sequence[str]:
+    return [cut(run.name, 2.0, LABEL) for run in runs]

@@ -1,0 +1,168 @@
+"""Function labels of heads (`positional:-1;syntactic:nsubj>;rare`) and how figures draw them.
+
+Each family has a glyph, a letter and a colour of its own (Okabe and Ito's palette), so that neither
+colour vision nor size decides whether a figure can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from matplotlib.colors import to_rgb
+
+from headscope.report.page import TICK, Flow, Page, flow, text_width
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of function: `mark` is what its heads show where no detail says it better."""
+
+    name: str
+    glyph: str
+    letter: str
+    color: str
+    meaning: str
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("positional", "◆", "±n", "#56b4e9", "positional: looks n tokens ahead (+) or back (−)"),
+        Family("syntactic", "▲", "→", "#e69f00", "syntactic: looks along the relation"),
+        Family("rare", "★", "r", "#009e73", "rare: looks at the rarest token"),
+        Family("previous", "◀", "p", "#0072b2", "previous token"),
+        Family("duplicate", "■", "d", "#f0e442", "duplicate token"),
+        Family("induction", "●", "i", "#d55e00", "induction"),
+        Family("sink", "▼", "s", "#cc79a7", "sink: looks at first or special tokens"),
+    )
+}
+
+# head word and dependent as Voita et al. 2019 abbreviate them
+ENDS = {"nsubj": ("v", "s"), "obj": ("v", "o"), "dobj": ("v", "o"), "amod": ("n", "a"), "advmod": ("v", "a")}
+LONG = 4  # letters of a relation's name that a mark can show
+
+
+@dataclass(frozen=True)
+class Function:
+    """One label of one head."""
+
+    family: Family
+    detail: str
+
+    @property
+    def short(self) -> str:
+        """`−1`, `v→s`, `r`: what is written beside the glyph."""
+        if self.family.name == "positional" and self.detail:
+            return signed(self.detail)
+        if self.family.name == "syntactic" and self.detail:
+            return arrow(self.detail)
+        return self.family.letter
+
+    @property
+    def mark(self) -> str:
+        """Glyph and letters."""
+        return self.family.glyph + self.short
+
+
+def functions_of(labels: object) -> tuple[Function, ...]:
+    """The functions in one cell of the `functions` column; an unknown family keeps its first letter."""
+    found = []
+    for label in filter(None, (part.strip() for part in str(labels or "").split(";"))):
+        name, _, detail = label.partition(":")
+        found.append(Function(_family(name), detail))
+    return tuple(dict.fromkeys(found))
+
+
+def signed(offset: str) -> str:
+    """`-1` as `−1`, `2` as `+2`: with a sign that is as wide as the plus."""
+    value = offset.lstrip("+-−")
+    if value.strip("0") == "":
+        return "0"
+    return ("−" if offset[0] in "-−" else "+") + value
+
+
+def arrow(label: str) -> str:
+    """`nsubj>` (verb to its subject) as `v→s`, `nsubj<` as `s→v`, `det>` as `→det`, `det<` as `det→`."""
+    relation, forward = label.rstrip("<>"), not label.endswith("<")
+    head, dependent = ENDS.get(relation, ("", relation.partition(":")[0][:LONG]))
+    return f"{head}→{dependent}" if forward else f"{dependent}→{head}"
+
+
+def fit(function: Function, width: float, size: float) -> str:
+    """The fullest of mark, letters and glyph that is no wider than `width` inches."""
+    for text in (function.mark, function.short):
+        if text_width(text, size) <= width:
+            return text
+    return function.family.glyph
+
+
+def contrast(color: str | Iterable[float]) -> str:
+    """Black or white, whichever is easier to read on `color` (WCAG relative luminance)."""
+    channels = to_rgb(color) if isinstance(color, str) else tuple(color)[:3]
+    red, green, blue = map(_linear, channels)
+    return "black" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "white"
+
+
+def _linear(channel: float) -> float:
+    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
+
+
+@dataclass(frozen=True)
+class Legend:
+    """Marks and what they mean, set in lines below a figure."""
+
+    entries: list[tuple[str, str, str]]
+    """mark, colour of its box (empty: none), meaning"""
+    flow: Flow
+
+    @classmethod
+    def plan(cls, entries: Sequence[tuple[str, str, str]], width: float) -> Legend:
+        """Measure the entries, so that the page can be made high enough."""
+        sizes = [(_box(mark) + 0.06 + text_width(text, TICK), 0.13) for mark, _, text in entries]
+        return cls(list(entries), flow(sizes, width, gap=(0.22, 0.045)))
+
+    @property
+    def height(self) -> float:
+        """Inches, nothing when there is nothing to explain."""
+        return self.flow.height + 0.1 if self.entries else 0.0
+
+    def draw(self, page: Page, top: float) -> None:
+        """Write the entries into the page, from `top` down."""
+        for (mark, color, meaning), (left, down) in zip(self.entries, self.flow.places, strict=True):
+            y = top + 0.1 + down
+            if color:
+                page.box(left, y, _box(mark), 0.13, color)
+            ink = contrast(color) if color else "black"
+            page.text(left + 0.03, y + 0.012, mark, size=TICK, color=ink)
+            page.text(left + _box(mark) + 0.06, y + 0.012, meaning, size=TICK)
+
+
+def legend_entries(functions: Iterable[Function], *, boxed: bool) -> list[tuple[str, str, str]]:
+    """One entry per family that occurs, then one per relation, in the families' order."""
+    present = set(functions)
+    order = [*FAMILIES.values(), *sorted({f.family for f in present} - set(FAMILIES.values()), key=str)]
+    entries = []
+    for family in (family for family in order if any(f.family == family for f in present)):
+        color = family.color if boxed else ""
+        details = sorted({f for f in present if f.family == family and f.detail}, key=lambda f: f.detail)
+        if family.name == "syntactic" and details:
+            entries += [(f.mark, color, _relation(f.detail)) for f in details]
+        else:
+            entries.append((family.glyph + family.letter, color, family.meaning))
+    return entries
+
+
+def _family(name: str) -> Family:
+    short = name.strip().lower()
+    known = FAMILIES.get(short) or FAMILIES.get(short.removesuffix("_token"))
+    return known or Family(short, "✚", short[:1] or "?", "#999999", short.replace("_", " "))
+
+
+def _relation(label: str) -> str:
+    relation = label.rstrip("<>")
+    return f"{relation}, dependent to head" if label.endswith("<") else f"{relation}, head to dependent"
+
+
+def _box(mark: str) -> float:
+    return text_width(mark, TICK) + 0.06

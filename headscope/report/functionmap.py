@@ -1,0 +1,127 @@
+"""Which function each head has, and how many heads of a layer have each function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from headscope.report.families import FAMILIES, Family, Function, Legend, contrast, fit, legend_entries
+from headscope.report.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
+from headscope.report.page import LABEL, PALE, RULE, TICK, Page, flow
+from headscope.report.run import Run
+
+COUNTS = 1.5  # inches of the bars beside a map
+BAND = 0.125  # inches a function needs in its cell
+MOST = 4  # functions of one head that are all written; more are counted
+
+
+def functions_figure(run: Run) -> Figure:
+    """A cell per head, a coloured band per function; beside it the heads per layer by function."""
+    grids = grids_of(run)
+    tall = _row_height(grids)
+    sizes = [_panel_size(grid, tall) for grid in grids]
+    laid = flow(sizes, 14.0, gap=(0.35, 0.12))
+    entries = legend_entries((mark for grid in grids for mark in grid.marks), boxed=True)
+    entries.append(("    ", PALE, "no function found"))
+    if any(grid.ragged for grid in grids):
+        entries.append(("///", "", "no such head in this layer"))
+    legend = Legend.plan(entries, max(laid.width, 4.6))
+    page = Page(
+        laid.width,
+        laid.height + legend.height,
+        title="Functions of attention heads",
+        subtitle=f"{run.model} · {run.data}",
+        footer=run.signature,
+    )
+    most = max((sum(_counts(row)) for grid in grids for row in _families(grid)), default=0)
+    for grid, place in zip(grids, laid.places, strict=True):
+        _draw_panel(page, grid, place, tall, most=max(most, 1))
+    legend.draw(page, laid.height)
+    return page.figure
+
+
+def _row_height(grids: Sequence[Grid]) -> float:
+    busiest = max((grid.busiest for grid in grids), default=0)
+    slots = max(grid.heads.shape[1] for grid in grids) if grids else 0
+    return max(cell_size(slots)[1], BAND * min(busiest, MOST))
+
+
+def _panel_size(grid: Grid, tall: float) -> tuple[float, float]:
+    layers, slots = grid.heads.shape
+    return LEFT + slots * cell_size(slots)[0] + 0.15 + COUNTS, ABOVE + layers * tall + BELOW
+
+
+def _draw_panel(page: Page, grid: Grid, place: tuple[float, float], tall: float, *, most: int) -> None:
+    layers, slots = grid.heads.shape
+    wide = cell_size(slots)[0]
+    left, top = place[0] + LEFT, place[1] + ABOVE
+    axes = page.axes(left, top, slots * wide, layers * tall)
+    if grid.ragged:
+        axes.patch.set(hatch=MISSING, edgecolor=RULE, facecolor="white", linewidth=0)
+    for layer, row in enumerate(grid.functions):
+        for slot, functions in enumerate(row):
+            if grid.heads[layer, slot] >= 0:
+                _draw_head(axes, slot, layer, functions, wide)
+    axes.set(xlim=(0, slots), ylim=(layers, 0))
+    label_grid(axes, grid, title=grid.site)
+    bars = page.axes(left + slots * wide + 0.15, top, COUNTS, layers * tall)
+    _draw_counts(bars, grid, most=most)
+
+
+def _draw_head(axes: Axes, x: int, y: int, functions: Sequence[Function], wide: float) -> None:
+    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=PALE, edgecolor="white", linewidth=0.8))
+    shown = functions if len(functions) <= MOST else functions[: MOST - 1]
+    bands = max(len(shown) + (len(shown) < len(functions)), 1)
+    for number, function in enumerate(shown):
+        color = function.family.color
+        top = y + number / bands
+        axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white", linewidth=0.8))
+        _write(axes, x, top + 0.5 / bands, fit(function, wide - 0.03, TICK), contrast(color))
+    if len(shown) < len(functions):
+        _write(axes, x, y + 1 - 0.5 / bands, f"+{len(functions) - len(shown)}", "black")
+
+
+def _write(axes: Axes, x: int, y: float, text: str, ink: str) -> None:
+    axes.text(x + 0.5, y, text, size=TICK, color=ink, ha="center", va="center_baseline")
+
+
+def _families(grid: Grid) -> list[dict[Family, int]]:
+    """Per layer: how many heads have at least one function of each family."""
+    rows = []
+    for row in grid.functions:
+        counts: dict[Family, int] = {}
+        for cell in row:
+            for family in dict.fromkeys(function.family for function in cell):
+                counts[family] = counts.get(family, 0) + 1
+        rows.append(counts)
+    return rows
+
+
+def _counts(row: dict[Family, int]) -> list[int]:
+    return list(row.values())
+
+
+def _draw_counts(axes: Axes, grid: Grid, *, most: int) -> None:
+    """Stacked bars in line with the rows of the map; a head with two families counts in both."""
+    order = list(FAMILIES.values())
+    for layer, counts in enumerate(_families(grid)):
+        start = 0
+        for family in sorted(counts, key=lambda f: order.index(f) if f in order else len(order)):
+            axes.barh(
+                layer + 0.5,
+                counts[family],
+                left=start,
+                height=0.62,
+                color=family.color,
+                edgecolor="white",
+                linewidth=0.6,
+            )
+            start += counts[family]
+    axes.set(xlim=(0, most), ylim=(len(grid.functions), 0), yticks=[])
+    axes.set_xticks(sorted({0, most // 2, most}))
+    axes.set_xlabel("heads with the function", size=LABEL, labelpad=2)
+    for side in ("top", "right", "bottom"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,139 @@
+"""Layers × heads maps of measures with function marks, after figure 1 of Voita et al. 2019."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from headscope.errors import ConfigError
+from headscope.report.families import Legend, legend_entries
+from headscope.report.grid import (
+    ABOVE,
+    BELOW,
+    LEFT,
+    Grid,
+    cell_size,
+    draw_blanks,
+    draw_cells,
+    draw_marks,
+    grids_of,
+    label_grid,
+    shared_limits,
+)
+from headscope.report.page import BAR, Page, flow
+from headscope.report.run import Run
+
+WIDEST = 14.5  # inches: more panels than fit start a new line
+LINES = 3  # functions that a cell writes out at most
+OVERVIEW = ("confidence", "entropy_share", "lrp", "gradient", "ablation")
+NAMES = {
+    "confidence": "confidence",
+    "entropy": "entropy",
+    "entropy_share": "entropy / its maximum",
+    "distance": "mean distance of the argmax",
+    "sink": "weight on the first key",
+    "sink_special": "weight on special tokens",
+    "offset_share": "share of the modal offset",
+    "rarest": "argmax on the rarest token",
+    "rarest_two": "argmax on the two rarest",
+    "syntactic_margin": "syntactic margin over baseline",
+    "lrp": "LRP relevance",
+    "shapley": "Shapley value",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One grid with its scale; `bar` where the colour bar of the measure stands."""
+
+    grid: Grid
+    measure: str
+    norm: Normalize
+    bar: bool
+    cell: tuple[float, float]
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Inches with labels and colour bar."""
+        layers, slots = self.grid.heads.shape
+        wide, tall = self.cell
+        return LEFT + slots * wide + (BAR if self.bar else 0), ABOVE + layers * tall + BELOW
+
+
+def measure_name(measure: str) -> str:
+    """A column's name in words."""
+    return NAMES.get(measure, measure.replace("_", " "))
+
+
+def head_map(run: Run, measure: str, *, sort: bool = False, marks: bool = True) -> Figure:
+    """One measure over all heads, one panel a site, on one colour scale."""
+    return heads_figure(run, [measure], sort=sort, marks=marks)
+
+
+def heads_figure(
+    run: Run, measures: Sequence[str] | None = None, *, sort: bool = False, marks: bool = True
+) -> Figure:
+    """Several measures side by side; without a list, those of `OVERVIEW` that the run has."""
+    chosen = [run.require(measure) for measure in measures] if measures else overview(run)
+    panels = [panel for measure in chosen for panel in _panels(run, measure, sort=sort)]
+    sites = len(run.layout)
+    breaks = frozenset(range(0, len(panels), sites)) if sites > 1 else frozenset[int]()
+    laid = flow([panel.size for panel in panels], WIDEST, gap=(0.2, 0.12), breaks=breaks)
+    functions = [mark for panel in panels for mark in panel.grid.marks] if marks else []
+    entries = legend_entries(functions, boxed=False) + _blank_entry([panel.grid for panel in panels])
+    legend = Legend.plan(entries, max(laid.width, 4.6))
+    page = Page(
+        laid.width,
+        laid.height + legend.height,
+        title="Attention heads: " + ", ".join(map(measure_name, chosen)),
+        subtitle=f"{run.model} · {run.data}",
+        footer=run.signature,
+    )
+    for panel, place in zip(panels, laid.places, strict=True):
+        _draw(page, panel, place, sort=sort, marks=marks)
+    legend.draw(page, laid.height)
+    return page.figure
+
+
+def overview(run: Run) -> list[str]:
+    """The standard measures that the run has; ConfigError when it has none at all."""
+    found = [measure for measure in OVERVIEW if measure in run.measures] or run.measures[:1]
+    if not found:
+        raise ConfigError(f"run {run.name} has no measure to draw; analyse again without --only or --skip")
+    return found
+
+
+def _panels(run: Run, measure: str, *, sort: bool) -> list[Panel]:
+    grids = grids_of(run, measure, sort=sort)
+    norm = shared_limits([grid.values for grid in grids])
+    lines = min(max((grid.busiest for grid in grids), default=0), LINES) + sort
+    return [
+        Panel(grid, measure, norm, bar=grid is grids[-1], cell=cell_size(grid.heads.shape[1], lines=lines))
+        for grid in grids
+    ]
+
+
+def _draw(page: Page, panel: Panel, place: tuple[float, float], *, sort: bool, marks: bool) -> None:
+    layers, slots = panel.grid.heads.shape
+    cell = panel.cell
+    left, top = place[0] + LEFT, place[1] + ABOVE
+    width, height = slots * cell[0], layers * cell[1]
+    axes = page.axes(left, top, width, height)
+    draw_blanks(axes, panel.grid)
+    shades = draw_cells(axes, panel.grid.values, cmap="viridis", norm=panel.norm)
+    if marks or sort:
+        draw_marks(axes, panel.grid, shades, cell=cell, numbers=sort)
+    name = measure_name(panel.measure)
+    xlabel = f"heads of the layer, highest {name} first" if sort else "head"
+    label_grid(axes, panel.grid, title=f"{name} · {panel.grid.site}", xlabel=xlabel, first=int(sort))
+    if panel.bar:
+        bar = ScalarMappable(panel.norm, "viridis")
+        page.color_bar(left + width + 0.1, top, height, bar, label=name)
+
+
+def _blank_entry(grids: Sequence[Grid]) -> list[tuple[str, str, str]]:
+    return [("///", "", "no such head in this layer")] if any(grid.ragged for grid in grids) else []

@@ -1,0 +1,106 @@
+"""Where the argmax of every head falls relative to the query: heads × offsets, one panel a layer."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from headscope.report.families import FAMILIES, Function, Legend, functions_of
+from headscope.report.grid import draw_cells
+from headscope.report.page import BAR, LABEL, TICK, Page, text_width
+from headscope.report.panels import Panels, Place
+from headscope.report.run import Run
+
+REACH = 10  # offsets shown one by one; what is beyond goes into a tail on either side
+COLUMNS = 2 * REACH + 3
+PITCH = 0.105  # inches of a cell: room for a head number of 6.5 points
+LEFT, ABOVE, RIGHT, BELOW = 0.36, 0.2, 0.4, 0.3
+TICKS = (-8, -4, 0, 4, 8)
+
+
+def offset_histograms(run: Run) -> Figure:
+    """Share of queries whose most attended key lies at each offset; positional heads are framed."""
+    rows = max((count for counts in run.layout.values() for count in counts), default=1)
+    pitch = PITCH if rows > 8 else 0.13
+    width = COLUMNS * PITCH
+    shares = offset_shares(run)  # before the page: a missing table must not cost a layout
+    panels = Panels.plan(run, (LEFT + width + RIGHT, ABOVE + rows * pitch + BELOW), widest=13.4)
+    family = FAMILIES["positional"]
+    meaning = "positional head, with the offset that holds at least 90 %"
+    legend = Legend.plan([(family.glyph + family.letter, "", meaning)], panels.flow.width)
+    page = Page(
+        panels.flow.width + BAR,
+        panels.flow.height + legend.height,
+        title="Offset of the most attended token",
+        subtitle=f"{run.model} · {run.data}",
+        footer=run.signature,
+    )
+    norm = Normalize(0, 1)
+    for number, (place, (left, top)) in enumerate(zip(panels.layers, panels.flow.places, strict=True)):
+        box = (left + LEFT, top + ABOVE, width, place[2] * pitch)
+        axes = page.axes(*box)
+        _draw(axes, shares[place[:2]], norm, first=left == 0 or number == 0)
+        _frame(axes, run, place)
+        axes.set_title(panels.title(place), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+    bar = ScalarMappable(norm, "Blues")
+    page.color_bar(panels.flow.width + 0.08, ABOVE, min(rows * pitch, 2.0), bar, label="share of queries")
+    legend.draw(page, panels.flow.height)
+    return page.figure
+
+
+def offset_shares(run: Run) -> dict[tuple[str, int], NDArray[np.float64]]:
+    """Per site and layer [h offset]: the lower tail, −10 … 10, the upper tail."""
+    shares = {
+        (site, layer): np.zeros((count, COLUMNS))
+        for site, counts in run.layout.items()
+        for layer, count in enumerate(counts)
+    }
+    table = run.positional
+    columns = table["offset"].clip(-REACH - 1, REACH + 1) + REACH + 1
+    places = zip(table["site"], table["layer"], table["head"], columns, table["share"], strict=True)
+    for site, layer, head, column, share in places:
+        shares[site, layer][head, int(column)] += share
+    return shares
+
+
+def _draw(axes: Axes, shares: NDArray[np.float64], norm: Normalize, *, first: bool) -> None:
+    draw_cells(axes, shares, cmap="Blues", norm=norm, edge=0.3)
+    heads = len(shares)
+    axes.set_yticks(np.arange(heads) + 0.5, [str(head) for head in range(heads)])
+    axes.set_xticks(
+        [0.5, *(tick + REACH + 1.5 for tick in TICKS), COLUMNS - 0.5],
+        ["<", *(f"{tick:+d}".replace("-", "−").replace("+0", "0") for tick in TICKS), ">"],
+    )
+    for tail in (1, COLUMNS - 1):
+        axes.axvline(tail, color="#888888", linewidth=0.5)
+    axes.set_xlabel("offset: key − query", size=LABEL, labelpad=1.5)
+    if first:
+        axes.set_ylabel("head", size=LABEL, labelpad=2)
+
+
+def _frame(axes: Axes, run: Run, place: Place) -> None:
+    """Frame the modal cell of positional heads and write the offset beside their row."""
+    site, layer, _ = place
+    here = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]
+    for head, labels in zip(here["head"], here["functions"], strict=True):
+        for function in functions_of(labels):
+            if function.family.name == "positional" and _offset(function) is not None:
+                column = int(np.clip(_offset(function) or 0, -REACH - 1, REACH + 1)) + REACH + 1
+                frame = Rectangle(
+                    (column, head), 1, 1, fill=False, edgecolor="#d55e00", linewidth=0.9, zorder=3
+                )
+                axes.add_patch(frame)
+                mark = function.mark if text_width(function.mark, TICK) < RIGHT else function.short
+                axes.text(COLUMNS + 0.4, head + 0.5, mark, size=TICK, ha="left", va="center_baseline")
+
+
+def _offset(function: Function) -> int | None:
+    try:
+        return int(function.detail)
+    except ValueError:
+        return None

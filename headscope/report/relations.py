@@ -1,0 +1,108 @@
+"""How often a head's argmax is the syntactic partner: relations × heads, one panel a layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from headscope.errors import ConfigError
+from headscope.report.families import Legend, contrast
+from headscope.report.grid import draw_cells
+from headscope.report.page import BAR, LABEL, TICK, Page, text_width
+from headscope.report.panels import Panels
+from headscope.report.run import Run
+
+CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
+MOST = 24  # rows of one panel; with more relations the clearest are shown
+PITCH = 0.15
+ABOVE, BELOW = 0.2, 0.36
+GAP = 0.5  # columns between the baseline and the heads
+
+
+def relation_accuracy(run: Run, *, most: int = MOST) -> Figure:
+    """Accuracy of every head on every relation and direction, beside the best fixed offset's."""
+    table = run.syntactic
+    labels = chosen_labels(table, most)
+    if not labels:
+        raise ConfigError(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")
+    heads = max((count for counts in run.layout.values() for count in counts), default=1)
+    gutter = max(text_width(label, TICK) for label in labels) + 0.12
+    width = (1 + GAP + heads) * PITCH
+    size = (gutter + width + 0.1, ABOVE + len(labels) * PITCH + BELOW)
+    panels = Panels.plan(run, size, widest=13.9)
+    page_width = panels.flow.width + BAR
+    legend = Legend.plan(_entries(), page_width)
+    left_out = table["label"].nunique() - len(labels)
+    page = Page(
+        page_width,
+        panels.flow.height + legend.height,
+        title="Accuracy of heads on syntactic relations",
+        subtitle=f"{run.model} · {run.data}" + (f" · {left_out} rows not shown" if left_out else ""),
+        footer=run.signature,
+    )
+    norm = Normalize(0, 1)
+    for place, (left, top) in zip(panels.layers, panels.flow.places, strict=True):
+        site, layer, count = place
+        wide = (1 + GAP + count) * PITCH
+        axes = page.axes(left + gutter, top + ABOVE, wide, len(labels) * PITCH)
+        here = table[(table["site"] == site) & (table["layer"] == layer)]
+        _draw(axes, here, labels, count, norm)
+        axes.set_title(panels.title(place), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+    bar = ScalarMappable(norm, "Blues")
+    height = min(len(labels) * PITCH, 2.0)
+    page.color_bar(panels.flow.width + 0.08, ABOVE, height, bar, label="accuracy")
+    legend.draw(page, panels.flow.height)
+    return page.figure
+
+
+def chosen_labels(table: pd.DataFrame, most: int) -> list[str]:
+    """All labels as the table orders them; more than `most`: those with the largest margin of any head."""
+    labels = [str(label) for label in table["label"].unique()]
+    if len(labels) <= most:
+        return labels
+    best = table.groupby("label")["margin"].max().sort_values(ascending=False, kind="stable")
+    kept = set(best.index[:most])
+    return [label for label in labels if label in kept]
+
+
+def relation_matrix(table: pd.DataFrame, labels: list[str], heads: int, column: str) -> NDArray[np.float64]:
+    """[label h] of one column, NaN where the pair was not observed."""
+    values = np.full((len(labels), heads), np.nan)
+    rows = {label: row for row, label in enumerate(labels)}
+    for label, head, value in zip(table["label"], table["head"], table[column], strict=True):
+        if label in rows:
+            values[rows[label], int(head)] = value
+    return values
+
+
+def _draw(axes: Axes, table: pd.DataFrame, labels: list[str], heads: int, norm: Normalize) -> None:
+    accuracy = relation_matrix(table, labels, heads, "accuracy")
+    base = table.drop_duplicates("label").set_index("label")["baseline"].reindex(labels)
+    draw_cells(axes, np.asarray(base, dtype=np.float64)[:, None], cmap="Blues", norm=norm, edge=0.4)
+    shades = draw_cells(axes, accuracy, cmap="Blues", norm=norm, edge=0.4, left=1 + GAP)
+    margin = relation_matrix(table, labels, heads, "margin")
+    for row, head in zip(*np.nonzero(margin >= CLEAR - 1e-12), strict=True):
+        ink = contrast(shades.to_rgba(accuracy[row, head]))
+        axes.plot(1 + GAP + head + 0.5, row + 0.5, marker="o", markersize=2.6, color=ink, markeredgewidth=0)
+    axes.set_xlim(0, 1 + GAP + heads)
+    step = 1 if heads <= 8 else 2 if heads <= 20 else 4
+    shown = list(range(0, heads, step))
+    axes.set_xticks([0.5, *(1 + GAP + head + 0.5 for head in shown)], ["b", *map(str, shown)])
+    axes.set_yticks(np.arange(len(labels)) + 0.5, labels, parse_math=False)
+    axes.set_xlabel("head", size=LABEL, labelpad=1.5)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _entries() -> list[tuple[str, str, str]]:
+    return [
+        ("b", "", "baseline: the best fixed offset for the relation"),
+        ("●", "", "head at least 10 points above the baseline"),
+        (">", "", "from head word to dependent (verb to subject)"),
+        ("<", "", "from dependent to head word"),
+    ]

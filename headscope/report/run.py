@@ -1,0 +1,217 @@
+"""A finished run read back from its directory: what it was, its heads, and lazily the other tables."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from headscope.errors import ConfigError, HeadscopeError
+from headscope.heads import SITES, Layout, Site
+from headscope.registry import unknown
+
+PLACE = ("site", "layer", "head")
+COLUMNS = {
+    "heads": (*PLACE, "functions"),
+    "positional": (*PLACE, "offset", "share"),
+    "syntactic": (*PLACE, "relation", "label", "count", "accuracy", "baseline", "margin"),
+}
+
+
+class RunError(HeadscopeError):
+    """A directory is no run of `headscope analyze`, or one of its files is broken."""
+
+
+class MissingTable(RunError):
+    """The run is fine but the analysis that writes this table was not part of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The files of one `headscope analyze --out DIR`; tables other than `heads` are read when asked for."""
+
+    path: Path
+    meta: Mapping[str, Any]
+    heads: pd.DataFrame
+
+    @property
+    def name(self) -> str:
+        """The directory's own name."""
+        return self.path.resolve().name
+
+    @property
+    def signature(self) -> str:
+        """Everything that shaped the numbers, pipe-joined."""
+        return str(self.meta["signature"])
+
+    @property
+    def model(self) -> str:
+        """`all-MiniLM-L6-v2 (bert)`: the checkpoint's last path component and its model type."""
+        checkpoint = _section(self.meta, "checkpoint")
+        name = _last_part(checkpoint.get("path")) or "model"
+        kind = checkpoint.get("model_type")
+        return f"{name} ({kind})" if kind else name
+
+    @property
+    def data(self) -> str:
+        """`train.en → train.de, 1,000 sentences`; a run that was interrupted says so."""
+        data = _section(self.meta, "data")
+        text = " → ".join(filter(None, (_last_part(data.get(side)) for side in ("source", "target"))))
+        parts = [text or "data"]
+        if isinstance(data.get("sentences"), int):
+            parts.append(f"{data['sentences']:,} sentences")
+        if not self.meta.get("complete", True):
+            parts.append("interrupted")
+        return ", ".join(parts)
+
+    @property
+    def layout(self) -> dict[str, list[int]]:
+        """Heads per layer of every site, in the order of `SITES`; sites without layers are left out."""
+        found: Mapping[str, list[int]] = self.meta["layout"]
+        return {str(site): list(found[site]) for site in map(str, SITES) if found.get(site)}
+
+    @property
+    def head_layout(self) -> Layout:
+        """The same as `headscope.heads.select_heads` wants it."""
+        return {
+            (Site(site), layer): count
+            for site, counts in self.layout.items()
+            for layer, count in enumerate(counts)
+        }
+
+    @property
+    def measures(self) -> list[str]:
+        """Columns of `heads.csv` that hold one number per head (bounds of intervals are not counted)."""
+        bounds = {f"{name}_{side}" for name in self.heads.columns for side in ("low", "high")}
+        numeric = self.heads.select_dtypes("number").columns
+        return [str(name) for name in numeric if name not in bounds and name not in PLACE]
+
+    def require(self, measure: str) -> str:
+        """The measure's name if the run has it; else ConfigError with the nearest one."""
+        if measure not in self.measures:
+            raise ConfigError(f"run {self.name}: {unknown('measure', measure, self.measures)}")
+        return measure
+
+    @cached_property
+    def positional(self) -> pd.DataFrame:
+        """`positional.csv`: one row per head and offset that occurs."""
+        return self._table("positional")
+
+    @cached_property
+    def syntactic(self) -> pd.DataFrame:
+        """`syntactic.csv`: one row per head, relation and direction."""
+        return self._table("syntactic")
+
+    @cached_property
+    def similarity(self) -> dict[str, NDArray[np.float64]]:
+        """`similarity.npz`: `{site}/{layer}/{measure}` to an array [h h]."""
+        path = self.path / "similarity.npz"
+        if not path.is_file():
+            raise MissingTable(self._missing("similarity.npz", "similarity"))
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                return {key: np.asarray(stored[key], dtype=np.float64) for key in stored.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as broken:
+            raise RunError(f"run {self.name}: similarity.npz cannot be read ({_line(broken)})") from None
+
+    def _table(self, name: str) -> pd.DataFrame:
+        path = self.path / f"{name}.csv"
+        if not path.is_file():
+            raise MissingTable(self._missing(f"{name}.csv", name))
+        table = _read_csv(path, columns=COLUMNS[name])
+        _check_places(table, self.layout, where=f"{name}.csv of run {self.name}")
+        return table
+
+    def _missing(self, file: str, analysis: str) -> str:
+        return f"run {self.name} has no {file}; run `headscope analyze … --only {analysis}` first"
+
+
+def load_run(path: Path | str) -> Run:
+    """Read `run.json` and `heads.csv`; RunError when the directory is no run or a file is broken."""
+    path = Path(path)
+    if not path.is_dir():
+        raise RunError(f"{path} is no directory; name one that `headscope analyze --out DIR` wrote")
+    for name in ("run.json", "heads.csv"):
+        if not (path / name).is_file():
+            raise RunError(f"{path} is no run: it has no {name}; make one with `headscope analyze --out DIR`")
+    run = Run(path, _read_meta(path), _read_csv(path / "heads.csv", columns=COLUMNS["heads"]))
+    _check_places(run.heads, run.layout, where=f"heads.csv of run {run.name}")
+    twice = run.heads.duplicated(list(PLACE))
+    if twice.any():
+        raise RunError(f"heads.csv of run {run.name} holds {_head(run.heads[twice].iloc[0])} twice")
+    return run
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except ValueError as broken:
+        raise RunError(f"run {path.name}: run.json is no JSON ({_line(broken)})") from None
+    lacking = [key for key in ("signature", "layout") if not isinstance(meta, dict) or key not in meta]
+    if lacking:
+        raise RunError(f"run {path.name}: run.json has no {' and no '.join(lacking)}; analyse again")
+    if not _is_layout(meta["layout"]):
+        raise RunError(f"run {path.name}: the layout in run.json must give each site a list of head counts")
+    return dict(meta)
+
+
+def _is_layout(found: object) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(counts, list) and all(isinstance(count, int) and count >= 0 for count in counts)
+        for counts in found.values()
+    )
+
+
+def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
+    """One table; RunError names the file, and what is wrong with it, in one line."""
+    where = f"run {path.parent.name}: {path.name}"
+    text = {"site": str, "functions": str, "relation": str, "direction": str, "label": str}
+    try:
+        table = pd.read_csv(path, dtype={**text, "syntactic_relation": str}, encoding="utf-8")
+    except (ValueError, OSError) as broken:  # pandas' parser errors and UnicodeDecodeError are ValueErrors
+        raise RunError(f"{where} is malformed ({_line(broken)}); analyse again") from None
+    lacking = [name for name in columns if name not in table.columns]
+    if lacking:
+        raise RunError(f"{where} is malformed: it has no column {', '.join(lacking)}; analyse again")
+    wrong = [
+        name
+        for name in columns
+        if name not in (*text, "functions") and not pd.api.types.is_numeric_dtype(table[name])
+    ]
+    if wrong and len(table):
+        raise RunError(f"{where} is malformed: column {', '.join(wrong)} must hold numbers; analyse again")
+    words = [name for name in (*text, "syntactic_relation") if name in table.columns]
+    return table.fillna(dict.fromkeys(words, ""))
+
+
+def _check_places(table: pd.DataFrame, layout: dict[str, list[int]], *, where: str) -> None:
+    """Every row must be a head that the layout has: the figures index arrays with it."""
+    for _, row in table[list(PLACE)].drop_duplicates().iterrows():
+        counts = layout.get(str(row["site"]), [])
+        if not (row["layer"] in range(len(counts)) and row["head"] in range(counts[int(row["layer"])])):
+            raise RunError(f"{where} holds {_head(row)}, which the layout in run.json does not have")
+
+
+def _head(row: pd.Series[Any]) -> str:
+    return f"{row['site']}.{row['layer']}.{row['head']}"
+
+
+def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = meta.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _last_part(path: object) -> str:
+    return str(path).replace("\\", "/").rstrip("/").rpartition("/")[2] if path else ""
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__

@@ -1,0 +1,108 @@
+"""Writing figures: format from the extension, temporary name and rename, text kept as text."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+
+from headscope.errors import ConfigError, OutputError
+from headscope.report.run import Run
+
+FORMATS = (".png", ".svg", ".pdf")
+DPI = 200
+METADATA: dict[str, dict[str, Any]] = {  # no dates: the same run gives the same bytes
+    ".png": {"Software": "headscope"},
+    ".svg": {"Creator": "headscope", "Date": None},
+    ".pdf": {"Creator": "headscope", "CreationDate": None},
+}
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "headscope",
+    "pdf.fonttype": 42,
+    "text.hinting": "none",  # small letters as wide as they were measured
+    "hatch.linewidth": 0.4,
+    "axes.unicode_minus": True,
+}
+# pieces of texts in scripts that DejaVu Sans lacks, drawn where one of these is installed
+FALLBACKS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans Devanagari",
+    "WenQuanYi Zen Hei",
+    "Arial Unicode MS",
+)
+
+
+def check_path(path: Path, *, force: bool = False) -> Path:
+    """ConfigError for an extension that is no format, OutputError for a file that is already there."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(
+            f"--out {path}: cannot write {path.suffix or 'a file without extension'}; "
+            f"end the name with one of {', '.join(FORMATS)}"
+        )
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists; choose another --out, or replace it with --force")
+    return path
+
+
+def write_figure(figure: Figure, path: Path, *, dpi: int = DPI, force: bool = False) -> Path:
+    """Write the figure in the format of the path's extension; never leaves half a file."""
+    check_path(path, force=force)
+    kind = path.suffix.lower()
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with rc_context({**STYLE, "font.sans-serif": _fonts()}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box, as anywhere
+            figure.savefig(partial, format=kind[1:], dpi=dpi, metadata=METADATA[kind])
+        os.replace(partial, path)
+    except OSError as failed:
+        raise OutputError(f"cannot write {path}: {failed.strerror or failed}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def target_paths(out: Path, runs: Sequence[Run], *, figure: str, force: bool = False) -> list[Path]:
+    """Where the figure of each run goes.
+
+    `out` is a file for one run. It may contain `{run}`, the directory's name; for several runs without
+    it, `out` is a directory that gets `{run}-{figure}.png` files.
+    """
+    if "{run}" not in str(out):
+        many = len(runs) > 1 and out.suffix.lower() not in FORMATS
+        if not (many or out.is_dir()):
+            _refuse_shared(out, runs)
+            return [check_path(out, force=force)]
+        out = out / f"{{run}}-{figure}.png"
+    names = _distinct([run.path.resolve() for run in runs])
+    return [check_path(Path(str(out).replace("{run}", name)), force=force) for name in names]
+
+
+def _refuse_shared(out: Path, runs: Sequence[Run]) -> None:
+    if len(runs) > 1:
+        raise ConfigError(
+            f"--out {out} is one file for {len(runs)} runs; "
+            f"put {{run}} into the name, such as {out.stem}-{{run}}{out.suffix}, or name a directory"
+        )
+
+
+def _distinct(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell them apart."""
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["-".join(path.parts[-depth:]).replace("/", "") for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise ConfigError("the same run was named twice; name each run once")
+
+
+def _fonts() -> list[str]:
+    installed = {font.name for font in fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in FALLBACKS if name in installed)]

@@ -1,0 +1,340 @@
+"""Syntax of sentences: parses from CoNLL-U files or from stanza, aligned with the pieces of a tokenizer.
+
+This file parses text with stanza and keeps what it found; the rest is re-exported, so that callers need
+only this module. stanza is imported when there is something to parse, not when the cache already holds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import pickle
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+from headscope.alignment import Aligned, align
+from headscope.errors import DataError
+from headscope.parses import Parse, Relation, Token, main_type, read_conllu
+from headscope.pieces import piece_spans
+
+__all__ = [
+    "Aligned",
+    "Parse",
+    "Relation",
+    "Token",
+    "align",
+    "parse_with_stanza",
+    "piece_spans",
+    "read_conllu",
+]
+
+PROCESSORS = ("tokenize", "mwt", "pos", "lemma", "depparse")
+OPTIONAL = {"mwt"}  # languages without multiword tokens have no model for them
+LONGEST_TOKEN = 3000  # stanza's own limit, 300 characters, turns a long URL into <UNK>
+LONGEST_LINE = 5000  # the parser needs memory quadratic in the words; such a line fits no model anyway
+CACHE_FORMAT = f"1 {LONGEST_TOKEN} {LONGEST_LINE}"
+
+
+def parse_with_stanza(
+    lines: Iterable[str],
+    *,
+    lang: str = "en",
+    resources: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    use_gpu: bool = False,
+    batch: int = 64,
+) -> Iterator[Parse]:
+    """One parse per line, in order; a line of several sentences gives the tokens and relations of all.
+
+    `resources` is the directory of a stanza download (default: stanza's own, which STANZA_RESOURCES_DIR
+    sets); nothing is fetched unless `download`. Parses are kept in `cache_dir`
+    (default: headscope/parses in the user's cache) once all lines are done. A line of more than 5,000
+    characters, or one whose tokens stanza does not locate, gives a parse without tokens, which aligns with
+    nothing. DataError, before the first parse, where a model is missing or does not load.
+    """
+    lines = lines if isinstance(lines, Sequence) else list(lines)
+    models = _models(lang, resources, download)
+    kept = (Path(cache_dir) if cache_dir else _default_cache()) / f"{_digest(lines, models)}.jsonl"
+    if _intact(kept, len(lines)):
+        return _stored(kept, lines)
+    return _keeping(kept, _parses(_pipeline(models, use_gpu), lines, batch))
+
+
+# The models.
+
+
+@dataclass(frozen=True)
+class _Models:
+    lang: str
+    directory: Path
+    packages: dict[str, str]  # processor -> package
+    digests: tuple[str, ...]
+
+
+def _models(lang: str, resources: str | os.PathLike[str] | None, download: bool) -> _Models:
+    directory = Path(resources or os.environ.get("STANZA_RESOURCES_DIR") or _stanza_home())
+    try:
+        return _installed(lang, directory)
+    except DataError:
+        if not download:
+            raise
+    _download(lang, directory)
+    return _installed(lang, directory)
+
+
+def _stanza_home() -> str:
+    with _quiet():
+        from stanza.resources.common import DEFAULT_MODEL_DIR
+
+        return str(DEFAULT_MODEL_DIR)
+
+
+def _installed(lang: str, directory: Path) -> _Models:
+    """The default models of a language, every file of which is there."""
+    listed = _listing(directory)
+    lang = lang.strip().lower()
+    lang = listed.get(lang, {}).get("alias", lang)
+    packages = listed.get(lang, {}).get("packages", {}).get("default", {})
+    if not packages:
+        known = ", ".join(sorted(name for name in listed if "packages" in listed[name])) or "none"
+        raise _missing(f"no stanza models for language {lang!r} in {directory} (it lists {known})")
+    absent = [name for name in PROCESSORS if name not in packages and name not in OPTIONAL]
+    if absent:
+        raise _missing(f"stanza has no {absent[0]} model for language {lang!r} in {directory}")
+    chosen = {name: packages[name] for name in PROCESSORS if name in packages}
+    return _Models(lang, directory, chosen, tuple(_files(lang, directory, chosen, listed[lang])))
+
+
+def _listing(directory: Path) -> dict[str, dict[str, Any]]:
+    """The languages of resources.json."""
+    path = directory / "resources.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {name: entry for name, entry in content.items() if isinstance(entry, dict)}
+    except OSError as error:
+        raise _missing(f"no stanza models: cannot read {path} ({error.strerror})") from None
+    except (ValueError, AttributeError):
+        raise _missing(f"no stanza models: {path} is not a stanza resources file") from None
+
+
+def _files(lang: str, directory: Path, packages: dict[str, str], listed: dict[str, Any]) -> Iterator[str]:
+    """`depparse/ewt 4a1c… 13646878` for every model file and every file that it needs, all checked."""
+    wanted = list(packages.items())
+    for name, package in wanted:
+        if (name, package) == ("lemma", "identity"):
+            continue
+        entry = listed.get(name, {}).get(package, {})
+        needs = [(needed["model"], needed["package"]) for needed in entry.get("dependencies", [])]
+        wanted += [needed for needed in needs if needed not in wanted]
+        path = directory / lang / name / f"{package}.pt"
+        if not path.is_file():
+            raise _missing(f"stanza's {name} model for language {lang!r} is missing: looked for {path}")
+        yield f"{name}/{package} {entry.get('md5') or path.stat().st_mtime_ns} {path.stat().st_size}"
+
+
+def _download(lang: str, directory: Path) -> None:
+    with _quiet():
+        import stanza
+
+        try:
+            wanted = ",".join(name for name in PROCESSORS if name not in OPTIONAL)
+            stanza.download(lang, model_dir=str(directory), processors=wanted, verbose=False)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"cannot download stanza's {lang!r} models to {directory} ({_first_line(error)}); "
+                "name a directory that already holds them with --stanza-dir DIR"
+            ) from None
+
+
+def _missing(what: str) -> DataError:
+    return DataError(
+        f"{what}; name the directory of a stanza download with --stanza-dir DIR, or fetch it with --download"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# Parsing.
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """stanza without its log, its warnings, and without its draws from torch's random numbers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import stanza  # noqa: F401  (sets up its logger)
+        import torch
+
+        logger = logging.getLogger("stanza")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                yield
+        finally:
+            logger.setLevel(level)
+
+
+def _pipeline(models: _Models, use_gpu: bool) -> Any:
+    with _quiet():
+        import stanza
+
+        try:
+            return stanza.Pipeline(
+                models.lang,
+                dir=str(models.directory),
+                processors=dict(models.packages),
+                package=None,
+                download_method=None,
+                use_gpu=use_gpu,
+                logging_level="CRITICAL",
+                tokenize_max_seqlen=LONGEST_TOKEN,
+            )
+        except (OSError, ValueError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+            raise DataError(
+                f"stanza cannot load its {models.lang!r} models from {models.directory} "
+                f"({_first_line(error)}); fetch them again, or name another directory with --stanza-dir DIR"
+            ) from None
+
+
+def _parses(pipeline: Any, lines: Sequence[str], batch: int) -> Iterator[Parse]:
+    for start in range(0, len(lines), batch):
+        part = lines[start : start + batch]
+        with _quiet():
+            from stanza import Document
+
+            documents = [Document([], text=line if len(line) <= LONGEST_LINE else "") for line in part]
+            parsed = pipeline.bulk_process(documents)
+            found = [_forest(line, document) for line, document in zip(part, parsed, strict=True)]
+        yield from found
+
+
+def _forest(line: str, document: Any) -> Parse:
+    """All sentences of a document as one parse; without tokens where they do not lie in the line."""
+    tokens: list[Token] = []
+    relations: list[Relation] = []
+    for sentence in document.sentences:
+        carrier: dict[int, int] = {}  # word id -> token
+        for token in sentence.tokens:
+            if not _lies(line, tokens[-1].end if tokens else 0, token):
+                return Parse(line, (), ())
+            carrier.update({word.id: len(tokens) for word in token.words})
+            tokens.append(Token(token.start_char, token.end_char))
+        for word in sentence.words:
+            if word.head and carrier[word.head] != carrier[word.id]:
+                relations.append(Relation(main_type(word.deprel), carrier[word.head], carrier[word.id]))
+    return Parse(line, tuple(tokens), tuple(relations))
+
+
+def _lies(line: str, after: int, token: Any) -> bool:
+    """Whether a token stands where stanza says: behind the one before, with the same characters."""
+    start, end = token.start_char, token.end_char
+    if start is None or end is None or not after <= start < end <= len(line):
+        return False
+    return token.text == "<UNK>" or "".join(token.text.split()) == "".join(line[start:end].split())
+
+
+# The cache: a JSON line per parse, and a last one with the digest of those before it.
+
+
+def _default_cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "headscope" / "parses"
+
+
+def _digest(lines: Sequence[str], models: _Models) -> str:
+    head = [CACHE_FORMAT, version("stanza"), models.lang, *models.digests]
+    digest = hashlib.sha256(json.dumps(head).encode())
+    for line in lines:
+        content = line.encode(errors="surrogatepass")
+        digest.update(b"%d:%b" % (len(content), content))
+    return digest.hexdigest()
+
+
+def _intact(path: Path, count: int) -> bool:
+    """Whether a cache file is there, complete and unchanged since it was written."""
+    digest, rows, last = hashlib.sha256(), 0, b""
+    try:
+        with path.open("rb") as stream:
+            for line in stream:
+                if last:
+                    digest.update(last)
+                    rows += 1
+                last = line
+        return rows == count and bool(json.loads(last) == {"sha256": digest.hexdigest()})
+    except (OSError, ValueError):
+        return False
+
+
+def _stored(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
+    with path.open(encoding="utf-8") as stream:
+        for line, row in zip(lines, stream, strict=False):
+            tokens, relations = json.loads(row)
+            yield Parse(
+                line, tuple(Token(*token) for token in tokens), tuple(Relation(*r) for r in relations)
+            )
+
+
+def _keeping(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:
+    """The parses, written on the way; the file gets its name only when the last one is in."""
+    cache = _CacheFile(path)
+    try:
+        for parse in parses:
+            cache.add(parse)
+            yield parse
+        cache.finish()
+    finally:
+        cache.discard()
+
+
+class _CacheFile:
+    """A cache file in the making. Where it cannot be written there is none, and parsing goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.digest = hashlib.sha256()
+        self.stream: IO[bytes] | None = None
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.stream = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False)  # noqa: SIM115
+
+    def add(self, parse: Parse) -> None:
+        tokens = [(token.start, token.end) for token in parse.tokens]
+        relations = [(r.relation, r.head, r.dependent) for r in parse.relations]
+        row = json.dumps([tokens, relations], separators=(",", ":")).encode() + b"\n"
+        self.digest.update(row)
+        self._write(row)
+
+    def finish(self) -> None:
+        self._write(json.dumps({"sha256": self.digest.hexdigest()}).encode() + b"\n")
+        if self.stream is not None:
+            with suppress(OSError):
+                self.stream.close()
+                os.replace(self.stream.name, self.path)
+
+    def discard(self) -> None:
+        """Remove the unfinished file, if there is one."""
+        if self.stream is not None:
+            with suppress(OSError):
+                self.stream.close()
+            with suppress(OSError):
+                os.unlink(self.stream.name)
+            self.stream = None
+
+    def _write(self, row: bytes) -> None:
+        if self.stream is not None:
+            try:
+                self.stream.write(row)
+            except OSError:
+                self.discard()

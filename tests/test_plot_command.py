@@ -1,0 +1,139 @@
+"""`headscope plot`: what is written where, what is printed, and what is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_report_run import make_run
+from typer.testing import CliRunner
+
+import headscope.report.sentence
+from headscope.cli.plot import app
+from headscope.errors import ConfigError, HeadscopeError, OutputError
+from headscope.report.sentence import SentenceAttention
+
+LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "bert", LAYOUT, extra=("lrp",))
+
+
+def plot(*words: object) -> str:
+    """Standard output; an error of ours is raised as the main command would see it."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("command", ["heads", "functions", "positional", "syntactic", "similarity"])
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_each_command_writes_each_format(run_dir: Path, command: str, suffix: str) -> None:
+    out = run_dir.parent / "new" / f"figure.{suffix}"
+    assert plot(command, run_dir, "--out", out, "--dpi", 40) == f"wrote {out}\n"
+    assert out.stat().st_size > 2000
+
+
+def test_options_of_heads_and_similarity(run_dir: Path) -> None:
+    out = run_dir.parent / "x.svg"
+    plot("heads", run_dir, "--measure", "lrp", "--measure", "distance", "--sort", "--out", out)
+    content = out.read_text(encoding="utf-8")
+    assert "LRP relevance · cross" in content
+    assert "mean distance of the argmax" in content
+    assert "highest LRP relevance first" in content
+    plot("similarity", run_dir, "--measure", "cka", "--out", out, "--force")
+    assert "linear CKA of contexts" in out.read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"unknown measure 'lpr'; did you mean 'lrp'"):
+        plot("heads", run_dir, "--measure", "lpr", "--out", out, "--force")
+    with pytest.raises(ConfigError, match=r"unknown similarity 'js'"):
+        plot("similarity", run_dir, "--measure", "js", "--out", out, "--force")
+
+
+def test_several_runs_write_a_figure_each(run_dir: Path) -> None:
+    other = make_run(run_dir.parent / "gpt", LAYOUT, seed=3)
+    out = run_dir.parent / "figures"
+    written = json.loads(plot("functions", run_dir, other, "--out", out, "--dpi", 40, "--json"))["written"]
+    assert written == [
+        {"run": "bert", "path": str(out / "bert-functions.png")},
+        {"run": "gpt", "path": str(out / "gpt-functions.png")},
+    ]
+    assert all(Path(entry["path"]).is_file() for entry in written)
+    assert plot("functions", run_dir, other, "--out", out / "{run}.svg").count("\n") == 1
+    assert (out / "gpt.svg").is_file()
+    with pytest.raises(OutputError, match=r"bert-functions.png exists"):
+        plot("functions", run_dir, other, "--out", out)
+
+
+def test_compare(run_dir: Path) -> None:
+    other = make_run(run_dir.parent / "gpt", LAYOUT, seed=3)
+    out = run_dir.parent / "x.svg"
+    plot("compare", run_dir, other, "--measure", "distance", "--out", out)
+    assert "B − A · cross" in out.read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"run gpt: unknown measure 'lrp'"):
+        plot("compare", run_dir, other, "--measure", "lrp", "--out", out, "--force")
+
+
+def test_what_is_refused(run_dir: Path) -> None:
+    out = run_dir.parent / "x.png"
+    with pytest.raises(ConfigError, match=r"cannot write a file without extension; .* .png, .svg, .pdf"):
+        plot("heads", run_dir, "--out", run_dir.parent / "x")
+    with pytest.raises(HeadscopeError, match=r"is no run: it has no run.json"):
+        plot("heads", run_dir.parent, "--out", out)
+    (run_dir / "positional.csv").unlink()
+    with pytest.raises(
+        HeadscopeError, match=r"run bert has no positional.csv; run .* --only positional. first"
+    ):
+        plot("positional", run_dir, "--out", out)
+    assert not out.exists()
+
+
+def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def stand_in(run, **options):
+        asked.update(options, run=run.name)
+        weights = np.full((len(options["heads"]), 2, 3), 1 / 3)
+        return SentenceAttention(weights, ["a", "b"], ["x", "y", "zz"], list(map(str, options["heads"])))
+
+    monkeypatch.setattr(headscope.report.sentence, "sentence_attention", stand_in)
+    out = run_dir.parent / "x.svg"
+    plot("attention", run_dir, "--index", 4, "--heads", "cross.1.*,cross.0.1", "--target", "b", "--out", out)
+    assert list(map(str, asked.pop("heads"))) == ["cross.1.0", "cross.1.1", "cross.0.1"]
+    assert asked == {"run": "bert", "sentence": None, "index": 4, "target": "b"}
+    content = out.read_text(encoding="utf-8")
+    assert "cross.0.1" in content
+    assert ">zz<" in content
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--heads", "cross.0.0"], "needs either --sentence TEXT or --index N"),
+        (["--heads", "cross.0.0", "--sentence", "a", "--index", "1"], "one of the two"),
+        (
+            ["--heads", "cross.0.0,encoder-self.0.0", "--index", "1"],
+            "are of cross, encoder-self; .* one site",
+        ),
+        (["--heads", "cross.9.0", "--index", "1"], "no head of this model is called 'cross.9.0'"),
+        (["--heads", ",", "--index", "1"], "are none"),
+    ],
+)
+def test_attention_refuses(run_dir: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plot("attention", run_dir, "--out", run_dir.parent / "x.png", *words)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, headscope.cli.plot; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"matplotlib", "pandas", "numpy", "torch"} & set(loaded)
+    for command in ("heads", "functions", "positional", "syntactic", "similarity", "attention", "compare"):
+        assert "--out" in plot(command, "--help")

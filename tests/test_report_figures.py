@@ -1,0 +1,394 @@
+"""Every figure on a small, a large and a ragged run: the numbers drawn are the numbers of the tables."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import QuadMesh
+from matplotlib.colorbar import Colorbar
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from test_report_run import SIGNATURE, make_run
+
+from headscope.errors import ConfigError, OutputError
+from headscope.report.attention import attention_figure
+from headscope.report.compare import compare_figure
+from headscope.report.families import FAMILIES, Legend, arrow, contrast, fit, functions_of, signed
+from headscope.report.functionmap import functions_figure
+from headscope.report.grid import cell_lines, centred_limits, grids_of, shared_limits
+from headscope.report.headmap import head_map, heads_figure, overview
+from headscope.report.offsets import offset_histograms, offset_shares
+from headscope.report.page import cut, even_width, flow, text_width, wrap
+from headscope.report.relations import chosen_labels, relation_accuracy
+from headscope.report.run import MissingTable, Run, RunError, load_run
+from headscope.report.save import STYLE, target_paths, write_figure
+from headscope.report.similarity import layer_matrices, similarity_matrices
+from headscope.report.standard import draw_standard
+
+LAYOUTS = {
+    "small": {"encoder-self": [12] * 6},
+    "large": {"encoder-self": [16] * 24},
+    "ragged": {"encoder-self": [7, 5, 3, 0], "decoder-self": [7, 2], "cross": [1, 7]},
+}
+MAGIC = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    root = tmp_path_factory.mktemp("runs")
+    tables = {"ragged": ("positional",)}
+    return {
+        name: load_run(make_run(root / name, layout, **({"tables": tables[name]} if name in tables else {})))
+        for name, layout in LAYOUTS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def drawn(runs: dict[str, Run]) -> dict[str, dict[str, Figure]]:
+    """Every figure of every run, drawn once."""
+    return {name: figures(run) for name, run in runs.items()}
+
+
+def figures(run: Run) -> dict[str, Figure]:
+    weights = np.random.default_rng(3).dirichlet(np.ones(5), size=(2, 7))
+    found = {
+        "heads": heads_figure(run),
+        "sorted": head_map(run, "confidence", sort=True),
+        "functions": functions_figure(run),
+        "offsets": offset_histograms(run),
+        "compare": compare_figure(run, run),
+        "attention": attention_figure(
+            weights, list("abcdefg"), ["$x$", "##y", "", "\n", "_^"], ["a", "b"], run=run
+        ),
+    }
+    if (run.path / "syntactic.csv").exists():
+        found |= {"relations": relation_accuracy(run), "similarity": similarity_matrices(run)}
+    return found
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def meshes(figure: Figure) -> list[np.ndarray]:
+    """The arrays of all maps, colour bars left out."""
+    return [
+        np.ma.filled(artist.get_array(), np.nan)
+        for axes in figure.axes
+        if not isinstance(getattr(axes, "_colorbar", None), Colorbar)
+        for artist in axes.collections
+        if isinstance(artist, QuadMesh)
+    ]
+
+
+@pytest.mark.parametrize("name", ["small", "ragged"])
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_every_figure_in_every_format(
+    drawn: dict[str, dict[str, Figure]], tmp_path: Path, name: str, suffix: str
+) -> None:
+    for kind, figure in drawn[name].items():
+        path = write_figure(figure, tmp_path / f"{kind}{suffix}", dpi=40)
+        content = path.read_bytes()
+        assert content.startswith(MAGIC[suffix])
+        assert len(content) > 2000
+        if suffix == ".svg":
+            assert "all-MiniLM-L6-v2 (bert)" in content.decode()
+            assert "seed:1|v:0.1.0" in content.decode()
+    assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
+
+
+@pytest.mark.parametrize("name", ["small", "large", "ragged"])
+def test_no_text_leaves_the_page_and_none_is_too_small(
+    drawn: dict[str, dict[str, Figure]], name: str
+) -> None:
+    for kind, figure in drawn[name].items():
+        with rc_context(STYLE):
+            renderer = FigureCanvasAgg(figure).get_renderer()
+            page = figure.bbox
+            for text in figure.findobj(Text):
+                if text.get_text().strip() and text.get_visible():
+                    box = text.get_window_extent(renderer)
+                    inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1
+                    assert inside, (kind, text.get_text())
+                    assert text.get_size() >= 6, (kind, text.get_text())
+
+
+@pytest.mark.parametrize("name", ["small", "large", "ragged"])
+def test_every_figure_says_model_data_and_signature(drawn: dict[str, dict[str, Figure]], name: str) -> None:
+    for kind, figure in drawn[name].items():
+        written = "".join(texts(figure))
+        assert SIGNATURE in written, kind
+        assert "all-MiniLM-L6-v2 (bert)" in written
+        assert kind == "attention" or "test_2016_flickr.en, 1,000 sentences" in written
+
+
+def test_head_map_draws_the_table(runs: dict[str, Run]) -> None:
+    run = runs["ragged"]
+    figure = head_map(run, "confidence")
+    drawn = meshes(figure)
+    assert [array.shape for array in drawn] == [(4, 7), (2, 7), (2, 7)]
+    assert len(figure.axes) == 4  # three sites on one scale, one colour bar
+    for site, array in zip(run.layout, drawn, strict=True):
+        rows = run.heads[run.heads["site"] == site]
+        np.testing.assert_array_equal(array[rows["layer"], rows["head"]], rows["confidence"])
+        assert np.isfinite(array).sum() == len(rows)
+    assert all(axes.patch.get_hatch() for axes in figure.axes[:2])
+    assert figure.axes[0].get_ylim() == (4, 0)  # layer 0 at the top
+    assert figure.axes[0].get_title(loc="left") == "confidence · encoder-self"
+    assert figure.axes[2].get_shared_x_axes() is not None
+    assert {collection.norm.vmax for axes in figure.axes[:3] for collection in axes.collections} == {
+        run.heads["confidence"].max()
+    }
+
+
+def test_head_map_marks_every_function(runs: dict[str, Run]) -> None:
+    run = runs["small"]
+    figure = heads_figure(run)
+    assert overview(run) == ["confidence", "entropy_share"]
+    written = [line for text in texts(figure) for line in text.split("\n")]
+    for labels in run.heads["functions"]:
+        for function in functions_of(labels):
+            assert {function.mark, function.short} & set(written), function
+    assert "▲v→s" in written
+    assert "★r" in written
+
+
+def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, Run]) -> None:
+    plain = {grid.site: grid for grid in grids_of(runs["ragged"], "confidence")}
+    for grid in grids_of(runs["ragged"], "confidence", sort=True):
+        for layer, heads in enumerate(grid.heads):
+            count = int((heads >= 0).sum())
+            assert np.all(np.diff(grid.values[layer, :count]) <= 0)
+            assert np.all(heads[count:] == -1)
+            for slot, head in enumerate(heads[:count]):
+                assert grid.values[layer, slot] == plain[grid.site].values[layer, head]
+                assert grid.functions[layer][slot] == plain[grid.site].functions[layer][head]
+    first = grids_of(runs["ragged"], "confidence", sort=True)[0].heads[0, 0]
+    sorted_map = head_map(runs["ragged"], "confidence", sort=True)
+    assert any(text.split("\n")[0] == f"h{first}" for text in texts(sorted_map))
+    assert "heads of the layer, highest confidence first" in texts(sorted_map)
+
+
+def test_a_head_without_a_value_is_grey_not_hatched(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "r", {"encoder-self": [3, 3]})
+    table = pd.read_csv(path / "heads.csv")
+    table.loc[1, "confidence"] = np.nan
+    table.to_csv(path / "heads.csv", index=False)
+    figure = head_map(load_run(path), "confidence")
+    assert [patch.get_xy() for patch in figure.axes[0].patches] == [(1, 0)]
+    assert not figure.axes[0].patch.get_hatch()
+    last = grids_of(load_run(path), "confidence", sort=True)[0].heads[0, -1]
+    assert last == 1
+
+
+def test_functions_figure_counts_and_bands(runs: dict[str, Run]) -> None:
+    run = runs["small"]
+    figure = functions_figure(run)
+    cells, bars = figure.axes
+    labelled = run.heads["functions"].map(functions_of)
+    bands = [
+        patch for patch in cells.patches if patch.get_facecolor()[:3] != cells.patches[0].get_facecolor()[:3]
+    ]
+    assert len(cells.patches) == 72 + labelled.map(len).sum() or bands
+    families = labelled.map(lambda found: len({function.family for function in found}))
+    assert sum(bar.get_width() for bar in bars.patches) == families.sum()
+    assert "no function found" in texts(figure)
+
+
+def test_offsets_are_the_table_with_tails(runs: dict[str, Run]) -> None:
+    run = runs["small"]
+    shares = offset_shares(run)
+    table = run.positional.set_index(["site", "layer", "head"])
+    for layer, head in ((0, 1), (3, 7), (5, 11)):
+        rows = table.loc[("encoder-self", layer, head)]
+        row = shares["encoder-self", layer][head]
+        assert row[0] == pytest.approx(rows.loc[rows["offset"] < -10, "share"].sum())
+        assert row[-1] == pytest.approx(rows.loc[rows["offset"] > 10, "share"].sum())
+        assert row[11] == pytest.approx(rows.loc[rows["offset"] == 0, "share"].sum())
+        assert row.sum() == pytest.approx(1)
+    figure = offset_histograms(run)
+    assert len(figure.axes) == 6 + 1
+    np.testing.assert_array_equal(meshes(figure)[3], shares["encoder-self", 3])
+    positional = run.heads["functions"].str.contains("positional").sum()
+    assert sum(len(axes.patches) for axes in figure.axes[:6]) == positional
+    assert "◆−2" in texts(figure)
+
+
+def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Run]) -> None:
+    run = runs["small"]
+    figure = relation_accuracy(run)
+    table = run.syntactic
+    drawn = meshes(figure)
+    assert len(drawn) == 12  # a baseline column and a matrix for each layer
+    row = table[(table["layer"] == 2) & (table["head"] == 7) & (table["label"] == "obj<")].iloc[0]
+    assert drawn[2 * 2 + 1][3, 7] == row["accuracy"]
+    assert drawn[2 * 2][3, 0] == row["baseline"]
+    dots = sum(len(axes.lines) for axes in figure.axes[:6])
+    assert dots == (table["margin"] >= 0.1).sum() > 0
+    assert "nsubj>" in texts(figure)
+
+
+def test_many_relations_keep_the_clearest(runs: dict[str, Run]) -> None:
+    table = runs["small"].syntactic
+    kept = chosen_labels(table, 3)
+    best = table.groupby("label")["margin"].max().nlargest(3)
+    assert set(kept) == set(best.index)
+    figure = relation_accuracy(runs["small"], most=3)
+    assert any("5 rows not shown" in text for text in texts(figure))
+
+
+@pytest.mark.parametrize(("measure", "limits"), [("cosine", (-1, 1)), ("cka", (0, 1)), ("l2", (0, None))])
+def test_similarity_is_on_a_fixed_scale(
+    runs: dict[str, Run], measure: str, limits: tuple[float, float]
+) -> None:
+    run = runs["large"]
+    figure = similarity_matrices(run, measure)
+    drawn = meshes(figure)
+    assert len(drawn) == 24
+    np.testing.assert_array_equal(drawn[17], run.similarity[f"encoder-self/17/{measure}"])
+    norm = figure.axes[0].collections[0].norm
+    assert norm.vmin == limits[0]
+    expected = max(matrix.max() for matrix in layer_matrices(run, measure).values())
+    assert norm.vmax == (expected if limits[1] is None else limits[1])
+
+
+def test_similarity_errors(runs: dict[str, Run], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run small: unknown similarity 'cosin'; did you mean 'cosine'"):
+        similarity_matrices(runs["small"], "cosin")
+    path = make_run(tmp_path / "r", {"encoder-self": [3]})
+    np.savez(path / "similarity.npz", **{"encoder-self/0/cosine": np.eye(2)})
+    with pytest.raises(RunError, match=r"encoder-self/0/cosine of shape \(2, 2\), but the layer has 3 heads"):
+        similarity_matrices(load_run(path))
+
+
+def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
+    weights = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 5))
+    figure = attention_figure(
+        weights, ["[CLS]", "a$b$", "c", "d", "[SEP]"], ["x", "y", "z" * 40], ["h1", "h2"]
+    )
+    np.testing.assert_array_equal(figure.axes[1].images[0].get_array(), weights[1])
+    assert figure.axes[0].get_title(loc="left") == "h1"
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()][1] == "a$b$"
+    assert figure.axes[0].get_xticklabels()[2].get_text().endswith("…")
+    with pytest.raises(ConfigError, match=r"of shape \(1, 2, 3\).*got \(2, 5, 3\)"):
+        attention_figure(weights, ["a", "b"], ["x", "y", "z"], ["h1"])
+
+
+def test_compare_with_equal_layouts(runs: dict[str, Run], tmp_path: Path) -> None:
+    other = load_run(make_run(tmp_path / "other", LAYOUTS["small"], seed=7))
+    figure = compare_figure(runs["small"], other)
+    a, b, difference = meshes(figure)
+    np.testing.assert_allclose(difference, b - a)
+    maps = [axes for axes in figure.axes if axes.get_title(loc="left").startswith(("A ·", "B ·"))]
+    assert maps[0].collections[0].norm is maps[1].collections[0].norm
+    assert any(text.startswith("head against head, r = ") for text in texts(figure))
+    assert any(text.startswith("B other: all-MiniLM") for text in texts(figure))
+
+
+def test_compare_with_other_layouts_has_no_difference(runs: dict[str, Run]) -> None:
+    figure = compare_figure(runs["small"], runs["ragged"])
+    assert len(meshes(figure)) == 2
+    assert "percentiles (layouts differ)" in texts(figure)
+
+
+def test_compare_without_a_common_site(runs: dict[str, Run], tmp_path: Path) -> None:
+    other = load_run(make_run(tmp_path / "gpt", {"decoder-self": [3]}))
+    with pytest.raises(ConfigError, match=r"runs small and gpt share no site: encoder-self and decoder-self"):
+        compare_figure(runs["small"], other)
+
+
+def test_standard_figures_go_as_far_as_the_tables(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "r", {"encoder-self": [3, 2]})
+    names = [p.name for p in draw_standard(path, dpi=40)]
+    assert names == ["heads.png", "functions.png", "offsets.png", "relations.png", "similarity.png"]
+    assert sorted(p.name for p in (path / "figures").iterdir()) == sorted(names)
+    for table in ("syntactic.csv", "similarity.npz"):
+        (path / table).unlink()
+    assert [p.name for p in draw_standard(path, dpi=40)] == names[:3]
+    (path / "positional.csv").unlink()
+    with pytest.raises(MissingTable, match=r"positional.csv"):
+        offset_histograms(load_run(path))
+
+
+def test_figures_are_the_same_bytes_every_time(runs: dict[str, Run], tmp_path: Path) -> None:
+    pair = [write_figure(functions_figure(runs["small"]), tmp_path / f"{n}.svg").read_bytes() for n in "ab"]
+    assert pair[0] == pair[1]
+
+
+def test_labels_become_marks() -> None:
+    marks = [f.mark for f in functions_of("positional:-1;syntactic:nsubj>;rare;previous_token;odd_one")]
+    assert marks == ["◆−1", "▲v→s", "★r", "◀p", "✚o"]
+    assert functions_of("") == ()
+    assert [signed(text) for text in ("-12", "1", "+1", "0")] == ["−12", "+1", "+1", "0"]
+    assert [arrow(label) for label in ("obj<", "det>", "acl:relcl<")] == ["o→v", "→det", "acl→"]
+    function = functions_of("syntactic:compound>")[0]
+    assert [fit(function, width, 6.5) for width in (1, 0.37, 0.1)] == ["▲→comp", "→comp", "▲"]
+    assert cell_lines(functions_of("rare;sink;induction"), 1, most=2) == ["★r", "+2"]
+
+
+def test_families_differ_in_glyph_letter_and_colour() -> None:
+    for field in ("glyph", "letter", "color"):
+        assert len({getattr(family, field) for family in FAMILIES.values()}) == len(FAMILIES)
+    assert [contrast(color) for color in ("white", "#440154", (1.0, 1.0, 0.0, 1.0))] == [
+        "black",
+        "white",
+        "black",
+    ]
+
+
+def test_layout_arithmetic() -> None:
+    laid = flow([(2, 1), (2, 3), (2, 1)], 5, gap=(1, 0.5))
+    assert laid.places == [(0, 0), (3, 0), (0, 3.5)]
+    assert (laid.width, laid.height) == (5, 4.5)
+    assert flow([(1, 1), (1, 1)], 9, breaks=frozenset({1})).places == [(0, 0), (0, 1.2)]
+    assert even_width(6, 1, 5.5, gap=0) == 3  # two lines of three, not five and one
+    assert Legend.plan([], 3).height == 0
+    assert "".join(wrap("a|" + "b" * 300 + "|c", 2, 6)) == "a|" + "b" * 300 + "|c"
+    assert all(text_width(line, 6) <= 2 for line in wrap(SIGNATURE, 2, 6))
+    assert cut("short", 1, 6) == "short"
+    assert wrap("", 1, 6) == []
+
+
+def test_scales_survive_constants_and_nothing() -> None:
+    assert (shared_limits([np.full((2, 2), 3.0)]).vmin, shared_limits([]).vmax) == (2.5, 0.5)
+    assert shared_limits([np.full(2, np.nan)]).vmax == 1
+    limits = centred_limits([np.array([-0.2, 0.5])])
+    assert (limits.vmin, limits.vmax) == (-0.5, 0.5)
+
+
+def test_where_figures_go(runs: dict[str, Run], tmp_path: Path) -> None:
+    one, two = [runs["small"]], [runs["small"], runs["large"]]
+    assert target_paths(tmp_path / "x.svg", one, figure="heads") == [tmp_path / "x.svg"]
+    assert target_paths(tmp_path / "d", two, figure="heads") == [
+        tmp_path / "d" / "small-heads.png",
+        tmp_path / "d" / "large-heads.png",
+    ]
+    assert target_paths(tmp_path / "{run}.pdf", two, figure="heads")[1] == tmp_path / "large.pdf"
+    assert target_paths(tmp_path, one, figure="heads") == [tmp_path / "small-heads.png"]
+    with pytest.raises(ConfigError, match=r"x.png is one file for 2 runs; put \{run\}"):
+        target_paths(tmp_path / "x.png", two, figure="heads")
+    with pytest.raises(ConfigError, match=r"the same run was named twice"):
+        target_paths(tmp_path / "d", one * 2, figure="heads")
+    with pytest.raises(ConfigError, match=r"cannot write .jpg; end the name with one of .png, .svg, .pdf"):
+        target_paths(tmp_path / "x.jpg", one, figure="heads")
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    pair = [load_run(make_run(tmp_path / name / "out", {"encoder-self": [2]})) for name in ("a", "b")]
+    assert [path.name for path in target_paths(tmp_path / "{run}.png", pair, figure="heads")] == [
+        "a-out.png",
+        "b-out.png",
+    ]
+
+
+def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Run], tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "x.png"
+    write_figure(functions_figure(runs["small"]), path, dpi=40)
+    with pytest.raises(OutputError, match=r"x.png exists; .* --force"):
+        write_figure(functions_figure(runs["small"]), path, dpi=40)
+    write_figure(functions_figure(runs["small"]), path, dpi=40, force=True)
+    with pytest.raises(OutputError, match=r"cannot write .*y.png: (Not a directory|File exists)"):
+        write_figure(functions_figure(runs["small"]), path / "y.png", dpi=40)
