@@ -48,7 +48,9 @@ class Distinctness(Analysis):
         tables, missing = [], []
         for place, found in self.found.items():
             slices = {letter: getattr(found, name) for letter, name in MATRICES.items()}
-            missing += [f"{place[0]}.{place[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None]
+            missing += [
+                f"{place[0]}.{place[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None
+            ]
             known = {letter: per_head(s, self.heads[place]) for letter, s in slices.items() if s is not None}
             for letter, weights in known.items():
                 cosine, angles = cosines(weights), principal_cosines(weights)
@@ -106,7 +108,9 @@ def _exact(values: Tensor) -> Estimate:
     return Estimate(array, array, array)
 
 
-def _table(place: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor) -> pd.DataFrame:
+def _table(
+    place: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor
+) -> pd.DataFrame:
     first, second = (index.numpy() for index in torch.triu_indices(len(cosine), len(cosine), offset=1))
     degrees = np.degrees(np.arccos(angles.numpy()))
     return pd.DataFrame(

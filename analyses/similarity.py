@@ -151,4 +151,3 @@ def matrices(place: tuple[Site, int], measure: str, estimate: Estimate) -> dict[
     """A [h h] estimate as entries of similarity.npz: `site/layer/measure`, `…_low`, `…_high`."""
     key = f"{place[0]}/{place[1]}/{measure}"
     return {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
-

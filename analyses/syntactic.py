@@ -56,10 +56,11 @@ class Syntactic(Analysis):
         b, h = heads.weights.shape[:2]
         cells = torch.zeros(b, len(self.names) * 2, h, device=hits.device)
         cells.view(-1, h).index_add_(0, plan.cell, hits)
-        return {
-            "accuracy": Ratio(cells.transpose(1, 2), plan.instances[:, None]),
-            "offsets": Ratio(plan.offsets, plan.instances[:, :, None]),
-        }
+        found = {"accuracy": Ratio(cells.transpose(1, 2), plan.instances[:, None])}
+        if not plan.counted:  # the same for every layer: kept once, at the first
+            plan.counted = True
+            found["offsets"] = Ratio(plan.offsets, plan.instances[:, :, None])
+        return found
 
     def report(self, tally: Tally) -> Findings:  # noqa: D102
         findings = Findings()
@@ -83,7 +84,8 @@ class Syntactic(Analysis):
     def _place(self, tally: Tally, place: tuple[Site, int]) -> pd.DataFrame:
         """One row per head, relation and direction that has instances enough, for one site and layer."""
         hits, count = tally.bootstrap.sums(tally.sums["accuracy", *place])  # [1+r h c], [1+r 1 c]
-        offsets, _ = tally.bootstrap.sums(tally.sums["offsets", *place])  # [1+r c o]
+        first = next(other for other in tally.places("offsets") if other[0] is place[0])
+        offsets, _ = tally.bootstrap.sums(tally.sums["offsets", *first])  # [1+r c o]
         accuracy = hits / count
         base = (offsets.amax(dim=-1) / count[:, 0])[:, None]  # [1+r 1 c]
         modal = offsets[0].argmax(dim=-1) - REACH
@@ -151,6 +153,7 @@ class _Plan:
     """
 
     def __init__(self, heads: Heads, names: Sequence[str]) -> None:
+        self.counted = False
         device = heads.weights.device
         aligned = heads.batch.aligned
         b, s = heads.key_side.ids.shape

@@ -31,7 +31,9 @@ class _Pattern(Analysis):
         raise NotImplementedError
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        named = heads.shared(f"pattern/{self.name}", lambda: self.keys(heads) & heads.visible & heads.keys[:, None])
+        named = heads.shared(
+            f"pattern/{self.name}", lambda: self.keys(heads) & heads.visible & heads.keys[:, None]
+        )
         score = torch.einsum("bhts,bts->bht", heads.weights, named.to(heads.weights.dtype))
         suffix = "_random" if heads.batch.kind == "random" else ""
         return {f"{self.name}{suffix}": heads.over_queries(score, only=named.any(dim=-1))}
@@ -61,7 +63,9 @@ class PreviousToken(_Pattern):
 
     def keys(self, heads: Heads) -> Tensor:  # noqa: D102
         b, t = heads.queries.shape
-        return torch.eye(t, dtype=torch.bool, device=heads.queries.device).roll(-1, 1).tril(-1).expand(b, t, t)
+        return (
+            torch.eye(t, dtype=torch.bool, device=heads.queries.device).roll(-1, 1).tril(-1).expand(b, t, t)
+        )
 
 
 @analysis

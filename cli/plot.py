@@ -124,8 +124,10 @@ def compare(
     from headscope.report.save import check_path, write_figure
 
     check_path(out, force=force)
-    figure = compare_figure(load_run(first), load_run(second), measure)
-    _say([("compare", write_figure(figure, out, dpi=dpi, force=force))], as_json=as_json)
+    pair = load_run(first), load_run(second)
+    figure = compare_figure(*pair, measure)
+    names = [run.name for run in pair]
+    _say("compare", [(names, write_figure(figure, out, dpi=dpi, force=force))], as_json=as_json)
 
 
 @app.command()
@@ -163,7 +165,8 @@ def attention(
     chosen = _of_one_site(heads, opened)
     found = sentence_attention(opened, sentence=sentence, index=index, target=target, heads=chosen)
     figure = attention_figure(found.weights, found.pieces_t, found.pieces_s, found.names, run=opened)
-    _say([("attention", write_figure(figure, out, dpi=dpi, force=force))], as_json=as_json)
+    written = write_figure(figure, out, dpi=dpi, force=force)
+    _say("attention", [([opened.name], written)], as_json=as_json)
 
 
 class _Draw:
@@ -181,8 +184,8 @@ class _Draw:
         targets = target_paths(out, runs, figure=self.name, force=force)
         written = []
         for run, target in zip(runs, targets, strict=True):
-            written.append((run.name, write_figure(self.draw(run), target, dpi=dpi, force=force)))
-        _say(written, as_json=as_json)
+            written.append(([run.name], write_figure(self.draw(run), target, dpi=dpi, force=force)))
+        _say(self.name, written, as_json=as_json)
 
 
 def _of_one_site(names: str, run: Run) -> list[HeadId]:
@@ -197,10 +200,12 @@ def _of_one_site(names: str, run: Run) -> list[HeadId]:
     return chosen
 
 
-def _say(written: Sequence[tuple[str, Path]], *, as_json: bool) -> None:
+def _say(figure: str, written: Sequence[tuple[list[str], Path]], *, as_json: bool) -> None:
     """One line on stdout about the files written."""
     if as_json:
-        found: list[dict[str, Any]] = [{"run": name, "path": str(path)} for name, path in written]
+        found: list[dict[str, Any]] = [
+            {"figure": figure, "runs": names, "path": str(path)} for names, path in written
+        ]
         typer.echo(json.dumps({"written": found}))
         return
     from rich.console import Console

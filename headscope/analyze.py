@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -122,39 +122,10 @@ def analyze(
 def sentence_limit(checkpoint: Checkpoint, pace: Pace) -> int:
     """The most pieces a sentence may have; ConfigError where more is asked than the model has positions for."""
     if pace.limit is not None and checkpoint.limit is not None and pace.limit > checkpoint.limit:
-        raise ConfigError(f"--max-length {pace.limit} is more than the {checkpoint.limit} positions of the model")
+        raise ConfigError(
+            f"--max-length {pace.limit} is more than the {checkpoint.limit} positions of the model"
+        )
     return pace.limit or min(DEFAULT_LIMIT, checkpoint.limit or DEFAULT_LIMIT)
-
-
-def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor:
-    """Rank of every id [V], 1 for the most frequent: by (count, descending; piece, ascending)."""
-    ids = range(checkpoint.vocabulary)
-    pieces = checkpoint.pieces(ids)
-    ordered = sorted(ids, key=lambda number: (-counts.get(number, 0), pieces[number] or ""))
-    ranks = torch.empty(len(ordered), dtype=torch.long)
-    ranks[torch.tensor(ordered)] = torch.arange(1, len(ordered) + 1)
-    return ranks
-
-
-def count_pieces(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) -> dict[int, int]:
-    """How often each id occurs in texts, special ids left out."""
-    counts = np.zeros(checkpoint.vocabulary, dtype=np.int64)
-    for chunk in _chunks(texts, 1024):
-        for encoded in checkpoint.encode(chunk, side="source", limit=limit):
-            plain = [number for number, special in zip(encoded.ids, encoded.special, strict=True) if not special]
-            np.add.at(counts, plain, 1)
-    return {int(number): int(counts[number]) for number in counts.nonzero()[0]}
-
-
-def _chunks(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    for text in texts:
-        chunk.append(text)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _applicable(
@@ -174,7 +145,9 @@ def _applicable(
         else:
             running.append(cls(options))
     if not running:
-        raise ConfigError("no analysis can run: " + "; ".join(f"{each.analysis}: {each.why}" for each in left_out))
+        raise ConfigError(
+            "no analysis can run: " + "; ".join(f"{each.analysis}: {each.why}" for each in left_out)
+        )
     return running, left_out
 
 
@@ -189,7 +162,9 @@ def _missing(cls: type[Analysis], corpus: Corpus, options: Options) -> str | Non
 def _elsewhere(cls: type[Analysis], measured: set[Site]) -> str | None:
     if cls.passes and not cls.sites & measured:
         wanted = " or ".join(site.value for site in SITES if site in cls.sites)
-        return f"is for {wanted}; measured here: {', '.join(site.value for site in SITES if site in measured)}"
+        return (
+            f"is for {wanted}; measured here: {', '.join(site.value for site in SITES if site in measured)}"
+        )
     return None
 
 
@@ -216,12 +191,20 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator
     """
     generator = torch.Generator().manual_seed(seed)
     plain = torch.tensor(checkpoint.plain_ids())
-    start = checkpoint.encode(["a"], side="target", limit=limit)[0].ids[:1] if checkpoint.two_sided else checkpoint.start_ids()
+    start = (
+        checkpoint.encode(["a"], side="target", limit=limit)[0].ids[:1]
+        if checkpoint.two_sided
+        else checkpoint.start_ids()
+    )
     block = min(RANDOM_BLOCK, (limit - len(start)) // 2)
     for first in range(0, RANDOM_SEQUENCES, FOLDS):
         drawn = plain[torch.randint(len(plain), (FOLDS, block), generator=generator)].tolist()
         repeated = [_plain(start, [*once, *once]) for once in drawn]
-        sides = (side([_plain([], once) for once in drawn]), side(repeated)) if checkpoint.two_sided else (side(repeated), None)
+        sides = (
+            (side([_plain([], once) for once in drawn]), side(repeated))
+            if checkpoint.two_sided
+            else (side(repeated), None)
+        )
         yield Batch(torch.arange(first, first + FOLDS), 0, *sides, kind="random")
 
 
@@ -322,8 +305,13 @@ class _Survey:
             labels=labels,
             left_out=left_out,
             remarks=remarks,
-            signatures={one.name: {"m": f"{one.name}.v{one.version}", **one.signature()} for one, _ in findings},
-            detail={name: {key: _stacked(layers) for key, layers in its.items()} for name, its in self.detailed.items()},
+            signatures={
+                one.name: {"m": f"{one.name}.v{one.version}", **one.signature()} for one, _ in findings
+            },
+            detail={
+                name: {key: _stacked(layers) for key, layers in its.items()}
+                for name, its in self.detailed.items()
+            },
             losses=Losses(),
             sentences=0,
             complete=True,
@@ -353,7 +341,9 @@ def _visible(call: AttentionCall, key_side: Side, cache: dict[str, Any]) -> Tens
     return found
 
 
-def _heads_table(heads: Sequence[HeadId], findings: Sequence[Findings], labels: Mapping[HeadId, list[str]]) -> pd.DataFrame:
+def _heads_table(
+    heads: Sequence[HeadId], findings: Sequence[Findings], labels: Mapping[HeadId, list[str]]
+) -> pd.DataFrame:
     """One row per head: site, layer, head, every measure with its interval, the labels."""
     columns: dict[str, list[Any]] = {
         "site": [head.site.value for head in heads],
@@ -382,8 +372,3 @@ def _stacked(layers: Mapping[int, Tensor]) -> Array:
     for layer, values in layers.items():
         found[layer, : len(values)] = values.numpy()
     return found
-
-
-def with_frequencies(options: Options, checkpoint: Checkpoint, counts: Mapping[int, int], *, source: str) -> Options:
-    """The same options with frequency ranks, and a word for the signature that says where they came from."""
-    return replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)

@@ -55,7 +55,7 @@ class Corpus:
         """The same sentences with parses, in the same order; DataError where the texts differ."""
 
         def read() -> Iterator[Sentence]:
-            for sentence, parse in zip_longest(self.read(), islice(parses(), self.count)):
+            for sentence, parse in zip_longest(self.read(), parses()):
                 if sentence is None or parse is None:
                     raise DataError(_counts_differ("sentences", self.name, "parses"))
                 if sentence.source.split() != parse.text.split():
@@ -69,7 +69,11 @@ class Corpus:
 
 
 def open_corpus(
-    source: Path | None, *, target: Path | None = None, parses: Path | None = None, max_sentences: int | None = None
+    source: Path | None,
+    *,
+    target: Path | None = None,
+    parses: Path | None = None,
+    max_sentences: int | None = None,
 ) -> Corpus:
     """Check the files and describe them: plain text, one sentence a line, `.gz` too; parses in CoNLL-U.
 
@@ -77,7 +81,9 @@ def open_corpus(
     empty file, an empty line, bytes that are not UTF-8, a broken parse, or files of different lengths.
     """
     if source is None and parses is None:
-        raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
+        raise DataError(
+            "no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it"
+        )
     digest = hashlib.sha1()
     count = 0
     for sentence in islice(_sentences(source, target, parses), max_sentences):
@@ -97,7 +103,9 @@ def open_corpus(
 def _sentences(source: Path | None, target: Path | None, parses: Path | None) -> Iterator[Sentence]:
     if source is None:
         assert parses is not None
-        lines: Iterator[Sentence] = (Sentence(i, parse.text, None, parse) for i, parse in enumerate(read_conllu(parses)))
+        lines: Iterator[Sentence] = (
+            Sentence(i, parse.text, None, parse) for i, parse in enumerate(read_conllu(parses))
+        )
     else:
         lines = (Sentence(i, text) for i, text in enumerate(read_lines(source)))
     if target is not None:

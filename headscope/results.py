@@ -96,36 +96,33 @@ def write_pickle(path: Path, value: Any) -> Path:
 RUN_FILES = ("run.json", "heads.csv", "similarity.npz", "pickles", "figures", "detail")
 
 
-def claim_folder(folder: Path, *, force: bool) -> None:
-    """Make the output directory; OutputError where it holds results (or other files) and not `force`.
-
-    With `force` the files of an earlier run are removed first, and nothing else.
-    """
+def check_folder(folder: Path, *, force: bool) -> None:
+    """OutputError where an output directory cannot be used, or holds something and `force` is not given."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; give a directory")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        there = sorted(entry.name for entry in folder.iterdir())
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
+    there = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
     if there and not force:
         raise OutputError(
-            f"{folder} already holds {', '.join(there[:3])}{'…' if len(there) > 3 else ''}; "
+            f"{folder} already holds {', '.join(there[:3])}{' …' if len(there) > 3 else ''}; "
             "choose another directory, or --force to replace the run in it"
         )
-    if (folder / "run.json").is_file():
-        _clear(folder)
 
 
-def _clear(folder: Path) -> None:
-    """Remove what the run recorded in run.json wrote, and nothing else."""
+def clear_run(folder: Path) -> None:
+    """Make the output directory, without what an earlier run wrote there; other files stay."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be made: {error.strerror}") from None
+    if not (folder / "run.json").is_file():
+        return
     try:
         mine = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("files", [])
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         mine = []
     for name in [*mine, *RUN_FILES]:
-        path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
+        path = folder / str(name)
+        if not path.resolve().is_relative_to(folder.resolve()) or path.is_symlink():
             continue
         if path.is_dir():
             shutil.rmtree(path)

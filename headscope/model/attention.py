@@ -72,7 +72,9 @@ def attention_scores(
     them to c·tanh(x/c) (Gemma 2); `position_bias` (T5) is added before the mask. The mask broadcasts to
     [b h t s]: additive, or boolean with True where a query may look.
     """
-    scores = torch.matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = torch.matmul(query, key.transpose(-1, -2)) * (
+        query.shape[-1] ** -0.5 if scaling is None else scaling
+    )
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if position_bias is not None:
@@ -128,7 +130,12 @@ def attend(
     """
     heads = query.shape[1]
     scores = attention_scores(
-        query, repeat_groups(key, heads), scaling=scaling, softcap=softcap, position_bias=position_bias, mask=mask
+        query,
+        repeat_groups(key, heads),
+        scaling=scaling,
+        softcap=softcap,
+        position_bias=position_bias,
+        mask=mask,
     )
     weights = attention_weights(scores, sinks=sinks).to(value.dtype)  # [b h t s]
     kept = nn.functional.dropout(weights, p=dropout, training=module.training)

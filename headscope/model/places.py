@@ -145,7 +145,9 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
         picture = torch.randn(1, getattr(config, "num_channels", 3), height, width, device=device)
         return {"pixel_values": picture.to(next(model.parameters()).dtype)}
     if main != "input_ids":
-        raise CheckpointError(f"model type {config.model_type!r} takes {main}, not text; text models are supported")
+        raise CheckpointError(
+            f"model type {config.model_type!r} takes {main}, not text; text models are supported"
+        )
     inputs: dict[str, Any] = {"input_ids": _ids(config, SOURCE_LENGTH, device), "use_cache": False}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if config.is_encoder_decoder:
@@ -200,7 +202,12 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Plac
         mine = [call for call, its in zip(calls, sites, strict=True) if its is site]
         for layer, call in zip(_layers([call.module for call in mine]), mine, strict=True):
             place = Place(
-                site, layer, call.query.shape[1], call.key.shape[1], call.query.shape[3], names.get(id(call.module), "")
+                site,
+                layer,
+                call.query.shape[1],
+                call.key.shape[1],
+                call.query.shape[3],
+                names.get(id(call.module), ""),
             )
             order.append(place)
             by_module.setdefault(id(call.module), []).append(place)

@@ -35,9 +35,9 @@ class Slices:
 
     def matrices(self) -> Tensor:
         """The heads' slices as one tensor [h k d]: rows along the head's own axis."""
-        return torch.stack([self.weight.detach().index_select(self.axis, unit) for unit in self.units]).transpose(
-            1, 1 + self.axis
-        )
+        return torch.stack(
+            [self.weight.detach().index_select(self.axis, unit) for unit in self.units]
+        ).transpose(1, 1 + self.axis)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         with tapped(tap):
             base_of(model)(**probe_inputs(model))
     return {
-        where: Projections(each.query, each.key, each.value, outputs.get(where)) for where, each in found.items()
+        where: Projections(each.query, each.key, each.value, outputs.get(where))
+        for where, each in found.items()
     }
 
 

@@ -41,7 +41,8 @@ def attention_figure(
     rows, columns = ([cut(_shown(piece), LONGEST, TICK) for piece in side] for side in (pieces_t, pieces_s))
     left, below = (max(text_width(piece, TICK) for piece in side) + 0.08 for side in (rows, columns))
     wide, tall = len(columns) * pitch, len(rows) * pitch
-    size = (left + wide + 0.1, ABOVE + tall + below)
+    title = max(text_width(name, LABEL, weight="bold") for name in names)
+    size = (left + max(wide, title) + 0.1, ABOVE + tall + below)
     laid = flow(list(repeat(size, len(names))), even_width(len(names), size[0], WIDEST))
     page = Page(
         laid.width + BAR,

@@ -28,10 +28,10 @@ from headscope.report.grid import (
     shared_limits,
 )
 from headscope.report.headmap import WIDEST, measure_name
-from headscope.report.page import BAR, GREY, LABEL, Page, cut, flow
+from headscope.report.page import BAR, GREY, LABEL, Page, cut, flow, text_width
 from headscope.report.run import Run
 
-SQUARE = 1.9  # inches of a scatter at least
+SMALL, LARGE = 1.9, 3.2  # inches of a scatter, which is otherwise as high as its maps
 QUANTILES = 101
 
 
@@ -50,7 +50,8 @@ class Map:
         """Inches with labels and colour bar."""
         layers, slots = self.grid.heads.shape
         wide, tall = cell_size(slots)
-        return LEFT + slots * wide + BAR, ABOVE + layers * tall + BELOW
+        width = max(slots * wide + BAR, text_width(self.title, LABEL, weight="bold"))
+        return LEFT + width, ABOVE + layers * tall + BELOW
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,12 @@ class Scatter:
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     paired: bool
-    size: tuple[float, float] = (LEFT + 0.1 + SQUARE, ABOVE + SQUARE + BELOW)
+    side: float
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Inches with labels."""
+        return LEFT + 0.1 + self.side, ABOVE + self.side + BELOW
 
 
 def compare_figure(run_a: Run, run_b: Run, measure: str = "confidence") -> Figure:
@@ -124,15 +130,16 @@ def _difference(a: Grid, b: Grid) -> Grid:
 
 def _scatter(site: str, a: Grid, b: Grid, *, paired: bool) -> Scatter:
     x, y = a.values.ravel(), b.values.ravel()
+    side = min(max(len(a.values) * cell_size(a.values.shape[1])[1], SMALL), LARGE)
     if paired:
         both = np.isfinite(x) & np.isfinite(y)
-        return Scatter(site, x[both], y[both], True)
+        return Scatter(site, x[both], y[both], True, side)
     steps = np.linspace(0, 1, QUANTILES)
     x, y = (
         np.quantile(side[np.isfinite(side)], steps) if np.isfinite(side).any() else side[:0]
         for side in (x, y)
     )
-    return Scatter(site, x, y, False)
+    return Scatter(site, x, y, False, side)
 
 
 def _draw_map(page: Page, part: Map, place: tuple[float, float], *, label: str) -> None:
@@ -151,7 +158,7 @@ def _draw_map(page: Page, part: Map, place: tuple[float, float], *, label: str) 
 
 
 def _draw_scatter(page: Page, part: Scatter, place: tuple[float, float], limits: Normalize) -> None:
-    axes = page.axes(place[0] + LEFT + 0.1, place[1] + ABOVE, SQUARE, SQUARE)
+    axes = page.axes(place[0] + LEFT + 0.1, place[1] + ABOVE, part.side, part.side)
     low, high = float(limits.vmin or 0), float(limits.vmax or 0)
     edge = (high - low) * 0.05
     axes.plot([low, high], [low, high], color=GREY, linewidth=0.6, zorder=1)

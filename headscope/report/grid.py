@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LEFT, ABOVE, BELOW = 0.42, 0.2, 0.34  # inches around a grid: layer numbers, its title, head numbers
 MISSING = "////"  # hatch of places where a layer has no such head
-LINE = 0.105  # inches a line of marks takes
+LINE = 0.115  # inches a line of marks takes
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def draw_cells(
         np.ma.masked_invalid(values),
         cmap=cmap,
         norm=norm,
-        edgecolors="white",
+        edgecolors="white" if edge else "none",
         linewidth=edge,
     )
     axes.set(xlim=(left, left + columns), ylim=(rows, 0))
@@ -148,7 +148,7 @@ def cell_lines(functions: Sequence[Function], width: float, *, most: int) -> lis
 
 
 def _write(axes: Axes, x: float, y: float, lines: Sequence[str], ink: str) -> None:
-    axes.text(x, y, "\n".join(lines), size=TICK, color=ink, ha="center", va="center", linespacing=0.95)
+    axes.text(x, y, "\n".join(lines), size=TICK, color=ink, ha="center", va="center", linespacing=1.1)
 
 
 def _grid(run: Run, site: str, counts: Sequence[int], measure: str | None, *, sort: bool) -> Grid:

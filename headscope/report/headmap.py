@@ -24,7 +24,7 @@ from headscope.report.grid import (
     label_grid,
     shared_limits,
 )
-from headscope.report.page import BAR, Page, flow
+from headscope.report.page import BAR, LABEL, Page, flow, text_width
 from headscope.report.run import Run
 
 WIDEST = 14.5  # inches: more panels than fit start a new line
@@ -61,7 +61,13 @@ class Panel:
         """Inches with labels and colour bar."""
         layers, slots = self.grid.heads.shape
         wide, tall = self.cell
-        return LEFT + slots * wide + (BAR if self.bar else 0), ABOVE + layers * tall + BELOW
+        width = max(slots * wide + (BAR if self.bar else 0), text_width(self.title, LABEL, weight="bold"))
+        return LEFT + width, ABOVE + layers * tall + BELOW
+
+    @property
+    def title(self) -> str:
+        """Measure and site."""
+        return f"{measure_name(self.measure)} · {self.grid.site}"
 
 
 def measure_name(measure: str) -> str:
@@ -128,8 +134,11 @@ def _draw(page: Page, panel: Panel, place: tuple[float, float], *, sort: bool, m
     if marks or sort:
         draw_marks(axes, panel.grid, shades, cell=cell, numbers=sort)
     name = measure_name(panel.measure)
-    xlabel = f"heads of the layer, highest {name} first" if sort else "head"
-    label_grid(axes, panel.grid, title=f"{name} · {panel.grid.site}", xlabel=xlabel, first=int(sort))
+    xlabel = "head"
+    if sort:
+        full = f"heads of the layer, highest {name} first"
+        xlabel = full if text_width(full, LABEL) <= width else "rank"
+    label_grid(axes, panel.grid, title=panel.title, xlabel=xlabel, first=int(sort))
     if panel.bar:
         bar = ScalarMappable(panel.norm, "viridis")
         page.color_bar(left + width + 0.1, top, height, bar, label=name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headscope.report.page import Flow, even_width, flow
+from headscope.report.page import LABEL, Flow, even_width, flow, text_width
 from headscope.report.run import Run
 
 Place = tuple[str, int, int]
 """site, layer, number of heads"""
+TITLE_LEFT = 0.5  # inches left of a panel's title: the labels of its rows
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,17 @@ class Panels:
         ]
         sites = [site for site, _, _ in layers]
         longest = max((sites.count(site) for site in sites), default=1)
+        titles = [_title(place, sites=len(set(sites))) for place in layers]
+        needed = max((text_width(title, LABEL, weight="bold") for title in titles), default=0) + TITLE_LEFT
+        size = (max(size[0], needed), size[1])
         width = even_width(longest, size[0], widest)
         breaks = frozenset(n for n in range(1, len(sites)) if sites[n] != sites[n - 1])
         return cls(layers, flow([size] * len(layers), width, gap=(0.2, 0.12), breaks=breaks), len(set(sites)))
 
     def title(self, place: Place) -> str:
         """`layer 3`, with the site where the figure shows several."""
-        return f"{place[0]} · layer {place[1]}" if self.sites > 1 else f"layer {place[1]}"
+        return _title(place, sites=self.sites)
+
+
+def _title(place: Place, *, sites: int) -> str:
+    return f"{place[0]} · layer {place[1]}" if sites > 1 else f"layer {place[1]}"

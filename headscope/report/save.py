@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = DPI, force: bool = Fa
     except OSError as failed:
         raise OutputError(f"cannot write {path}: {failed.strerror or failed}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
     return path
 
 

@@ -45,12 +45,12 @@ def similarity_matrices(run: Run, measure: str = "cosine") -> Figure:
     for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.places, strict=True):
         extent = side * count / heads
         axes = page.axes(left + LEFT, top + ABOVE, extent, extent)
-        draw_cells(axes, matrices[site, layer], cmap=cmap, norm=norm, edge=0.3)
+        draw_cells(axes, matrices[site, layer], cmap=cmap, norm=norm, edge=0.3 if heads <= 12 else 0)
         _label(axes, count, first=left == 0)
         title = panels.title((site, layer, count))
         axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, cmap)
-    page.color_bar(panels.flow.width + 0.1, ABOVE, side, bar, label=measure)
+    page.color_bar(panels.flow.width + 0.1, ABOVE, side, bar, label=name)
     return page.figure
 
 

@@ -1,0 +1,40 @@
+# Two targets do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+# The CPU build of torch is enough here; this range is the one pyproject.toml asks for.
+TORCH = torch>=2.9,<2.14
+
+.PHONY: demo test lint types unit clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/headscope demo --out demo --force
+	@echo
+	@echo "Done. Look at demo/figures/heads.png and demo/heads.csv; run.json says how they were made."
+
+test: lint types unit
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev.stamp
+	$(BIN)/mypy
+
+unit: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/demo.stamp: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[demo]"
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

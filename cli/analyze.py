@@ -1,0 +1,198 @@
+"""`headscope analyze`: measure every attention head of a checkpoint on a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headscope.cli import console
+from headscope.cli.options import (
+    ANALYSES,
+    DATA,
+    MODEL,
+    OUTPUT,
+    CheckpointName,
+    Config,
+    Device,
+    Dtype,
+    Force,
+    FormatName,
+    Json,
+    Seed,
+    names,
+)
+
+if TYPE_CHECKING:
+    from headscope.runs import Finished
+
+
+def analyze(
+    checkpoint: CheckpointName,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Directory for the results.", rich_help_panel=OUTPUT)
+    ],
+    source: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text, one sentence a line (.gz too).", rich_help_panel=DATA),
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Translations of the lines, for decoders with an encoder.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    parse: Annotated[
+        str | None,
+        typer.Option(
+            metavar="stanza|FILE",
+            help="Dependency parses for the syntactic analysis: made by stanza, or a CoNLL-U file (.gz too), "
+            "whose text is analysed where --source is absent.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    stanza_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where stanza's models lie; default: stanza's own place.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    lang: Annotated[
+        str, typer.Option(help="Language of the source, for stanza.", rich_help_panel=DATA)
+    ] = "en",
+    download: Annotated[
+        bool, typer.Option("--download", help="Let stanza fetch its models.", rich_help_panel=DATA)
+    ] = False,
+    max_sentences: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first N lines.", rich_help_panel=DATA)
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Pieces a sentence may have; default 512 or the model's limit.", rich_help_panel=DATA
+        ),
+    ] = None,
+    long: Annotated[
+        str,
+        typer.Option(
+            metavar="truncate|refuse", help="What happens to longer sentences.", rich_help_panel=DATA
+        ),
+    ] = "truncate",
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Run only these analyses, comma-separated.", rich_help_panel=ANALYSES
+        ),
+    ] = None,
+    skip: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Leave these analyses out.", rich_help_panel=ANALYSES)
+    ] = None,
+    also: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Run these beside the default ones.", rich_help_panel=ANALYSES),
+    ] = None,
+    relations: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="UD relations: a list, all, or default (nsubj,obj,amod,advmod).",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = "default",
+    min_instances: Annotated[
+        int, typer.Option(min=1, help="With --relations all: leave rarer ones out.", rich_help_panel=ANALYSES)
+    ] = 30,
+    frequencies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Token and count a line, for rare_words.", rich_help_panel=ANALYSES
+        ),
+    ] = None,
+    frequency_corpus: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to count tokens over; default: the source itself.",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = None,
+    keep_special: Annotated[
+        bool,
+        typer.Option(
+            "--keep-special",
+            help="Count special tokens (start, end) as queries and keys too.",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = False,
+    bootstrap: Annotated[
+        int, typer.Option(min=10, help="Resamples for the 95 % intervals.", rich_help_panel=ANALYSES)
+    ] = 1000,
+    seed: Seed = 1,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)
+    ] = 2048,
+    format: FormatName = None,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Also write every sentence's values.", rich_help_panel=OUTPUT)
+    ] = False,
+    figures: Annotated[
+        bool,
+        typer.Option("--figures/--no-figures", help="Draw the standard figures.", rich_help_panel=OUTPUT),
+    ] = True,
+    config: Config = None,
+    json: Json = False,
+    force: Force = False,
+) -> None:
+    """Measure every attention head of a checkpoint on a text, in one forward pass."""
+    from headscope.config import AnalyzeConfig
+    from headscope.runs import run_analysis
+
+    settings: dict[str, Any] = dict(locals())
+    for name in ("config", "json", "AnalyzeConfig", "run_analysis"):
+        settings.pop(name)
+    lists = {name: tuple(names(settings.pop(name))) for name in ("only", "skip", "also")}
+    finished = run_analysis(AnalyzeConfig(**settings, **lists), progress=console.progress)
+    if json:
+        console.print_json(_as_json(finished))
+    else:
+        _show(finished)
+    if not finished.study.complete:
+        done = finished.study.sentences
+        console.say(
+            f"interrupted: {finished.folder} holds what {done} sentences gave; run.json says complete: false"
+        )
+        raise typer.Exit(130)
+
+
+def _as_json(finished: Finished) -> dict[str, Any]:
+    from headscope.results import ResultTable
+
+    table = ResultTable("heads", finished.study.heads, finished.signature)
+    return {
+        "out": str(finished.folder),
+        "complete": finished.study.complete,
+        "sentences": finished.study.sentences,
+        "left_out": [{"analysis": each.analysis, "why": each.why} for each in finished.study.left_out],
+        "heads": table.to_json(),
+    }
+
+
+def _show(finished: Finished) -> None:
+    """The summary on the terminal: functions, the sharpest heads, what was left out and why."""
+    from headscope.cli.summary import summary
+
+    screen = console.out()
+    for part in summary(finished):
+        screen.print(part)
+
+
+analyze.__doc__ = (
+    analyze.__doc__ or ""
+) + "\n\nWrites heads.csv (a row per head), a table per analysis, run.json and figures."

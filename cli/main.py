@@ -1,0 +1,64 @@
+"""The `headscope` command: one file per sub-command, heavy imports only inside them."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from headscope.cli.analyze import analyze
+from headscope.cli.demo import demo
+from headscope.cli.plot import app as plot
+from headscope.cli.show import show
+from headscope.errors import HeadscopeError
+
+EPILOG = """\
+Start here:  headscope demo
+
+Your own:  headscope show CKPT   then   headscope analyze CKPT --source text.en --out run   then   headscope plot heads run --out heads.pdf"""
+
+app = typer.Typer(
+    name="headscope",
+    help="What the attention heads of a trained Transformer do, how much each one matters, and which can go.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(show)
+app.command()(analyze)
+app.add_typer(plot, name="plot")
+app.command()(demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import headscope
+
+        print(f"headscope {headscope.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and end.", callback=_version, is_eager=True
+    ),
+) -> None:
+    """What the attention heads of a trained Transformer do, how much each one matters, and which can go."""
+
+
+def run() -> None:
+    """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130."""
+    try:
+        app()
+    except HeadscopeError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    run()

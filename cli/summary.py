@@ -1,0 +1,83 @@
+"""What `headscope analyze` says at the end: heads by function, the sharpest, what was left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from headscope.heads import HeadId, Site
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from headscope.runs import Finished
+
+MOST = 8
+
+
+def summary(finished: Finished) -> Iterator[Any]:
+    """The parts of the summary, for a rich console."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    study = finished.study
+    if study.labels:
+        yield _functions(finished)
+    if "confidence" in study.heads:
+        yield _sharpest(finished)
+    for line in _remarks(finished):
+        yield Padding(Text(line), (0, 0, 0, 1))
+    yield Text(str(finished.signature), style="dim")
+    yield Text(f"results: {finished.folder}", style="bold")
+
+
+def _functions(finished: Finished) -> Table:
+    table = _table("heads by function", "function", "heads", "which")
+    by_label: dict[str, list[HeadId]] = {}
+    for head, labels in finished.study.labels.items():
+        for label in labels:
+            by_label.setdefault(label, []).append(head)
+    for label, heads in sorted(by_label.items(), key=lambda entry: (entry[0] == "sink", entry[0])):
+        shown = ", ".join(map(str, sorted(heads)[:MOST]))
+        more = f" … {len(heads) - MOST} more" if len(heads) > MOST else ""
+        table.add_row(label, str(len(heads)), shown + more)
+    return table
+
+
+def _sharpest(finished: Finished) -> Table:
+    """The most confident heads with their intervals and functions."""
+    table = _table("most confident heads", "head", "confidence", "95 %", "functions")
+    heads = finished.study.heads.dropna(subset=["confidence"]).nlargest(MOST, "confidence")
+    for row in heads.itertuples():
+        name = str(HeadId(Site(row.site), int(row.layer), int(row.head)))
+        table.add_row(
+            name,
+            f"{row.confidence:.3f}",
+            f"{row.confidence_low:.3f}–{row.confidence_high:.3f}",
+            row.functions.replace(";", " "),
+        )
+    return table
+
+
+def _remarks(finished: Finished) -> Iterator[str]:
+    study = finished.study
+    yield f"{study.sentences} sentences, {len(study.heads)} heads, {study.seconds:.1f} s"
+    for each in study.left_out:
+        yield f"left out: {each.analysis} ({each.why})"
+    if study.losses.truncated:
+        yield f"cut off at the length limit: {study.losses.truncated} sentences (--max-length, --long)"
+    for why, count in study.losses.unaligned.items():
+        yield f"not aligned with their parse, left out of syntactic: {count} sentences ({why})"
+    if study.losses.fused:
+        yield f"relations inside one written word, not counted: {study.losses.fused}"
+    yield from study.remarks
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("heads", "confidence") else "left")
+    return table

@@ -1,0 +1,73 @@
+"""How frequent tokens are: from a file of counts, or counted over a corpus with the model's own pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.data import read_lines
+from headscope.errors import DataError
+from headscope.formats.base import Checkpoint
+
+CHUNK = 1024
+
+
+def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor:
+    """Rank of every id [V], 1 for the most frequent: by (count, descending; piece, ascending)."""
+    ids = range(checkpoint.vocabulary)
+    pieces = checkpoint.pieces(ids)
+    ordered = sorted(ids, key=lambda number: (-counts.get(number, 0), pieces[number] or ""))
+    ranks = torch.empty(len(ordered), dtype=torch.long)
+    ranks[torch.tensor(ordered)] = torch.arange(1, len(ordered) + 1)
+    return ranks
+
+
+def count_pieces(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) -> dict[int, int]:
+    """How often each id occurs in texts, special ids left out."""
+    counts = np.zeros(checkpoint.vocabulary, dtype=np.int64)
+    for chunk in _chunks(texts):
+        for encoded in checkpoint.encode(chunk, side="source", limit=limit):
+            plain = [
+                number for number, special in zip(encoded.ids, encoded.special, strict=True) if not special
+            ]
+            np.add.at(counts, plain, 1)
+    return {int(number): int(counts[number]) for number in counts.nonzero()[0]}
+
+
+def read_counts(checkpoint: Checkpoint, path: Path) -> dict[int, int]:
+    """Counts from lines `token count` (blank or tab between); tokens are the model's pieces.
+
+    DataError for a line of another form, or where less than half of the tokens are pieces of the model.
+    """
+    counts: dict[int, int] = {}
+    lines = 0
+    for lines, line in enumerate(read_lines(path), start=1):
+        token, _, number = line.rstrip().replace("\t", " ").rpartition(" ")
+        if not token.strip() or not number.isdigit():
+            raise DataError(
+                f"{path}:{lines}: {line[:60]!r} is not `token count`; write a token, a blank and a number"
+            )
+        found = checkpoint.id_of(token.strip())
+        if found is not None:
+            counts[found] = counts.get(found, 0) + int(number)
+    if len(counts) * 2 < lines:
+        raise DataError(
+            f"{path}: only {len(counts)} of {lines} tokens are pieces of this model; count its own pieces "
+            "(or give --frequency-corpus, which does that)"
+        )
+    return counts
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    for text in texts:
+        chunk.append(text)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

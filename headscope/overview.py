@@ -1,0 +1,54 @@
+"""What a checkpoint is: the facts that `headscope show` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headscope.analysis import ANALYSES
+from headscope.formats.base import Checkpoint
+from headscope.heads import SITES
+
+
+def overview(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Format, architecture, attention by site, parameters by part, tokenizer, and which analyses fit.
+
+    CheckpointError where the model's heads cannot be seen.
+    """
+    facts = checkpoint.facts()
+    sites = []
+    for site in SITES:
+        places = checkpoint.places.at(site)
+        if places:
+            sites.append(
+                {
+                    "site": site.value,
+                    "layers": len(places),
+                    "heads": [place.heads for place in places],
+                    "width": [place.width for place in places],
+                    "groups": [place.groups for place in places],
+                }
+            )
+    return {
+        "path": checkpoint.path,
+        "format": checkpoint.format,
+        **facts,
+        "digest": f"sha256:{checkpoint.digest}",
+        "sites": sites,
+        "parameters": checkpoint.parameters_by_part(),
+        "analyses": _analyses(checkpoint, facts),
+    }
+
+
+def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    there = {place.site for place in checkpoint.places.order}
+    rows = []
+    for _, cls in sorted(ANALYSES, key=lambda entry: entry[1].order):
+        why = ""
+        if cls.passes and not facts["tokenizer"]:
+            why = "no: the checkpoint has no tokenizer"
+        elif cls.passes and not cls.sites & there:
+            why = "no: for " + " or ".join(site.value for site in SITES if site in cls.sites)
+        rows.append(
+            {"name": cls.name, "fits": not why, "why": why, "summary": cls.summary, "default": cls.default}
+        )
+    return rows

@@ -1,0 +1,176 @@
+"""The files of an analysis run: `run.json`, `heads.csv`, a table per analysis, arrays, pickles, detail."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import headscope
+from headscope.accumulate import Array
+from headscope.analyze import Study
+from headscope.data import Corpus
+from headscope.formats.base import Checkpoint
+from headscope.heads import SITES, Site
+from headscope.results import ResultTable, Signature, write_arrays, write_json, write_pickle
+
+LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
+_LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
+
+
+def signature(checkpoint: Checkpoint, corpus: Corpus, study: Study, settings: Mapping[str, Any]) -> Signature:
+    """What shapes every number of a run; the entry `m` (the analysis) is put first for each table."""
+    count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
+    return Signature(
+        {
+            "eos": "incl" if settings["keep_special"] else "excl",
+            "unit": "piece",
+            "len": f"{settings['limit']}-{settings['long']}",
+            "data": f"sha1={corpus.digest[:12]},n={count}",
+            "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
+            "dtype": str(checkpoint.dtype).removeprefix("torch."),
+            "device": checkpoint.device.type,
+            "torch": importlib.metadata.version("torch"),
+            "tf": importlib.metadata.version("transformers"),
+            "boot": str(settings["bootstrap"]),
+            "seed": str(settings["seed"]),
+            "v": headscope.__version__,
+        }
+    )
+
+
+def analysis_signature(common: Signature, study: Study, name: str) -> Signature:
+    """The signature of one analysis' numbers: what it is called and its own settings, then the common part."""
+    return common.having(**study.signatures[name])
+
+
+def write_run(
+    folder: Path,
+    study: Study,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    settings: Mapping[str, Any],
+    command: list[str],
+) -> Signature:
+    """Write everything but the figures; returns the signature of the run as a whole."""
+    common = signature(checkpoint, corpus, study, settings)
+    whole = common.having(m="+".join(study.signatures), **_own_settings(study))
+    files = [ResultTable("heads", study.heads, whole).to_csv(folder)]
+    for name, frame in study.tables.items():
+        files.append(ResultTable(name, frame, whole).to_csv(folder))
+    if study.arrays:
+        files.append(write_arrays(folder / "similarity.npz", study.arrays))
+    for measure, nested in nested_measures(study).items():
+        files.append(write_pickle(folder / "pickles" / f"{measure}.pkl", nested))
+    for measure, arrays in study.detail.items():
+        files.append(write_arrays(folder / "detail" / f"{measure}.npz", arrays))
+    meta = _meta(study, checkpoint, corpus, settings, command, whole, common)
+    meta["files"] = sorted(str(path.relative_to(folder)) for path in files)
+    write_json(folder / "run.json", meta)
+    return whole
+
+
+def _own_settings(study: Study) -> dict[str, str]:
+    return {
+        key: value
+        for each in study.signatures.values()
+        for key, value in each.items()
+        if key != "m" and value
+    }
+
+
+def _meta(
+    study: Study,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    settings: Mapping[str, Any],
+    command: list[str],
+    whole: Signature,
+    common: Signature,
+) -> dict[str, Any]:
+    layout: dict[str, list[int]] = {}
+    for place in checkpoint.places.order:
+        layout.setdefault(place.site.value, []).append(place.heads)
+    return {
+        "headscope": headscope.__version__,
+        "complete": study.complete,
+        "signature": str(whole),
+        "signatures": {name: str(analysis_signature(common, study, name)) for name in study.signatures},
+        "command": command,
+        "checkpoint": {
+            "path": str(Path(checkpoint.path).resolve())
+            if Path(checkpoint.path).exists()
+            else checkpoint.path,
+            "format": checkpoint.format,
+            "digest": checkpoint.digest,
+            "model_type": checkpoint.model_type,
+        },
+        "layout": layout,
+        "data": {
+            "source": settings["source"],
+            "target": settings["target"],
+            "parse": settings["parse"],
+            "digest": corpus.digest,
+            "sentences": study.sentences,
+            "in_corpus": corpus.count,
+            "truncated": study.losses.truncated,
+            "unaligned": dict(study.losses.unaligned),
+            "relations_within_a_word": study.losses.fused,
+        },
+        "left_out": [asdict(each) for each in study.left_out],
+        "remarks": study.remarks,
+        "options": dict(settings),
+        "seed": settings["seed"],
+        "dtype": str(checkpoint.dtype).removeprefix("torch."),
+        "device": str(checkpoint.device),
+        "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "python": platform.python_version(),
+        "seconds": round(study.seconds, 3),
+    }
+
+
+def nested_measures(study: Study) -> dict[str, Any]:
+    """Every numeric measure, and every similarity matrix, in the nesting of the MHR fork's pickles.
+
+    `{"encoder": [{"self_attn": [h]}], "decoder": [{"self_attn": [h], "enc_attn": [h]}]}` of plain numpy
+    arrays, a list entry a layer.
+    """
+    numeric = [name for name in study.heads.columns if pd.api.types.is_float_dtype(study.heads[name])]
+    measures = [name for name in numeric if not name.endswith(("_low", "_high"))]
+    found = {
+        name: nested({place: column for place, column in _by_place(study.heads, name)}) for name in measures
+    }
+    kinds = {key.rsplit("/", 1)[1] for key in study.arrays if not key.endswith(("_low", "_high"))}
+    for kind in sorted(kinds):
+        places = {}
+        for key, array in study.arrays.items():
+            site, layer, measure = key.split("/")
+            if measure == kind:
+                places[Site(site), int(layer)] = array
+        found[f"similarity_{kind}_matrices"] = nested(places)
+    return found
+
+
+def _by_place(heads: pd.DataFrame, name: str) -> list[tuple[tuple[Site, int], Array]]:
+    grouped = heads.groupby(["site", "layer"], sort=False)[name]
+    return [((Site(site), int(layer)), np.array(column, dtype=float)) for (site, layer), column in grouped]
+
+
+def nested(places: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:
+    """Arrays by (site, layer) in the MHR nesting; cross attention is called `enc_attn` there."""
+    found: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
+    for site in SITES:
+        stack, kind = _LOCATION.get(site, ("decoder", "enc_attn"))
+        layers = {layer: array for (its, layer), array in places.items() if its is site}
+        for layer in range(max(layers, default=-1) + 1):
+            while len(found[stack]) <= layer:
+                found[stack].append({})
+            if layer in layers:
+                found[stack][layer][kind] = layers[layer]
+    return found

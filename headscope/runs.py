@@ -1,0 +1,139 @@
+"""From a config to the files of a finished run: what `headscope analyze` does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headscope.analysis import Analysis, Options
+from headscope.analyze import Pace, Study, analyze, choose, sentence_limit
+from headscope.config import AnalyzeConfig
+from headscope.data import Corpus, open_corpus, read_lines
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.frequencies import count_pieces, frequency_ranks, read_counts
+from headscope.results import Signature, check_folder, clear_run
+from headscope.runfiles import write_run
+from headscope.syntax import Parse, parse_with_stanza
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has been written."""
+
+    study: Study
+    folder: Path
+    signature: Signature
+    figures: list[Path]
+
+
+def _no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    return nullcontext(lambda count: None)
+
+
+def run_analysis(config: AnalyzeConfig, *, progress: Progress = _no_progress) -> Finished:
+    """Open checkpoint and corpus, measure, write `config.out`.
+
+    Nothing is written, and nothing of an earlier run removed, before the numbers are there. HeadscopeError
+    for whatever the user can fix. Interrupted by Ctrl-C, it writes what was done (`complete` is then false).
+    """
+    check_folder(config.out, force=config.force)
+    analyses = choose(only=config.only, skip=config.skip, also=config.also)
+    corpus = open_corpus(
+        config.source, target=config.target, parses=_conllu(config), max_sentences=config.max_sentences
+    )
+    checkpoint = open_checkpoint(
+        config.checkpoint, format=config.format, device=config.device, dtype=config.dtype
+    )
+    pace = Pace(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
+    limit = sentence_limit(checkpoint, pace)
+    if config.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
+        corpus = _with_stanza(corpus, config, progress)
+    options = _options(config, checkpoint, corpus, analyses, limit)
+    with progress("analysing", corpus.count) as step:
+        study = analyze(
+            checkpoint,
+            corpus,
+            analyses=analyses,
+            options=options,
+            pace=pace,
+            replicates=config.bootstrap,
+            detail=config.detail,
+            progress=step,
+        )
+    clear_run(config.out)
+    settings = {**config.settings(), "limit": limit}
+    signature = write_run(config.out, study, checkpoint, corpus, settings, sys.argv)
+    return Finished(study, config.out, signature, _figures(config))
+
+
+def _conllu(config: AnalyzeConfig) -> Path | None:
+    return Path(config.parse) if config.parse is not None and config.parse != "stanza" else None
+
+
+def _with_stanza(corpus: Corpus, config: AnalyzeConfig, progress: Progress) -> Corpus:
+    """The corpus with parses; stanza runs once here, later passes read what it left in the cache."""
+
+    def parses() -> Iterator[Parse]:
+        lines = (sentence.source for sentence in corpus)
+        return parse_with_stanza(
+            lines, lang=config.lang, resources=config.stanza_dir, download=config.download
+        )
+
+    with progress("parsing", corpus.count) as step:
+        for _ in parses():
+            step(1)
+    return corpus.with_parses(parses)
+
+
+def _options(
+    config: AnalyzeConfig, checkpoint: Checkpoint, corpus: Corpus, analyses: list[type[Analysis]], limit: int
+) -> Options:
+    options = Options(
+        keep_special=config.keep_special,
+        relations=config.relations,
+        relation_minimum=config.min_instances,
+        parse=_parse_name(config),
+        seed=config.seed,
+    )
+    if config.relations == "all" and corpus.has_parses:
+        found = {
+            relation.relation
+            for sentence in corpus
+            if sentence.parse
+            for relation in sentence.parse.relations
+        }
+        options = replace(options, relation_names=tuple(sorted(found)))
+    if any("frequencies" in cls.needs for cls in analyses):
+        counts, source = _counts(config, checkpoint, corpus, limit)
+        options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
+    return options
+
+
+def _parse_name(config: AnalyzeConfig) -> str:
+    if config.parse is None:
+        return ""
+    return f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse).name
+
+
+def _counts(
+    config: AnalyzeConfig, checkpoint: Checkpoint, corpus: Corpus, limit: int
+) -> tuple[dict[int, int], str]:
+    if config.frequencies:
+        return read_counts(checkpoint, config.frequencies), config.frequencies.name
+    if config.frequency_corpus:
+        lines = read_lines(config.frequency_corpus)
+        return count_pieces(checkpoint, lines, limit=limit), config.frequency_corpus.name
+    return count_pieces(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
+
+
+def _figures(config: AnalyzeConfig) -> list[Path]:
+    if not config.figures:
+        return []
+    from headscope.report.standard import draw_standard
+
+    return draw_standard(config.out)
