@@ -39,9 +39,7 @@ def without_last_cell(heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     lengths, widths = real_queries.sum(-1), real_keys.sum(-1)  # [b]
     last_query = torch.arange(real_queries.shape[1], device=lengths.device) == (lengths - 1)[:, None]  # [b t]
     last_key = torch.arange(real_keys.shape[1], device=lengths.device) == (widths - 1)[:, None]  # [b s]
-    outside = ~(real_queries[:, :, None] & real_keys[:, None, :]) | (
-        last_query[:, :, None] & last_key[:, None, :]
-    )
+    outside = ~(real_queries[:, :, None] & real_keys[:, None, :]) | (last_query[:, :, None] & last_key[:, None, :])
     return heads.weights.masked_fill(outside[:, None], 0.0), lengths, widths
 
 

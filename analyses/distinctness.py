@@ -48,9 +48,7 @@ class Distinctness(Analysis):
         tables, missing = [], []
         for place, found in self.found.items():
             slices = {letter: getattr(found, name) for letter, name in MATRICES.items()}
-            missing += [
-                f"{place[0]}.{place[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None
-            ]
+            missing += [f"{place[0]}.{place[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None]
             known = {letter: per_head(s, self.heads[place]) for letter, s in slices.items() if s is not None}
             for letter, weights in known.items():
                 cosine, angles = cosines(weights), principal_cosines(weights)
@@ -81,7 +79,7 @@ def cosines(weights: Tensor) -> Tensor:
 def principal_cosines(weights: Tensor) -> Tensor:
     """Cosines of the principal angles between row spaces of slices [h k d], descending: [h h k]."""
     basis = torch.linalg.qr(weights.transpose(1, 2)).Q  # [h d k]
-    h, _, k = basis.shape
+    h = len(basis)
     first, second = torch.triu_indices(h, h)
     found = torch.linalg.svdvals(basis[first].transpose(1, 2) @ basis[second]).clamp(max=1.0)
     every = torch.empty(h, h, found.shape[-1], dtype=found.dtype)
@@ -94,7 +92,8 @@ def effective_rank(left: Tensor, right: Tensor) -> Tensor:
     inner = [torch.linalg.qr(side.transpose(1, 2)).R for side in (left, right)]  # [h k k]
     values = torch.linalg.svdvals(inner[0] @ inner[1].transpose(1, 2))  # [h k]
     share = values / values.sum(dim=-1, keepdim=True)
-    return torch.special.entr(share).sum(dim=-1).exp()
+    found: Tensor = torch.special.entr(share).sum(dim=-1).exp()
+    return found
 
 
 def _mean_of_others(pairs: Tensor) -> Tensor:
@@ -108,9 +107,7 @@ def _exact(values: Tensor) -> Estimate:
     return Estimate(array, array, array)
 
 
-def _table(
-    place: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor
-) -> pd.DataFrame:
+def _table(place: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor) -> pd.DataFrame:
     first, second = (index.numpy() for index in torch.triu_indices(len(cosine), len(cosine), offset=1))
     degrees = np.degrees(np.arccos(angles.numpy()))
     return pd.DataFrame(

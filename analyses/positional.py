@@ -49,9 +49,7 @@ class Positional(Analysis):
             shares = total / count
             modal = total.argmax(dim=-1)  # [1+r h]
             offset[site, layer] = interval((modal - middle).double())
-            share[site, layer] = interval(
-                shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0]
-            )
+            share[site, layer] = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
             tables.append(_table((site, layer), total[0], interval(shares)))
             for head in head_ids((site, layer), total.shape[1]):
                 if share[site, layer].value[head.head] >= THRESHOLD:

@@ -57,9 +57,7 @@ class RareWords(Analysis):
                 if share.value[here] >= SHARE and share.low[here] > TIMES_CHANCE * chance.value[here]:
                     findings.label(head, "rare")
         if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
-            findings.remarks.append(
-                f"rare_words: no sentence has a token outside the {FREQUENT} most frequent"
-            )
+            findings.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
         return findings
 
     def signature(self) -> dict[str, str]:  # noqa: D102

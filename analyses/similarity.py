@@ -48,12 +48,12 @@ class Similarity(Analysis):
         findings = Findings()
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
         for place in tally.places("cosine"):
-            heads = tally.sums["cosine", *place].total.shape[1]
+            heads = tally.kept("cosine", place).total.shape[1]
             cosine, l2 = tally.ratio("cosine", *place), tally.ratio("l2", *place)
             samples = cka_samples(tally, place, heads)
             for measure, estimate in {"cosine": cosine, "l2": l2, "cka": interval(samples)}.items():
                 findings.arrays.update(matrices(place, measure, estimate))
-            total, count = tally.bootstrap.sums(tally.sums["cosine", *place])
+            total, count = tally.bootstrap.sums(tally.kept("cosine", place))
             columns["similarity_cosine"][place] = interval(mean_of_others(total / count))
             columns["similarity_cka"][place] = interval(mean_of_others(samples))
         findings.columns = [Column(name, estimates) for name, estimates in columns.items()]
@@ -79,7 +79,7 @@ class JensenShannon(Analysis):
         own = torch.special.entr(weights).sum(dim=-1)  # [n h]
         pairs = torch.combinations(torch.arange(h), r=2, with_replacement=True).to(weights.device)  # [p 2]
         found = torch.zeros(n, h, h, device=weights.device)
-        for chunk in pairs.split(max(1, 2**24 // max(1, weights[:, 0].numel()))):
+        for chunk in torch.split(pairs, max(1, 2**24 // max(1, weights[:, 0].numel()))):
             i, j = chunk.T
             middle = torch.special.entr((weights[:, i] + weights[:, j]) / 2).sum(dim=-1)  # [n p]
             found[:, i, j] = found[:, j, i] = (middle - (own[:, i] + own[:, j]) / 2).clamp(min=0)
@@ -102,7 +102,7 @@ def pairwise_l2(tokens: Tensor) -> Tensor:
 
 def cka_samples(tally: Tally, place: tuple[Site, int], heads: int) -> Tensor:
     """CKA of the whole corpus, then of each replicate: [1+r h h]."""
-    kept, counts = tally.sums["moments", *place], tally.sums["tokens", *place]
+    kept, counts = tally.kept("moments", place), tally.kept("tokens", place)
     while counts.groups > kept.groups:
         counts.halve()
     draws = tally.bootstrap.draws(kept.used)
@@ -129,7 +129,7 @@ def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: 
     square = flat @ flat.transpose(-1, -2)  # [h h f f]
     cubic = torch.einsum("aik,bikjl,cjl->ijabc", rest, blocks, rest)  # [h h f f f]
     found = []
-    for part in draws.split(64):
+    for part in torch.split(draws, 64):
         n = (part @ tokens)[:, None, None]  # [r 1 1]
         size = torch.tensordot(part, rest, 1).square().sum(dim=-1)  # [r h]
         norm = torch.einsum("ijra,ra->rij", part @ square, part)

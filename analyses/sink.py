@@ -32,9 +32,7 @@ class Sink(Analysis):
             later[:, 0] = False
         return {
             "sink": heads.over_queries(heads.weights[..., 0], only=later),
-            "sink_special": heads.over_queries(
-                torch.einsum("bhts,bs->bht", heads.weights, special), only=later
-            ),
+            "sink_special": heads.over_queries(torch.einsum("bhts,bs->bht", heads.weights, special), only=later),
         }
 
     def report(self, tally: Tally) -> Findings:  # noqa: D102

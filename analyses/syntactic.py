@@ -83,9 +83,9 @@ class Syntactic(Analysis):
 
     def _place(self, tally: Tally, place: tuple[Site, int]) -> pd.DataFrame:
         """One row per head, relation and direction that has instances enough, for one site and layer."""
-        hits, count = tally.bootstrap.sums(tally.sums["accuracy", *place])  # [1+r h c], [1+r 1 c]
+        hits, count = tally.bootstrap.sums(tally.kept("accuracy", place))  # [1+r h c], [1+r 1 c]
         first = next(other for other in tally.places("offsets") if other[0] is place[0])
-        offsets, _ = tally.bootstrap.sums(tally.sums["offsets", *first])  # [1+r c o]
+        offsets, _ = tally.bootstrap.sums(tally.kept("offsets", first))  # [1+r c o]
         accuracy = hits / count
         base = (offsets.amax(dim=-1) / count[:, 0])[:, None]  # [1+r 1 c]
         modal = offsets[0].argmax(dim=-1) - REACH
@@ -138,7 +138,7 @@ def _margin_column(
     """The best margin of each head with its interval."""
     estimates = {}
     for place in places:
-        count = tally.sums["accuracy", *place].total.shape[1]
+        count = tally.kept("accuracy", place).total.shape[1]
         rows = [best.get(head, (np.nan, np.nan, np.nan, ""))[:3] for head in head_ids(place, count)]
         value, low, high = np.array(rows, dtype=float).reshape(-1, 3).T
         estimates[place] = Estimate(value, low, high)
@@ -161,9 +161,9 @@ class _Plan:
         member = np.zeros((b, words, s), dtype=np.float32)
         found = [_instances(row, a, names) for row, a in enumerate(aligned) if a is not None]
         instances = np.concatenate([*found, np.empty((0, 4), dtype=np.int64)])  # [n 4]: row, cell, from, to
-        for row, a in enumerate(aligned):
+        for line, a in enumerate(aligned):
             for word, pieces in enumerate(a.units if a else ()):
-                member[row, word, pieces] = 1.0
+                member[line, word, pieces] = 1.0
         self.member = torch.from_numpy(member).to(device)  # [b w s]
         self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
         row, cell, start, end = (torch.from_numpy(column).to(device) for column in instances.T)

@@ -30,15 +30,13 @@ class _Pattern(Analysis):
         """The keys [b t s] that the pattern names for each query."""
         raise NotImplementedError
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        named = heads.shared(
-            f"pattern/{self.name}", lambda: self.keys(heads) & heads.visible & heads.keys[:, None]
-        )
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:
+        named = heads.shared(f"pattern/{self.name}", lambda: self.keys(heads) & heads.visible & heads.keys[:, None])
         score = torch.einsum("bhts,bts->bht", heads.weights, named.to(heads.weights.dtype))
         suffix = "_random" if heads.batch.kind == "random" else ""
         return {f"{self.name}{suffix}": heads.over_queries(score, only=named.any(dim=-1))}
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Tally) -> Findings:
         findings = super().report(tally)
         for column in findings.columns:
             for place, estimate in column.estimates.items():
@@ -63,9 +61,7 @@ class PreviousToken(_Pattern):
 
     def keys(self, heads: Heads) -> Tensor:  # noqa: D102
         b, t = heads.queries.shape
-        return (
-            torch.eye(t, dtype=torch.bool, device=heads.queries.device).roll(-1, 1).tril(-1).expand(b, t, t)
-        )
+        return torch.eye(t, dtype=torch.bool, device=heads.queries.device).roll(-1, 1).tril(-1).expand(b, t, t)
 
 
 @analysis

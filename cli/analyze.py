@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 def analyze(
     checkpoint: CheckpointName,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Directory for the results.", rich_help_panel=OUTPUT)
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the results.", rich_help_panel=OUTPUT)],
     source: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text, one sentence a line (.gz too).", rich_help_panel=DATA),
@@ -62,9 +60,7 @@ def analyze(
             rich_help_panel=DATA,
         ),
     ] = None,
-    lang: Annotated[
-        str, typer.Option(help="Language of the source, for stanza.", rich_help_panel=DATA)
-    ] = "en",
+    lang: Annotated[str, typer.Option(help="Language of the source, for stanza.", rich_help_panel=DATA)] = "en",
     download: Annotated[
         bool, typer.Option("--download", help="Let stanza fetch its models.", rich_help_panel=DATA)
     ] = False,
@@ -73,21 +69,15 @@ def analyze(
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(
-            min=2, help="Pieces a sentence may have; default 512 or the model's limit.", rich_help_panel=DATA
-        ),
+        typer.Option(min=2, help="Pieces a sentence may have; default 512 or the model's limit.", rich_help_panel=DATA),
     ] = None,
     long: Annotated[
         str,
-        typer.Option(
-            metavar="truncate|refuse", help="What happens to longer sentences.", rich_help_panel=DATA
-        ),
+        typer.Option(metavar="truncate|refuse", help="What happens to longer sentences.", rich_help_panel=DATA),
     ] = "truncate",
     only: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAMES", help="Run only these analyses, comma-separated.", rich_help_panel=ANALYSES
-        ),
+        typer.Option(metavar="NAMES", help="Run only these analyses, comma-separated.", rich_help_panel=ANALYSES),
     ] = None,
     skip: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Leave these analyses out.", rich_help_panel=ANALYSES)
@@ -109,9 +99,7 @@ def analyze(
     ] = 30,
     frequencies: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Token and count a line, for rare_words.", rich_help_panel=ANALYSES
-        ),
+        typer.Option(metavar="FILE", help="Token and count a line, for rare_words.", rich_help_panel=ANALYSES),
     ] = None,
     frequency_corpus: Annotated[
         Path | None,
@@ -135,9 +123,7 @@ def analyze(
     seed: Seed = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)
-    ] = 2048,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)] = 2048,
     format: FormatName = None,
     detail: Annotated[
         bool, typer.Option("--detail", help="Also write every sentence's values.", rich_help_panel=OUTPUT)
@@ -157,17 +143,16 @@ def analyze(
     settings: dict[str, Any] = dict(locals())
     for name in ("config", "json", "AnalyzeConfig", "run_analysis"):
         settings.pop(name)
-    lists = {name: tuple(names(settings.pop(name))) for name in ("only", "skip", "also")}
-    finished = run_analysis(AnalyzeConfig(**settings, **lists), progress=console.progress)
+    for name in ("only", "skip", "also"):
+        settings[name] = tuple(names(settings[name]))
+    finished = run_analysis(AnalyzeConfig(**settings), progress=console.progress)
     if json:
         console.print_json(_as_json(finished))
     else:
         _show(finished)
     if not finished.study.complete:
         done = finished.study.sentences
-        console.say(
-            f"interrupted: {finished.folder} holds what {done} sentences gave; run.json says complete: false"
-        )
+        console.say(f"interrupted: {finished.folder} holds what {done} sentences gave; run.json says complete: false")
         raise typer.Exit(130)
 
 

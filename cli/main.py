@@ -15,7 +15,8 @@ from headscope.errors import HeadscopeError
 EPILOG = """\
 Start here:  headscope demo
 
-Your own:  headscope show CKPT   then   headscope analyze CKPT --source text.en --out run   then   headscope plot heads run --out heads.pdf"""
+Your own:  headscope show CKPT,  headscope analyze CKPT --source text.en --out run,
+headscope plot heads run --out heads.pdf"""
 
 app = typer.Typer(
     name="headscope",

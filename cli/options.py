@@ -26,15 +26,11 @@ FormatName = Annotated[
     str | None,
     typer.Option("--format", help="Checkpoint format; default: found from content.", rich_help_panel=MODEL),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)
-]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
 Force = Annotated[
     bool, typer.Option("--force", help="Replace the results that the output holds.", rich_help_panel=OUTPUT)
 ]
-Seed = Annotated[
-    int, typer.Option(min=0, help="Seed of bootstrap and random tokens.", rich_help_panel=ANALYSES)
-]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of bootstrap and random tokens.", rich_help_panel=ANALYSES)]
 
 
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -57,11 +53,7 @@ Config = Annotated[
 
 
 def _known(context: typer.Context) -> list[str]:
-    return [
-        parameter.name
-        for parameter in context.command.params
-        if parameter.name not in (None, "config", "help")
-    ]
+    return [parameter.name for parameter in context.command.params if parameter.name not in (None, "config", "help")]
 
 
 def read_config(path: Path, known: list[str]) -> dict[str, Any]:
@@ -80,9 +72,7 @@ def read_config(path: Path, known: list[str]) -> dict[str, Any]:
     if strange := sorted(set(options) - set(known)):
         shown = ", ".join(sorted(name.replace("_", "-") for name in known))
         raise ConfigError(f"{path}: unknown option {', '.join(strange)}; options of this command: {shown}")
-    return {
-        key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()
-    }
+    return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}
 
 
 def names(text: str | None) -> list[str]:

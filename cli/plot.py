@@ -19,9 +19,7 @@ if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside 
 
 app = typer.Typer(help="Draw figures from the files of finished runs.", no_args_is_help=True)
 
-RunArg = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Directory that `headscope analyze --out` wrote.")
-]
+RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that `headscope analyze --out` wrote.")]
 RunsArg = Annotated[
     list[Path], typer.Argument(metavar="RUN…", help="Directories that `headscope analyze --out` wrote.")
 ]
@@ -46,13 +44,9 @@ def heads(
     out: Out,
     measure: Annotated[
         list[str] | None,
-        typer.Option(
-            "--measure", metavar="NAME", help="Column of heads.csv; repeat it for several maps side by side."
-        ),
+        typer.Option("--measure", metavar="NAME", help="Column of heads.csv; repeat it for several maps side by side."),
     ] = None,
-    sort: Annotated[
-        bool, typer.Option("--sort", help="Sort the heads of each layer by the measure.")
-    ] = False,
+    sort: Annotated[bool, typer.Option("--sort", help="Sort the heads of each layer by the measure.")] = False,
     force: Force = False,
     dpi: Dpi = DPI,
     as_json: AsJson = False,
@@ -73,9 +67,7 @@ def functions(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_
 
 
 @app.command()
-def positional(
-    runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False
-) -> None:
+def positional(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
     """Offsets of the most attended token, head by head."""
     from headscope.report.offsets import offset_histograms
 
@@ -138,9 +130,7 @@ def attention(
         str,
         typer.Option("--heads", metavar="LIST", help="Heads of one site: encoder-self.2.5,encoder-self.3.*"),
     ],
-    sentence: Annotated[
-        str | None, typer.Option("--sentence", metavar="TEXT", help="The sentence to look at.")
-    ] = None,
+    sentence: Annotated[str | None, typer.Option("--sentence", metavar="TEXT", help="The sentence to look at.")] = None,
     index: Annotated[
         int | None,
         typer.Option("--index", min=0, metavar="N", help="Or line N, from 0, of the run's own data."),
@@ -203,9 +193,7 @@ def _of_one_site(names: str, run: Run) -> list[HeadId]:
 def _say(figure: str, written: Sequence[tuple[list[str], Path]], *, as_json: bool) -> None:
     """One line on stdout about the files written."""
     if as_json:
-        found: list[dict[str, Any]] = [
-            {"figure": figure, "runs": names, "path": str(path)} for names, path in written
-        ]
+        found: list[dict[str, Any]] = [{"figure": figure, "runs": names, "path": str(path)} for names, path in written]
         typer.echo(json.dumps({"written": found}))
         return
     from rich.console import Console

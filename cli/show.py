@@ -34,14 +34,10 @@ def _print(found: dict[str, Any]) -> None:
     for name in ("path", "format", "architecture", "model_type", "dtype", "limit", "digest"):
         table.add_row(name.replace("_", " "), str(found[name]))
     tokenizer = found["tokenizer"]
-    table.add_row(
-        "tokenizer", f"{tokenizer['class']}, {tokenizer['vocabulary']:,} pieces" if tokenizer else "none"
-    )
+    table.add_row("tokenizer", f"{tokenizer['class']}, {tokenizer['vocabulary']:,} pieces" if tokenizer else "none")
     screen = console.out()
     screen.print(table)
-    heads = Table(
-        "site", "layers", "heads", "width", "key/value groups", title="attention", box=box.SIMPLE_HEAD
-    )
+    heads = Table("site", "layers", "heads", "width", "key/value groups", title="attention", box=box.SIMPLE_HEAD)
     for site in found["sites"]:
         heads.add_row(*(_short(site[name]) for name in ("site", "layers", "heads", "width", "groups")))
     screen.print(heads)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,8 @@ LEVEL = 0.95
 Array = npt.NDArray[np.float64]
 
 
-class Ratio(NamedTuple):
+@dataclass(frozen=True)
+class Ratio:
     """What one batch adds to a statistic: totals [b *cells] and counts that broadcast to it.
 
     With `whole=True` the leading axis has one entry for the whole batch (a moment matrix, say), which

@@ -44,9 +44,7 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
         return NO_TOKEN
     if _cut_off(parse, spans):
         return TRUNCATED
-    if len({token for first, last in touched.values() for token in range(first, last + 1)}) < len(
-        parse.tokens
-    ):
+    if len({token for first, last in touched.values() for token in range(first, last + 1)}) < len(parse.tokens):
         return NO_PIECE
     joined = {token for first, last in touched.values() for token in range(first, last)}
     unit_of = _unit_numbers(len(parse.tokens), joined)

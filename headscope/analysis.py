@@ -120,6 +120,10 @@ class Tally:
         """Where a statistic was measured."""
         return [(site, layer) for found, site, layer in self.sums if found == name]
 
+    def kept(self, name: str, place: tuple[Site, int]) -> GroupSums:
+        """The sums of a statistic at one (site, layer)."""
+        return self.sums[name, place[0], place[1]]
+
     def ratio(self, name: str, site: Site, layer: int) -> Estimate:
         """A statistic's mean with its interval."""
         return self.bootstrap.ratio(self.sums[name, site, layer])

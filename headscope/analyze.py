@@ -62,9 +62,7 @@ class Pace:
     long: Long = "truncate"
 
 
-def choose(
-    *, only: Sequence[str] = (), skip: Sequence[str] = (), also: Sequence[str] = ()
-) -> list[type[Analysis]]:
+def choose(*, only: Sequence[str] = (), skip: Sequence[str] = (), also: Sequence[str] = ()) -> list[type[Analysis]]:
     """The analyses to run: the default ones, or `only` these; plus `also`, minus `skip`.
 
     ConfigError for an unknown name, with the nearest known one.
@@ -122,9 +120,7 @@ def analyze(
 def sentence_limit(checkpoint: Checkpoint, pace: Pace) -> int:
     """The most pieces a sentence may have; ConfigError where more is asked than the model has positions for."""
     if pace.limit is not None and checkpoint.limit is not None and pace.limit > checkpoint.limit:
-        raise ConfigError(
-            f"--max-length {pace.limit} is more than the {checkpoint.limit} positions of the model"
-        )
+        raise ConfigError(f"--max-length {pace.limit} is more than the {checkpoint.limit} positions of the model")
     return pace.limit or min(DEFAULT_LIMIT, checkpoint.limit or DEFAULT_LIMIT)
 
 
@@ -145,9 +141,7 @@ def _applicable(
         else:
             running.append(cls(options))
     if not running:
-        raise ConfigError(
-            "no analysis can run: " + "; ".join(f"{each.analysis}: {each.why}" for each in left_out)
-        )
+        raise ConfigError("no analysis can run: " + "; ".join(f"{each.analysis}: {each.why}" for each in left_out))
     return running, left_out
 
 
@@ -162,9 +156,7 @@ def _missing(cls: type[Analysis], corpus: Corpus, options: Options) -> str | Non
 def _elsewhere(cls: type[Analysis], measured: set[Site]) -> str | None:
     if cls.passes and not cls.sites & measured:
         wanted = " or ".join(site.value for site in SITES if site in cls.sites)
-        return (
-            f"is for {wanted}; measured here: {', '.join(site.value for site in SITES if site in measured)}"
-        )
+        return f"is for {wanted}; measured here: {', '.join(site.value for site in SITES if site in measured)}"
     return None
 
 
@@ -205,7 +197,8 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator
             if checkpoint.two_sided
             else (side(repeated), None)
         )
-        yield Batch(torch.arange(first, first + FOLDS), 0, *sides, kind="random")
+        indices = torch.arange(first, first + FOLDS)
+        yield Batch(indices, 0, sides[0], sides[1], kind="random")
 
 
 def _plain(start: Sequence[int], ids: Sequence[int]) -> Encoded:
@@ -246,8 +239,8 @@ class _Survey:
         expected = (query_side.ids.shape[1], key_side.ids.shape[1])
         if tuple(call.weights.shape[-2:]) != expected:
             raise CheckpointError(
-                f"{place.site}.{place.layer} attends from {call.weights.shape[-2]} to {call.weights.shape[-1]} positions "
-                f"where the text has {expected[0]} and {expected[1]}; this model cannot be analysed token by token"
+                f"{place.site}.{place.layer} attends from {call.weights.shape[-2]} to {call.weights.shape[-1]} "
+                f"positions where the text has {expected[0]} and {expected[1]}; it cannot be analysed token by token"
             )
         return Heads(
             site=place.site,
@@ -305,12 +298,9 @@ class _Survey:
             labels=labels,
             left_out=left_out,
             remarks=remarks,
-            signatures={
-                one.name: {"m": f"{one.name}.v{one.version}", **one.signature()} for one, _ in findings
-            },
+            signatures={one.name: {"m": f"{one.name}.v{one.version}", **one.signature()} for one, _ in findings},
             detail={
-                name: {key: _stacked(layers) for key, layers in its.items()}
-                for name, its in self.detailed.items()
+                name: {key: _stacked(layers) for key, layers in its.items()} for name, its in self.detailed.items()
             },
             losses=Losses(),
             sentences=0,

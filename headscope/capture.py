@@ -47,9 +47,7 @@ class Captured:
     def weights(self, site: Site) -> list[Tensor]:
         """Weights [b h t s] of one site, by layer (the last call's)."""
         return [
-            self.calls[place][-1]["weights"]
-            for place in sorted(self.calls, key=lambda p: p[1])
-            if place[0] is site
+            self.calls[place][-1]["weights"] for place in sorted(self.calls, key=lambda p: p[1]) if place[0] is site
         ]
 
 

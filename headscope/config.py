@@ -50,9 +50,7 @@ class AnalyzeConfig:
         if self.long not in ("truncate", "refuse"):
             raise ConfigError(f"--long {self.long!r} is not known; choose truncate or refuse")
         if self.frequencies and self.frequency_corpus:
-            raise ConfigError(
-                "--frequencies and --frequency-corpus both say how frequent tokens are; give one"
-            )
+            raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
         if self.source is None and (self.parse is None or self.parse == "stanza"):
             raise ConfigError(
                 "no text: give --source FILE (one sentence a line) or --parse FILE.conllu, which has text"

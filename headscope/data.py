@@ -31,7 +31,7 @@ Long = Literal["truncate", "refuse"]
 class Sentence(NamedTuple):
     """One line of the corpus: its number from 0, the text, its translation and parse where there are any."""
 
-    index: int
+    number: int
     source: str
     target: str | None = None
     parse: Parse | None = None
@@ -60,8 +60,8 @@ class Corpus:
                     raise DataError(_counts_differ("sentences", self.name, "parses"))
                 if sentence.source.split() != parse.text.split():
                     raise DataError(
-                        f"line {sentence.index + 1} of {self.name} is not the text of parse {sentence.index + 1}: "
-                        f"{sentence.source[:60]!r} against {parse.text[:60]!r}; parses must be in the order of the lines"
+                        f"line {sentence.number + 1} of {self.name} is not the text of parse {sentence.number + 1}: "
+                        f"{sentence.source[:60]!r} against {parse.text[:60]!r}; parses must follow the lines"
                     )
                 yield sentence._replace(source=parse.text, parse=parse)
 
@@ -81,9 +81,7 @@ def open_corpus(
     empty file, an empty line, bytes that are not UTF-8, a broken parse, or files of different lengths.
     """
     if source is None and parses is None:
-        raise DataError(
-            "no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it"
-        )
+        raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
     digest = hashlib.sha1()
     count = 0
     for sentence in islice(_sentences(source, target, parses), max_sentences):
@@ -233,7 +231,7 @@ def batches(
     while window := list(islice(sentences, WINDOW)):
         encoded = _encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
         for fold in range(FOLDS):
-            mine = sorted((e for e in encoded if e.sentence.index % FOLDS == fold), key=_Ready.length)
+            mine = sorted((e for e in encoded if e.sentence.number % FOLDS == fold), key=_Ready.length)
             for group in _cut(mine, tokens):
                 yield _collate(group, fold, encoder, losses)
 
@@ -259,7 +257,7 @@ def _encode(
         cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
         if cut and long == "refuse":
             raise DataError(
-                f"{name}:{entry.sentence.index + 1}: {limit + cut} pieces, the limit is {limit}; shorten the line, "
+                f"{name}:{entry.sentence.number + 1}: {limit + cut} pieces, the limit is {limit}; shorten the line, "
                 "raise --max-length, or take --long truncate"
             )
         losses.truncated += bool(cut)
@@ -280,7 +278,7 @@ def _cut(ready: list[_Ready], tokens: int) -> Iterator[list[_Ready]]:
 def _collate(group: list[_Ready], fold: int, encoder: Encoder, losses: Losses) -> Batch:
     targets = [entry.target for entry in group if entry.target is not None]
     return Batch(
-        indices=torch.tensor([entry.sentence.index for entry in group]),
+        indices=torch.tensor([entry.sentence.number for entry in group]),
         fold=fold,
         source=side([entry.source for entry in group]),
         target=side(targets) if targets else None,

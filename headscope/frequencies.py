@@ -31,9 +31,7 @@ def count_pieces(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) ->
     counts = np.zeros(checkpoint.vocabulary, dtype=np.int64)
     for chunk in _chunks(texts):
         for encoded in checkpoint.encode(chunk, side="source", limit=limit):
-            plain = [
-                number for number, special in zip(encoded.ids, encoded.special, strict=True) if not special
-            ]
+            plain = [number for number, special in zip(encoded.ids, encoded.special, strict=True) if not special]
             np.add.at(counts, plain, 1)
     return {int(number): int(counts[number]) for number in counts.nonzero()[0]}
 
@@ -48,9 +46,7 @@ def read_counts(checkpoint: Checkpoint, path: Path) -> dict[int, int]:
     for lines, line in enumerate(read_lines(path), start=1):
         token, _, number = line.rstrip().replace("\t", " ").rpartition(" ")
         if not token.strip() or not number.isdigit():
-            raise DataError(
-                f"{path}:{lines}: {line[:60]!r} is not `token count`; write a token, a blank and a number"
-            )
+            raise DataError(f"{path}:{lines}: {line[:60]!r} is not `token count`; write a token, a blank and a number")
         found = checkpoint.id_of(token.strip())
         if found is not None:
             counts[found] = counts.get(found, 0) + int(number)

@@ -48,7 +48,5 @@ def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, A
             why = "no: the checkpoint has no tokenizer"
         elif cls.passes and not cls.sites & there:
             why = "no: for " + " or ".join(site.value for site in SITES if site in cls.sites)
-        rows.append(
-            {"name": cls.name, "fits": not why, "why": why, "summary": cls.summary, "default": cls.default}
-        )
+        rows.append({"name": cls.name, "fits": not why, "why": why, "summary": cls.summary, "default": cls.default})
     return rows

@@ -17,9 +17,7 @@ from typing import BinaryIO, cast
 from headscope.errors import DataError
 
 COLUMNS = 10
-IDS = (
-    "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"
-)
+IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,7 @@ def read_conllu(path: str | PathLike[str]) -> Iterator[Parse]:
     if sentence.forms:
         yield sentence.parse()
     elif not found:
-        raise _broken(
-            path, max(number, 1), "no sentence in the file", "give a CoNLL-U file with at least one"
-        )
+        raise _broken(path, max(number, 1), "no sentence in the file", "give a CoNLL-U file with at least one")
 
 
 @dataclass
@@ -117,9 +113,7 @@ class _Sentence:
             wrong = f"the range ends at {self.range_end} but the sentence has {len(self.words)} words"
             raise _broken(self.path, self.range_line, wrong, IDS)
         text, spans = self._locate()
-        relations = [
-            Relation(word.relation, self._head(word).token, word.token) for word in self.words if word.head
-        ]
+        relations = [Relation(word.relation, self._head(word).token, word.token) for word in self.words if word.head]
         between = tuple(relation for relation in relations if relation.head != relation.dependent)
         return Parse(text, tuple(Token(*span) for span in spans), between)
 
@@ -213,9 +207,7 @@ def _lines(path: str | PathLike[str]) -> Iterator[tuple[int, str]]:
         wrong = f"the gzip data are truncated or corrupt ({error})"
         raise _broken(path, number + 1, wrong, "get the file again") from None
     except OSError as error:
-        raise DataError(
-            f"{path}: {error.strerror or error}; give a readable CoNLL-U file, plain or .gz"
-        ) from None
+        raise DataError(f"{path}: {error.strerror or error}; give a readable CoNLL-U file, plain or .gz") from None
 
 
 def _open(path: Path) -> BinaryIO:

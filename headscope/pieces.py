@@ -155,9 +155,7 @@ class _Page:
     def shares(self, start: int, end: int, count: int) -> list[Span]:
         """That stretch word by word where it has `count` words, else the whole of it `count` times."""
         first, last = self.span(start, end)
-        words = [
-            (first + word.start(), first + word.end()) for word in re.finditer(r"\S+", self.text[first:last])
-        ]
+        words = [(first + word.start(), first + word.end()) for word in re.finditer(r"\S+", self.text[first:last])]
         return words if len(words) == count else [(first, last)] * count
 
 
@@ -176,9 +174,7 @@ def _search(page: _Page, spelled: Sequence[bytes], wild: Sequence[bool]) -> list
             silent = first == last
             found[piece] = page.span(max(start + first - silent, 0), start + last)
     for n, gap in enumerate(gaps):
-        for group, span in zip(
-            gap, page.shares(starts[n] + len(known[n][0]), starts[n + 1], len(gap)), strict=True
-        ):
+        for group, span in zip(gap, page.shares(starts[n] + len(known[n][0]), starts[n + 1], len(gap)), strict=True):
             found.update(dict.fromkeys(group, span))
     return _filled(found, len(spelled))
 

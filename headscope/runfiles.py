@@ -46,7 +46,7 @@ def signature(checkpoint: Checkpoint, corpus: Corpus, study: Study, settings: Ma
 
 
 def analysis_signature(common: Signature, study: Study, name: str) -> Signature:
-    """The signature of one analysis' numbers: what it is called and its own settings, then the common part."""
+    """The signature of one analysis: its name and own settings, then the common part."""
     return common.having(**study.signatures[name])
 
 
@@ -77,12 +77,7 @@ def write_run(
 
 
 def _own_settings(study: Study) -> dict[str, str]:
-    return {
-        key: value
-        for each in study.signatures.values()
-        for key, value in each.items()
-        if key != "m" and value
-    }
+    return {key: value for each in study.signatures.values() for key, value in each.items() if key != "m" and value}
 
 
 def _meta(
@@ -104,9 +99,7 @@ def _meta(
         "signatures": {name: str(analysis_signature(common, study, name)) for name in study.signatures},
         "command": command,
         "checkpoint": {
-            "path": str(Path(checkpoint.path).resolve())
-            if Path(checkpoint.path).exists()
-            else checkpoint.path,
+            "path": str(Path(checkpoint.path).resolve()) if Path(checkpoint.path).exists() else checkpoint.path,
             "format": checkpoint.format,
             "digest": checkpoint.digest,
             "model_type": checkpoint.model_type,
@@ -143,9 +136,7 @@ def nested_measures(study: Study) -> dict[str, Any]:
     """
     numeric = [name for name in study.heads.columns if pd.api.types.is_float_dtype(study.heads[name])]
     measures = [name for name in numeric if not name.endswith(("_low", "_high"))]
-    found = {
-        name: nested({place: column for place, column in _by_place(study.heads, name)}) for name in measures
-    }
+    found = {name: nested({place: column for place, column in _by_place(study.heads, name)}) for name in measures}
     kinds = {key.rsplit("/", 1)[1] for key in study.arrays if not key.endswith(("_low", "_high"))}
     for kind in sorted(kinds):
         places = {}

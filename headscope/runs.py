@@ -46,9 +46,7 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = _no_progress) ->
     corpus = open_corpus(
         config.source, target=config.target, parses=_conllu(config), max_sentences=config.max_sentences
     )
-    checkpoint = open_checkpoint(
-        config.checkpoint, format=config.format, device=config.device, dtype=config.dtype
-    )
+    checkpoint = open_checkpoint(config.checkpoint, format=config.format, device=config.device, dtype=config.dtype)
     pace = Pace(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
     limit = sentence_limit(checkpoint, pace)
     if config.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
@@ -80,9 +78,7 @@ def _with_stanza(corpus: Corpus, config: AnalyzeConfig, progress: Progress) -> C
 
     def parses() -> Iterator[Parse]:
         lines = (sentence.source for sentence in corpus)
-        return parse_with_stanza(
-            lines, lang=config.lang, resources=config.stanza_dir, download=config.download
-        )
+        return parse_with_stanza(lines, lang=config.lang, resources=config.stanza_dir, download=config.download)
 
     with progress("parsing", corpus.count) as step:
         for _ in parses():
@@ -101,12 +97,7 @@ def _options(
         seed=config.seed,
     )
     if config.relations == "all" and corpus.has_parses:
-        found = {
-            relation.relation
-            for sentence in corpus
-            if sentence.parse
-            for relation in sentence.parse.relations
-        }
+        found = {relation.relation for sentence in corpus if sentence.parse for relation in sentence.parse.relations}
         options = replace(options, relation_names=tuple(sorted(found)))
     if any("frequencies" in cls.needs for cls in analyses):
         counts, source = _counts(config, checkpoint, corpus, limit)
@@ -120,9 +111,7 @@ def _parse_name(config: AnalyzeConfig) -> str:
     return f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse).name
 
 
-def _counts(
-    config: AnalyzeConfig, checkpoint: Checkpoint, corpus: Corpus, limit: int
-) -> tuple[dict[int, int], str]:
+def _counts(config: AnalyzeConfig, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
     if config.frequencies:
         return read_counts(checkpoint, config.frequencies), config.frequencies.name
     if config.frequency_corpus:

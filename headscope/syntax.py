@@ -281,9 +281,7 @@ def _stored(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
     with path.open(encoding="utf-8") as stream:
         for line, row in zip(lines, stream, strict=False):
             tokens, relations = json.loads(row)
-            yield Parse(
-                line, tuple(Token(*token) for token in tokens), tuple(Relation(*r) for r in relations)
-            )
+            yield Parse(line, tuple(Token(*token) for token in tokens), tuple(Relation(*r) for r in relations))
 
 
 def _keeping(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:

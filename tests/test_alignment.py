@@ -83,9 +83,7 @@ def unigram(*, split: bool) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=split)
     tokenizer.decoder = decoders.Metaspace()
     few = [text for text in CORPUS if text.isascii()]
-    trainer = trainers.UnigramTrainer(
-        vocab_size=131, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
-    )
+    trainer = trainers.UnigramTrainer(vocab_size=131, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
     tokenizer.train_from_iterator(few, trainer)
     return fast(tokenizer)
 
@@ -99,9 +97,7 @@ def byte_fallback() -> PreTrainedTokenizerFast:
     model = models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return fast(tokenizer)
 
 
@@ -157,9 +153,7 @@ KINDS = [
 
 def words(text: str) -> Parse:
     """Tokens as a treebank cuts them, roughly: words with inner apostrophes, and single other characters."""
-    found = re.finditer(
-        r"\w[\w\u00ad\u0300-\u036f\u0900-\u097f]*(?:'\w+)*|[^\w\s]\S*?(?=[\w\s(“‘«]|$)|\S", text
-    )
+    found = re.finditer(r"\w[\w\u00ad\u0300-\u036f\u0900-\u097f]*(?:'\w+)*|[^\w\s]\S*?(?=[\w\s(“‘«]|$)|\S", text)
     return Parse(text, tuple(Token(*match.span()) for match in found), ())
 
 
@@ -292,9 +286,7 @@ def test_a_piece_over_two_tokens_makes_them_one_unit() -> None:
 
 def test_units_are_connected_components() -> None:
     spans = [(0, 3), (2, 5), (6, 7), (6, 7), (7, 7)]
-    assert align(parsed("ab. c d"), [*spans[:1], (3, 5), (6, 7), (6, 7), (7, 7)]) == Aligned(
-        [[0], [1], [2, 3]], [], 0
-    )
+    assert align(parsed("ab. c d"), [*spans[:1], (3, 5), (6, 7), (6, 7), (7, 7)]) == Aligned([[0], [1], [2, 3]], [], 0)
     assert align(parsed("a. b c d"), [(0, 1), (1, 4), (3, 6), (6, 8)]) == Aligned([[0], [1, 2], [3]], [], 0)
 
 

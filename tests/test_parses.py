@@ -156,9 +156,7 @@ def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
 
 
 def test_missing_file_and_directory(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"none\.conllu: No such file or directory; give a readable CoNLL-U file"
-    ):
+    with pytest.raises(DataError, match=r"none\.conllu: No such file or directory; give a readable CoNLL-U file"):
         list(read_conllu(tmp_path / "none.conllu"))
     with pytest.raises(DataError, match=r"Is a directory; give a readable CoNLL-U file, plain or \.gz"):
         list(read_conllu(tmp_path))
@@ -172,9 +170,7 @@ def test_broken_gzip(write: Write) -> None:
     spoilt[-6] ^= 1  # the checksum
     for content in (whole[: len(whole) // 2], bytes(spoilt), b"not gzip"):
         path.write_bytes(content)
-        with pytest.raises(
-            DataError, match=r"x\.conllu\.gz:\d+: the gzip data are truncated or corrupt .*; get"
-        ):
+        with pytest.raises(DataError, match=r"x\.conllu\.gz:\d+: the gzip data are truncated or corrupt .*; get"):
             list(read_conllu(path))
 
 

@@ -61,9 +61,7 @@ def figures(run: Run) -> dict[str, Figure]:
         "functions": functions_figure(run),
         "offsets": offset_histograms(run),
         "compare": compare_figure(run, run),
-        "attention": attention_figure(
-            weights, list("abcdefg"), ["$x$", "##y", "", "\n", "_^"], ["a", "b"], run=run
-        ),
+        "attention": attention_figure(weights, list("abcdefg"), ["$x$", "##y", "", "\n", "_^"], ["a", "b"], run=run),
     }
     if (run.path / "syntactic.csv").exists():
         found |= {"relations": relation_accuracy(run), "similarity": similarity_matrices(run)}
@@ -104,9 +102,7 @@ def test_every_figure_in_every_format(
 
 
 @pytest.mark.parametrize("name", ["small", "large", "tiny", "ragged"])
-def test_nothing_leaves_the_page_and_no_text_is_too_small(
-    drawn: dict[str, dict[str, Figure]], name: str
-) -> None:
+def test_nothing_leaves_the_page_and_no_text_is_too_small(drawn: dict[str, dict[str, Figure]], name: str) -> None:
     for kind, figure in drawn[name].items():
         with rc_context(STYLE):
             renderer = FigureCanvasAgg(figure).get_renderer()
@@ -256,9 +252,7 @@ def test_many_relations_keep_the_clearest(runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.parametrize(("measure", "limits"), [("cosine", (-1, 1)), ("cka", (0, 1)), ("l2", (0, None))])
-def test_similarity_is_on_a_fixed_scale(
-    runs: dict[str, Run], measure: str, limits: tuple[float, float]
-) -> None:
+def test_similarity_is_on_a_fixed_scale(runs: dict[str, Run], measure: str, limits: tuple[float, float]) -> None:
     run = runs["large"]
     figure = similarity_matrices(run, measure)
     drawn = meshes(figure)
@@ -281,9 +275,7 @@ def test_similarity_errors(runs: dict[str, Run], tmp_path: Path) -> None:
 
 def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 5))
-    figure = attention_figure(
-        weights, ["[CLS]", "a$b$", "c", "d", "[SEP]"], ["x", "y", "z" * 40], ["h1", "h2"]
-    )
+    figure = attention_figure(weights, ["[CLS]", "a$b$", "c", "d", "[SEP]"], ["x", "y", "z" * 40], ["h1", "h2"])
     np.testing.assert_array_equal(figure.axes[1].images[0].get_array(), weights[1])
     assert figure.axes[0].get_title(loc="left") == "h1"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][1] == "a$b$"

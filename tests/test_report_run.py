@@ -153,9 +153,7 @@ def test_run_says_what_it_was(run: Run) -> None:
 
 def test_measures_are_the_numbers_without_their_bounds(run: Run) -> None:
     assert run.measures == ["confidence", "entropy_share", "distance", "lrp"]
-    with pytest.raises(
-        ConfigError, match=r"run bert: unknown measure 'confidance'; did you mean 'confidence'"
-    ):
+    with pytest.raises(ConfigError, match=r"run bert: unknown measure 'confidance'; did you mean 'confidence'"):
         run.require("confidance")
 
 

@@ -31,9 +31,7 @@ def texts(parse: Parse) -> list[str]:
 
 
 def test_neither_torch_nor_stanza_nor_conllu_is_imported() -> None:
-    code = (
-        "import sys, headscope.syntax; sys.exit(any(m in sys.modules for m in ('torch', 'stanza', 'conllu')))"
-    )
+    code = "import sys, headscope.syntax; sys.exit(any(m in sys.modules for m in ('torch', 'stanza', 'conllu')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -54,9 +52,7 @@ def parsed(resources: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[l
 def test_stanza_gives_one_parse_per_line(parsed: tuple[list[Parse], Path]) -> None:
     parses, _ = parsed
     assert [parse.text for parse in parses] == LINES
-    found = {
-        (r.relation, texts(parses[0])[r.head], texts(parses[0])[r.dependent]) for r in parses[0].relations
-    }
+    found = {(r.relation, texts(parses[0])[r.head], texts(parses[0])[r.dependent]) for r in parses[0].relations}
     expected = {("nsubj", "chased", "dog"), ("obj", "chased", "cat"), ("amod", "dog", "old")}
     assert expected | {("advmod", "chased", "quickly")} <= found
     assert parses[1] == Parse("", (), ()) and parses[4] == Parse(" ", (), ())
@@ -182,9 +178,7 @@ def test_unfinished_run_leaves_no_file(fake: type[Fake], resources: Path, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
-    fake: type[Fake], resources: Path, tmp_path: Path
-) -> None:
+def test_a_cache_that_cannot_be_written_is_done_without(fake: type[Fake], resources: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     parses = parse_with_stanza(["a", "b"], resources=resources, cache_dir=tmp_path / "file" / "cache")
     assert [parse.text for parse in parses] == ["a", "b"]
@@ -265,9 +259,7 @@ def test_missing_directory_and_language(resources: Path, tmp_path: Path) -> None
 
 
 def test_truncated_model(resources: Path, tmp_path: Path) -> None:
-    message = (
-        r"stanza cannot load its 'en' models from .*models \(.*\); fetch them again, or .* --stanza-dir DIR$"
-    )
+    message = r"stanza cannot load its 'en' models from .*models \(.*\); fetch them again, or .* --stanza-dir DIR$"
     with pytest.raises(DataError, match=message):
         parse_with_stanza(["a"], resources=spoilt(resources, tmp_path, "truncated"), cache_dir=tmp_path)
 

@@ -128,9 +128,7 @@ class CheckpointFormat(ABC):
 FORMATS: Registry[CheckpointFormat] = Registry("checkpoint format", package="headscope.formats")
 
 
-def open_checkpoint(
-    path: str, *, format: str | None = None, device: str = "auto", dtype: str = "auto"
-) -> Checkpoint:
+def open_checkpoint(path: str, *, format: str | None = None, device: str = "auto", dtype: str = "auto") -> Checkpoint:
     """Open a checkpoint: a file, a directory or a hub id; the format is found from content.
 
     `format` overrides that. CheckpointError where no format fits, ConfigError for an unknown format,
@@ -148,9 +146,7 @@ def _detect(path: str) -> CheckpointFormat:
         if candidate.recognise(place) if place.exists() else candidate.recognise_name(path):
             return candidate
     if not place.exists():
-        raise CheckpointError(
-            f"there is no file or directory {path}, and it does not look like a hub id (owner/name)"
-        )
+        raise CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")
     known = "; ".join(f"{name}: {candidate.summary}" for name, candidate in FORMATS)
     raise CheckpointError(f"{path} is no checkpoint that headscope knows ({known})")
 

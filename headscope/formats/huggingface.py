@@ -35,10 +35,9 @@ class HuggingFaceCheckpoint(Checkpoint):
     """A transformers model with its tokenizer (None where the directory has none)."""
 
     def __init__(self, *, path: str, model: nn.Module, tokenizer: Any, digest: str) -> None:
-        self.config: Any = model.config
-        super().__init__(
-            path=path, format="huggingface", model=model, model_type=self.config.model_type, digest=digest
-        )
+        config: Any = model.config
+        self.config = config
+        super().__init__(path=path, format="huggingface", model=model, model_type=self.config.model_type, digest=digest)
         self.tokenizer = tokenizer
         self._special = _special_ids(tokenizer) if tokenizer else frozenset()
 
@@ -213,9 +212,7 @@ def _check_weights(path: str, info: dict[str, Any]) -> None:
 
 def _disagree(path: str, how: str, keys: list[str]) -> str:
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return (
-        f"{path}: weights are {how}: {', '.join(keys[:3])}{more}; config.json and the weights file must agree"
-    )
+    return f"{path}: weights are {how}: {', '.join(keys[:3])}{more}; config.json and the weights file must agree"
 
 
 def _open_tokenizer(path: str) -> Any:

@@ -41,7 +41,9 @@ class AttentionCall:
 class Tap(Protocol):
     """Looks at a call; returns the context to go on with, or None to leave it as it is."""
 
-    def __call__(self, call: AttentionCall, context: Tensor, /) -> Tensor | None: ...
+    def __call__(self, call: AttentionCall, context: Tensor, /) -> Tensor | None:
+        """`context` is what earlier taps made of `call.context`."""
+        ...
 
 
 _TAPS: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps", default=())
@@ -72,9 +74,7 @@ def attention_scores(
     them to c·tanh(x/c) (Gemma 2); `position_bias` (T5) is added before the mask. The mask broadcasts to
     [b h t s]: additive, or boolean with True where a query may look.
     """
-    scores = torch.matmul(query, key.transpose(-1, -2)) * (
-        query.shape[-1] ** -0.5 if scaling is None else scaling
-    )
+    scores = torch.matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if position_bias is not None:

@@ -23,10 +23,30 @@ NAME = "headscope"
 
 # Arguments that models hand on and that eager attention does not read either: the mask holds their effect.
 _WITHOUT_EFFECT = frozenset(
-    "is_causal sliding_window position_ids cache_position position_embeddings use_cache past_key_values "
-    "output_attentions output_hidden_states return_dict deterministic num_items_in_batch output_router_logits "
-    "cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k layer_idx token_type_ids encoder_hidden_states "
-    "encoder_attention_mask logits_to_keep".split()
+    [
+        "is_causal",
+        "sliding_window",
+        "position_ids",
+        "cache_position",
+        "position_embeddings",
+        "use_cache",
+        "past_key_values",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "deterministic",
+        "num_items_in_batch",
+        "output_router_logits",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+        "layer_idx",
+        "token_type_ids",
+        "encoder_hidden_states",
+        "encoder_attention_mask",
+        "logits_to_keep",
+    ]
 )
 
 

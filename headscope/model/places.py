@@ -145,9 +145,7 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
         picture = torch.randn(1, getattr(config, "num_channels", 3), height, width, device=device)
         return {"pixel_values": picture.to(next(model.parameters()).dtype)}
     if main != "input_ids":
-        raise CheckpointError(
-            f"model type {config.model_type!r} takes {main}, not text; text models are supported"
-        )
+        raise CheckpointError(f"model type {config.model_type!r} takes {main}, not text; text models are supported")
     inputs: dict[str, Any] = {"input_ids": _ids(config, SOURCE_LENGTH, device), "use_cache": False}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if config.is_encoder_decoder:

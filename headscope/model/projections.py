@@ -35,9 +35,9 @@ class Slices:
 
     def matrices(self) -> Tensor:
         """The heads' slices as one tensor [h k d]: rows along the head's own axis."""
-        return torch.stack(
-            [self.weight.detach().index_select(self.axis, unit) for unit in self.units]
-        ).transpose(1, 1 + self.axis)
+        return torch.stack([self.weight.detach().index_select(self.axis, unit) for unit in self.units]).transpose(
+            1, 1 + self.axis
+        )
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,16 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
                 outputs[where] = _columns(module, context.shape[1], context.shape[3])
                 waiting.clear()
 
-    with still(model), through_attend(model), _hooked(model, receive), _trainable(model), torch.enable_grad():
-        with tapped(tap):
-            base_of(model)(**probe_inputs(model))
-    return {
-        where: Projections(each.query, each.key, each.value, outputs.get(where))
-        for where, each in found.items()
-    }
+    with (
+        still(model),
+        through_attend(model),
+        _hooked(model, receive),
+        _trainable(model),
+        torch.enable_grad(),
+        tapped(tap),
+    ):
+        base_of(model)(**probe_inputs(model))
+    return {where: Projections(each.query, each.key, each.value, outputs.get(where)) for where, each in found.items()}
 
 
 def _slices(states: Tensor) -> Slices | None:
@@ -91,9 +94,7 @@ def _slices(states: Tensor) -> Slices | None:
     noise = torch.Generator().manual_seed(0)
     for head in states[0]:
         push = torch.randn(head.shape, generator=noise).to(head)
-        (gradient,) = torch.autograd.grad(head, weight, push, retain_graph=True, allow_unused=True)
-        if gradient is None:
-            return None
+        (gradient,) = torch.autograd.grad(head, weight, push, retain_graph=True)
         units.append(gradient.abs().sum(dim=1 - axis).nonzero()[:, 0])
     if len({len(unit) for unit in units}) != 1:
         return None
@@ -139,7 +140,7 @@ def _hooked(model: nn.Module, receive: Any) -> Iterator[None]:
     hooks = [
         part.register_forward_pre_hook(receive)
         for part in model.modules()
-        if isinstance(getattr(part, "weight", None), Tensor) and part.weight.ndim == 2  # type: ignore[union-attr]
+        if isinstance(getattr(part, "weight", None), Tensor) and part.weight.ndim == 2
     ]
     try:
         yield

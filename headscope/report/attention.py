@@ -34,8 +34,7 @@ def attention_figure(
     expected = (len(names), len(pieces_t), len(pieces_s))
     if weights.shape != expected or not weights.size:
         raise ConfigError(
-            f"attention maps need weights [heads queries keys] of shape {expected}, "
-            f"none of them 0; got {weights.shape}"
+            f"attention maps need weights [heads queries keys] of shape {expected}, none of them 0; got {weights.shape}"
         )
     pitch = _pitch(max(expected[1:]))
     rows, columns = ([cut(_shown(piece), LONGEST, TICK) for piece in side] for side in (pieces_t, pieces_s))
@@ -61,13 +60,9 @@ def attention_figure(
     return page.figure
 
 
-def _draw(
-    axes: Axes, weights: NDArray[np.float64], norm: Normalize, rows: list[str], columns: list[str]
-) -> None:
+def _draw(axes: Axes, weights: NDArray[np.float64], norm: Normalize, rows: list[str], columns: list[str]) -> None:
     queries, keys = weights.shape
-    axes.imshow(
-        weights, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest", extent=(0, keys, queries, 0)
-    )
+    axes.imshow(weights, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest", extent=(0, keys, queries, 0))
     axes.set_yticks(np.arange(queries) + 0.5, rows, parse_math=False)
     axes.set_xticks(np.arange(keys) + 0.5, columns, parse_math=False, rotation=90)
     for line in range(1, max(queries, keys)):  # faint rules lead the eye from a cell to its pieces

@@ -49,9 +49,13 @@ class Map:
     def size(self) -> tuple[float, float]:
         """Inches with labels and colour bar."""
         layers, slots = self.grid.heads.shape
-        wide, tall = cell_size(slots)
-        width = max(slots * wide + BAR, text_width(self.title, LABEL, weight="bold"))
-        return LEFT + width, ABOVE + layers * tall + BELOW
+        return LEFT + self.reach + BAR, ABOVE + layers * cell_size(slots)[1] + BELOW
+
+    @property
+    def reach(self) -> float:
+        """Inches of the map, or of its title where that is longer: the colour bar stands beyond both."""
+        slots: int = self.grid.heads.shape[1]
+        return max(slots * cell_size(slots)[0], text_width(self.title, LABEL, weight="bold"))
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,7 @@ def _parts(run_a: Run, run_b: Run, measure: str) -> tuple[list[Map | Scatter], l
     pairs = [(site, sides[0][site], sides[1][site]) for site in sides[0] if site in sides[1]]
     if not pairs:
         raise ConfigError(
-            f"runs {run_a.name} and {run_b.name} share no site: "
-            f"{', '.join(run_a.layout)} and {', '.join(run_b.layout)}"
+            f"runs {run_a.name} and {run_b.name} share no site: {', '.join(run_a.layout)} and {', '.join(run_b.layout)}"
         )
     agree = {site: run_a.layout[site] == run_b.layout[site] for site, _, _ in pairs}
     same = [_difference(a, b) for site, a, b in pairs if agree[site]]
@@ -135,10 +138,7 @@ def _scatter(site: str, a: Grid, b: Grid, *, paired: bool) -> Scatter:
         both = np.isfinite(x) & np.isfinite(y)
         return Scatter(site, x[both], y[both], True, side)
     steps = np.linspace(0, 1, QUANTILES)
-    x, y = (
-        np.quantile(side[np.isfinite(side)], steps) if np.isfinite(side).any() else side[:0]
-        for side in (x, y)
-    )
+    x, y = (np.quantile(side[np.isfinite(side)], steps) if np.isfinite(side).any() else side[:0] for side in (x, y))
     return Scatter(site, x, y, False, side)
 
 
@@ -154,7 +154,7 @@ def _draw_map(page: Page, part: Map, place: tuple[float, float], *, label: str) 
     label_grid(axes, part.grid, title=part.title)
     bar = ScalarMappable(part.norm, part.cmap)
     name = label if part.marks else f"difference in {label}"
-    page.color_bar(left + slots * cell[0] + 0.1, top, layers * cell[1], bar, label=name)
+    page.color_bar(left + part.reach + 0.1, top, layers * cell[1], bar, label=name)
 
 
 def _draw_scatter(page: Page, part: Scatter, place: tuple[float, float], limits: Normalize) -> None:

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from headscope.report.families import FAMILIES, Family, Function, Legend, contrast, fit, legend_entries
 from headscope.report.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
-from headscope.report.page import LABEL, PALE, RULE, TICK, Page, flow
+from headscope.report.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
 from headscope.report.run import Run
 
 COUNTS = 1.5  # inches of the bars beside a map
@@ -49,9 +49,15 @@ def _row_height(grids: Sequence[Grid]) -> float:
     return max(cell_size(slots)[1], BAND * min(busiest, MOST))
 
 
+def _reach(grid: Grid) -> float:
+    """Inches of the map, or of its title where that is longer: the bars stand beyond both."""
+    slots: int = grid.heads.shape[1]
+    return float(max(slots * cell_size(slots)[0], text_width(grid.site, LABEL, weight="bold")))
+
+
 def _panel_size(grid: Grid, tall: float) -> tuple[float, float]:
-    layers, slots = grid.heads.shape
-    return LEFT + slots * cell_size(slots)[0] + 0.15 + COUNTS, ABOVE + layers * tall + BELOW
+    layers = len(grid.heads)
+    return LEFT + _reach(grid) + 0.15 + COUNTS, ABOVE + layers * tall + BELOW
 
 
 def _draw_panel(page: Page, grid: Grid, place: tuple[float, float], tall: float, *, most: int) -> None:
@@ -67,7 +73,7 @@ def _draw_panel(page: Page, grid: Grid, place: tuple[float, float], tall: float,
                 _draw_head(axes, slot, layer, functions, wide)
     axes.set(xlim=(0, slots), ylim=(layers, 0))
     label_grid(axes, grid, title=grid.site)
-    bars = page.axes(left + slots * wide + 0.15, top, COUNTS, layers * tall)
+    bars = page.axes(left + _reach(grid) + 0.15, top, COUNTS, layers * tall)
     _draw_counts(bars, grid, most=most)
 
 

@@ -107,9 +107,7 @@ def draw_blanks(axes: Axes, grid: Grid) -> None:
     if grid.ragged:
         axes.patch.set(hatch=MISSING, edgecolor=RULE, facecolor="white", linewidth=0)
     for layer, slot in zip(*np.nonzero((grid.heads >= 0) & np.isnan(grid.values)), strict=True):
-        axes.add_patch(
-            Rectangle((slot, layer), 1, 1, facecolor=PALE, edgecolor="white", linewidth=0.6, hatch="")
-        )
+        axes.add_patch(Rectangle((slot, layer), 1, 1, facecolor=PALE, edgecolor="white", linewidth=0.6, hatch=""))
 
 
 def label_grid(axes: Axes, grid: Grid, *, title: str, xlabel: str = "head", first: int = 0) -> None:
@@ -160,9 +158,7 @@ def _grid(run: Run, site: str, counts: Sequence[int], measure: str | None, *, so
         heads[layer, :count] = np.arange(count)
     table = run.heads[run.heads["site"] == site]
     numbers = table[measure] if measure else np.full(len(table), np.nan)
-    for layer, head, value, labels in zip(
-        table["layer"], table["head"], numbers, table["functions"], strict=True
-    ):
+    for layer, head, value, labels in zip(table["layer"], table["head"], numbers, table["functions"], strict=True):
         values[layer, head] = value
         functions[layer][head] = functions_of(labels)
     grid = Grid(site, values, heads, functions)

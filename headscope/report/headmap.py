@@ -59,10 +59,15 @@ class Panel:
     @property
     def size(self) -> tuple[float, float]:
         """Inches with labels and colour bar."""
-        layers, slots = self.grid.heads.shape
-        wide, tall = self.cell
-        width = max(slots * wide + (BAR if self.bar else 0), text_width(self.title, LABEL, weight="bold"))
-        return LEFT + width, ABOVE + layers * tall + BELOW
+        layers = len(self.grid.heads)
+        return LEFT + self.reach + (BAR if self.bar else 0), ABOVE + layers * self.cell[1] + BELOW
+
+    @property
+    def reach(self) -> float:
+        """Inches of the map, or of its title where that is longer: the colour bar stands beyond both."""
+        title = text_width(self.title, LABEL, weight="bold")
+        slots: int = self.grid.heads.shape[1]
+        return max(slots * self.cell[0], title)
 
     @property
     def title(self) -> str:
@@ -80,9 +85,7 @@ def head_map(run: Run, measure: str, *, sort: bool = False, marks: bool = True) 
     return heads_figure(run, [measure], sort=sort, marks=marks)
 
 
-def heads_figure(
-    run: Run, measures: Sequence[str] | None = None, *, sort: bool = False, marks: bool = True
-) -> Figure:
+def heads_figure(run: Run, measures: Sequence[str] | None = None, *, sort: bool = False, marks: bool = True) -> Figure:
     """Several measures side by side; without a list, those of `OVERVIEW` that the run has."""
     chosen = [run.require(measure) for measure in measures] if measures else overview(run)
     panels = [panel for measure in chosen for panel in _panels(run, measure, sort=sort)]
@@ -141,7 +144,7 @@ def _draw(page: Page, panel: Panel, place: tuple[float, float], *, sort: bool, m
     label_grid(axes, panel.grid, title=panel.title, xlabel=xlabel, first=int(sort))
     if panel.bar:
         bar = ScalarMappable(panel.norm, "viridis")
-        page.color_bar(left + width + 0.1, top, height, bar, label=name)
+        page.color_bar(left + panel.reach + 0.1, top, height, bar, label=name)
 
 
 def _blank_entry(grids: Sequence[Grid]) -> list[tuple[str, str, str]]:

@@ -91,9 +91,7 @@ def _frame(axes: Axes, run: Run, place: Place) -> None:
         for function in functions_of(labels):
             if function.family.name == "positional" and _offset(function) is not None:
                 column = int(np.clip(_offset(function) or 0, -REACH - 1, REACH + 1)) + REACH + 1
-                frame = Rectangle(
-                    (column, head), 1, 1, fill=False, edgecolor="#d55e00", linewidth=0.9, zorder=3
-                )
+                frame = Rectangle((column, head), 1, 1, fill=False, edgecolor="#d55e00", linewidth=0.9, zorder=3)
                 axes.add_patch(frame)
                 mark = function.mark if text_width(function.mark, TICK) < RIGHT else function.short
                 axes.text(COLUMNS + 0.4, head + 0.5, mark, size=TICK, ha="left", va="center_baseline")

@@ -77,13 +77,9 @@ class Page:
         """One line whose upper left corner is at (left, top) of the body; `$` is just a letter."""
         x = (MARGIN + left) / self.figure.get_figwidth()
         y = 1 - (self.top + top) / self.height
-        self.figure.text(
-            x, y, text, size=size, color=color, weight=weight, va="top", ha="left", parse_math=False
-        )
+        self.figure.text(x, y, text, size=size, color=color, weight=weight, va="top", ha="left", parse_math=False)
 
-    def box(
-        self, left: float, top: float, width: float, height: float, color: str, *, hatch: str = ""
-    ) -> None:
+    def box(self, left: float, top: float, width: float, height: float, color: str, *, hatch: str = "") -> None:
         """A filled rectangle, behind the text."""
         whole = self.figure.get_figwidth()
         corner = ((MARGIN + left) / whole, (self.height - self.top - top - height) / self.height)
@@ -101,9 +97,7 @@ class Page:
             )
         )
 
-    def color_bar(
-        self, left: float, top: float, height: float, shades: ScalarMappable, *, label: str
-    ) -> None:
+    def color_bar(self, left: float, top: float, height: float, shades: ScalarMappable, *, label: str) -> None:
         """A slim bar; its label is left out where the bar is shorter than the words."""
         axes = self.axes(left, top, 0.1, height)
         bar = self.figure.colorbar(shades, cax=axes, ticks=MaxNLocator(5 if height > 0.8 else 2))

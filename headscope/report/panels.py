@@ -24,10 +24,7 @@ class Panels:
     def plan(cls, run: Run, size: tuple[float, float], *, widest: float) -> Panels:
         """Panels of `size` (labels included) in lines of at most `widest` inches."""
         layers = [
-            (site, layer, count)
-            for site, counts in run.layout.items()
-            for layer, count in enumerate(counts)
-            if count
+            (site, layer, count) for site, counts in run.layout.items() for layer, count in enumerate(counts) if count
         ]
         sites = [site for site, _, _ in layers]
         longest = max((sites.count(site) for site in sites), default=1)

@@ -82,9 +82,7 @@ class Run:
     def head_layout(self) -> Layout:
         """The same as `headscope.heads.select_heads` wants it."""
         return {
-            (Site(site), layer): count
-            for site, counts in self.layout.items()
-            for layer, count in enumerate(counts)
+            (Site(site), layer): count for site, counts in self.layout.items() for layer, count in enumerate(counts)
         }
 
     @property
@@ -182,9 +180,7 @@ def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
     if lacking:
         raise RunError(f"{where} is malformed: it has no column {', '.join(lacking)}; analyse again")
     wrong = [
-        name
-        for name in columns
-        if name not in (*text, "functions") and not pd.api.types.is_numeric_dtype(table[name])
+        name for name in columns if name not in (*text, "functions") and not pd.api.types.is_numeric_dtype(table[name])
     ]
     if wrong and len(table):
         raise RunError(f"{where} is malformed: column {', '.join(wrong)} must hold numbers; analyse again")
