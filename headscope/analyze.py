@@ -109,6 +109,8 @@ def analyze(
                 done += len(batch.indices)
                 progress(len(batch.indices))
     except KeyboardInterrupt:
+        if done == 0:
+            raise
         complete = False
     study = survey.conclude(Bootstrap(seed=options.seed, replicates=replicates))
     study.left_out[:0] = left_out

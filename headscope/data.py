@@ -53,19 +53,7 @@ class Corpus:
 
     def with_parses(self, parses: Callable[[], Iterator[Parse]]) -> Corpus:
         """The same sentences with parses, in the same order; DataError where the texts differ."""
-
-        def read() -> Iterator[Sentence]:
-            for sentence, parse in zip_longest(self.read(), parses()):
-                if sentence is None or parse is None:
-                    raise DataError(_counts_differ("sentences", self.name, "parses"))
-                if sentence.source.split() != parse.text.split():
-                    raise DataError(
-                        f"line {sentence.number + 1} of {self.name} is not the text of parse {sentence.number + 1}: "
-                        f"{sentence.source[:60]!r} against {parse.text[:60]!r}; parses must follow the lines"
-                    )
-                yield sentence._replace(source=parse.text, parse=parse)
-
-        return replace(self, read=read, has_parses=True)
+        return replace(self, read=lambda: _parsed(self.read(), parses(), self.name), has_parses=True)
 
 
 def open_corpus(
@@ -109,8 +97,7 @@ def _sentences(source: Path | None, target: Path | None, parses: Path | None) ->
     if target is not None:
         lines = _paired(lines, read_lines(target), str(source or parses), str(target))
     if parses is not None and source is not None:
-        whole = Corpus(str(source), 2**62, "", lambda: lines)
-        lines = whole.with_parses(lambda: read_conllu(parses)).read()
+        lines = _parsed(lines, read_conllu(parses), str(source))
     return lines
 
 
@@ -119,6 +106,19 @@ def _paired(lines: Iterator[Sentence], targets: Iterator[str], name: str, other:
         if sentence is None or target is None:
             raise DataError(_counts_differ("lines", name, other))
         yield sentence._replace(target=target)
+
+
+def _parsed(lines: Iterator[Sentence], parses: Iterator[Parse], name: str) -> Iterator[Sentence]:
+    """Sentences with their parses; where only blanks differ, the parse's text is taken, which its spans fit."""
+    for sentence, parse in zip_longest(lines, parses):
+        if sentence is None or parse is None:
+            raise DataError(_counts_differ("sentences", name, "its parses"))
+        if sentence.source.split() != parse.text.split():
+            raise DataError(
+                f"line {sentence.number + 1} of {name} is not the text of parse {sentence.number + 1}: "
+                f"{sentence.source[:60]!r} against {parse.text[:60]!r}; parses must follow the lines"
+            )
+        yield sentence._replace(source=parse.text, parse=parse)
 
 
 def _counts_differ(what: str, name: str, other: str) -> str:

@@ -37,8 +37,7 @@ def plot(*words: object) -> str:
     [
         ("heads", "png"),
         ("heads", "svg"),
-        ("heads", "pdf"),
-        ("functions", "png"),
+        ("functions", "pdf"),
         ("positional", "svg"),
         ("syntactic", "png"),
         ("similarity", "svg"),

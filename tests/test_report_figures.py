@@ -13,18 +13,17 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from test_report_run import SIGNATURE, make_run
 
-from headscope.errors import ConfigError, OutputError
+from headscope.errors import ConfigError
 from headscope.report.attention import attention_figure
 from headscope.report.compare import compare_figure
-from headscope.report.families import FAMILIES, Legend, arrow, contrast, fit, functions_of, signed
+from headscope.report.families import functions_of
 from headscope.report.functionmap import functions_figure
-from headscope.report.grid import cell_lines, centred_limits, grids_of, shared_limits
+from headscope.report.grid import grids_of
 from headscope.report.headmap import head_map, heads_figure, overview
 from headscope.report.offsets import offset_histograms, offset_shares
-from headscope.report.page import cut, even_width, flow, text_width, wrap
 from headscope.report.relations import chosen_labels, relation_accuracy
 from headscope.report.run import MissingTable, Run, RunError, load_run
-from headscope.report.save import STYLE, target_paths, write_figure
+from headscope.report.save import STYLE, write_figure
 from headscope.report.similarity import layer_matrices, similarity_matrices
 from headscope.report.standard import draw_standard
 
@@ -85,7 +84,7 @@ def meshes(figure: Figure) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "suffix"),
-    [("small", ".png"), ("small", ".svg"), ("small", ".pdf"), ("ragged", ".png"), ("ragged", ".svg")],
+    [("small", ".png"), ("small", ".svg"), ("tiny", ".pdf"), ("ragged", ".png"), ("ragged", ".svg")],
 )
 def test_every_figure_in_every_format(
     drawn: dict[str, dict[str, Figure]], tmp_path: Path, name: str, suffix: str
@@ -183,7 +182,7 @@ def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, 
     first = grids_of(runs["ragged"], "confidence", sort=True)[0].heads[0, 0]
     sorted_map = head_map(runs["ragged"], "confidence", sort=True)
     assert any(text.split("\n")[0] == f"h{first}" for text in texts(sorted_map))
-    assert "heads of the layer, highest confidence first" in texts(sorted_map)
+    assert "heads of the layer, highest first" in texts(sorted_map)
 
 
 def test_a_head_without_a_value_is_grey_not_hatched(tmp_path: Path) -> None:
@@ -253,11 +252,11 @@ def test_many_relations_keep_the_clearest(runs: dict[str, Run]) -> None:
 
 @pytest.mark.parametrize(("measure", "limits"), [("cosine", (-1, 1)), ("cka", (0, 1)), ("l2", (0, None))])
 def test_similarity_is_on_a_fixed_scale(runs: dict[str, Run], measure: str, limits: tuple[float, float]) -> None:
-    run = runs["large"]
+    run = runs["small"]
     figure = similarity_matrices(run, measure)
     drawn = meshes(figure)
-    assert len(drawn) == 24
-    np.testing.assert_array_equal(drawn[17], run.similarity[f"encoder-self/17/{measure}"])
+    assert len(drawn) == 6
+    np.testing.assert_array_equal(drawn[4], run.similarity[f"encoder-self/4/{measure}"])
     norm = figure.axes[0].collections[0].norm
     assert norm.vmin == limits[0]
     expected = max(matrix.max() for matrix in layer_matrices(run, measure).values())
@@ -323,79 +322,3 @@ def test_standard_figures_go_as_far_as_the_tables(tmp_path: Path) -> None:
 def test_figures_are_the_same_bytes_every_time(runs: dict[str, Run], tmp_path: Path) -> None:
     pair = [write_figure(functions_figure(runs["small"]), tmp_path / f"{n}.svg").read_bytes() for n in "ab"]
     assert pair[0] == pair[1]
-
-
-def test_labels_become_marks() -> None:
-    marks = [f.mark for f in functions_of("positional:-1;syntactic:nsubj>;rare;previous_token;odd_one")]
-    assert marks == ["◆−1", "▲v→s", "★r", "◀p", "✚o"]
-    assert functions_of("") == ()
-    assert [signed(text) for text in ("-12", "1", "+1", "0")] == ["−12", "+1", "+1", "0"]
-    assert [arrow(label) for label in ("obj<", "det>", "acl:relcl<")] == ["o→v", "→det", "acl→"]
-    function = functions_of("syntactic:compound>")[0]
-    assert [fit(function, width, 6.5) for width in (1, 0.37, 0.1)] == ["▲→comp", "→comp", "▲"]
-    assert cell_lines(functions_of("rare;sink;induction"), 1, most=2) == ["★r", "+2"]
-
-
-def test_families_differ_in_glyph_letter_and_colour() -> None:
-    for field in ("glyph", "letter", "color"):
-        assert len({getattr(family, field) for family in FAMILIES.values()}) == len(FAMILIES)
-    assert [contrast(color) for color in ("white", "#440154", (1.0, 1.0, 0.0, 1.0))] == [
-        "black",
-        "white",
-        "black",
-    ]
-
-
-def test_layout_arithmetic() -> None:
-    laid = flow([(2, 1), (2, 3), (2, 1)], 5, gap=(1, 0.5))
-    assert laid.places == [(0, 0), (3, 0), (0, 3.5)]
-    assert (laid.width, laid.height) == (5, 4.5)
-    assert flow([(1, 1), (1, 1)], 9, breaks=frozenset({1})).places == [(0, 0), (0, 1.2)]
-    assert even_width(6, 1, 5.5, gap=0) == 3  # two lines of three, not five and one
-    assert Legend.plan([], 3).height == 0
-    assert "".join(wrap("a|" + "b" * 300 + "|c", 2, 6)) == "a|" + "b" * 300 + "|c"
-    assert all(text_width(line, 6) <= 2 for line in wrap(SIGNATURE, 2, 6))
-    assert cut("short", 1, 6) == "short"
-    assert wrap("", 1, 6) == []
-
-
-def test_scales_survive_constants_and_nothing() -> None:
-    assert (shared_limits([np.full((2, 2), 3.0)]).vmin, shared_limits([]).vmax) == (2.5, 0.5)
-    assert shared_limits([np.full(2, np.nan)]).vmax == 1
-    limits = centred_limits([np.array([-0.2, 0.5])])
-    assert (limits.vmin, limits.vmax) == (-0.5, 0.5)
-
-
-def test_where_figures_go(runs: dict[str, Run], tmp_path: Path) -> None:
-    one, two = [runs["small"]], [runs["small"], runs["large"]]
-    assert target_paths(tmp_path / "x.svg", one, figure="heads") == [tmp_path / "x.svg"]
-    assert target_paths(tmp_path / "d", two, figure="heads") == [
-        tmp_path / "d" / "small-heads.png",
-        tmp_path / "d" / "large-heads.png",
-    ]
-    assert target_paths(tmp_path / "{run}.pdf", two, figure="heads")[1] == tmp_path / "large.pdf"
-    assert target_paths(tmp_path, one, figure="heads") == [tmp_path / "small-heads.png"]
-    with pytest.raises(ConfigError, match=r"x.png is one file for 2 runs; put \{run\}"):
-        target_paths(tmp_path / "x.png", two, figure="heads")
-    with pytest.raises(ConfigError, match=r"the same run was named twice"):
-        target_paths(tmp_path / "d", one * 2, figure="heads")
-    with pytest.raises(ConfigError, match=r"cannot write .jpg; end the name with one of .png, .svg, .pdf"):
-        target_paths(tmp_path / "x.jpg", one, figure="heads")
-
-
-def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    pair = [load_run(make_run(tmp_path / name / "out", {"encoder-self": [2]})) for name in ("a", "b")]
-    assert [path.name for path in target_paths(tmp_path / "{run}.png", pair, figure="heads")] == [
-        "a-out.png",
-        "b-out.png",
-    ]
-
-
-def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Run], tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "x.png"
-    write_figure(functions_figure(runs["small"]), path, dpi=40)
-    with pytest.raises(OutputError, match=r"x.png exists; .* --force"):
-        write_figure(functions_figure(runs["small"]), path, dpi=40)
-    write_figure(functions_figure(runs["small"]), path, dpi=40, force=True)
-    with pytest.raises(OutputError, match=r"cannot write .*y.png: (Not a directory|File exists)"):
-        write_figure(functions_figure(runs["small"]), path / "y.png", dpi=40)

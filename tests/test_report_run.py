@@ -163,6 +163,13 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     assert load_run(path).data == "x.en → x.de, 1,200 sentences, interrupted"
 
 
+def test_untelling_names_come_with_their_folder(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "r", {"encoder-self": [2]}, name="packages/bert-small/model")
+    _edit(path, data={"source": None, "parse": "ud/en.conllu.gz"})
+    assert load_run(path).model == "bert-small/model (bert)"
+    assert load_run(path).data == "en.conllu.gz"
+
+
 def test_tables_are_read_when_asked_for(run: Run) -> None:
     (run.path / "syntactic.csv").unlink()
     assert list(run.positional.columns[:5]) == ["site", "layer", "head", "offset", "count"]

@@ -139,7 +139,7 @@ def _draw(page: Page, panel: Panel, place: tuple[float, float], *, sort: bool, m
     name = measure_name(panel.measure)
     xlabel = "head"
     if sort:
-        full = f"heads of the layer, highest {name} first"
+        full = "heads of the layer, highest first"
         xlabel = full if text_width(full, LABEL) <= width else "rank"
     label_grid(axes, panel.grid, title=panel.title, xlabel=xlabel, first=int(sort))
     if panel.bar:

@@ -18,6 +18,7 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.heads import SITES, Layout, Site
 from headscope.registry import unknown
 
+UNTELLING = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}
 PLACE = ("site", "layer", "head")
 COLUMNS = {
     "heads": (*PLACE, "functions"),
@@ -56,16 +57,16 @@ class Run:
     def model(self) -> str:
         """`all-MiniLM-L6-v2 (bert)`: the checkpoint's last path component and its model type."""
         checkpoint = _section(self.meta, "checkpoint")
-        name = _last_part(checkpoint.get("path")) or "model"
+        name = _model_name(checkpoint.get("path"))
         kind = checkpoint.get("model_type")
         return f"{name} ({kind})" if kind else name
 
     @property
     def data(self) -> str:
-        """`train.en → train.de, 1,000 sentences`; a run that was interrupted says so."""
+        """`train.en → train.de, 1,000 sentences`; the parses where they are all; says if interrupted."""
         data = _section(self.meta, "data")
         text = " → ".join(filter(None, (_last_part(data.get(side)) for side in ("source", "target"))))
-        parts = [text or "data"]
+        parts = [text or _last_part(data.get("parse")) or "data"]
         if isinstance(data.get("sentences"), int):
             parts.append(f"{data['sentences']:,} sentences")
         if not self.meta.get("complete", True):
@@ -207,6 +208,15 @@ def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _last_part(path: object) -> str:
     return str(path).replace("\\", "/").rstrip("/").rpartition("/")[2] if path else ""
+
+
+def _model_name(path: object) -> str:
+    """The last component, with the one before it where the last says nothing: `bert-small/model`."""
+    name = _last_part(path)
+    if name.lower() in UNTELLING:
+        folder = _last_part(str(path).rstrip("/").removesuffix(name))
+        return f"{folder}/{name}" if folder else name
+    return name or "model"
 
 
 def _line(error: Exception) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headscope.heads import HeadId
+from headscope.errors import CheckpointError, ConfigError
+from headscope.heads import HeadId, Layout, Site, describe
 from headscope.report.run import Run
 
 
@@ -33,6 +35,61 @@ def sentence_attention(
     """Open the run's checkpoint and capture `heads` (all of one site) on one sentence.
 
     Either `sentence` is given, or `index`, the line of the run's own data from 0; `target` is the
-    other side for models that have one.
+    other side for models that have one. CheckpointError where the checkpoint is no longer the one that the
+    run measured, ConfigError for heads it lacks or a line that is not there.
     """
-    raise NotImplementedError("attention of one sentence needs the model part, which is not written yet")
+    import torch
+
+    from headscope.capture import capture
+    from headscope.data import Batch, side
+    from headscope.formats.base import open_checkpoint
+
+    checkpoint = open_checkpoint(run.meta["checkpoint"]["path"], format=run.meta["checkpoint"]["format"])
+    if checkpoint.digest != run.meta["checkpoint"]["digest"]:
+        raise CheckpointError(
+            f"{checkpoint.path} is not the checkpoint that {run.path} measured (its digest differs); analyse it again"
+        )
+    site = _one_site(heads, checkpoint.layout)
+    text, other = _line(run, index) if index is not None else (sentence or "", target)
+    if checkpoint.two_sided and site is not Site.ENCODER_SELF and other is None:
+        raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
+    limit = int(run.meta["options"].get("limit", 512))
+    source = checkpoint.encode([text], side="source", limit=limit)[0]
+    decoder = checkpoint.encode([other], side="target", limit=limit)[0] if checkpoint.two_sided and other else None
+    batch = Batch(torch.zeros(1, dtype=torch.long), 0, side([source]), side([decoder]) if decoder else None)
+    with torch.inference_mode(), capture(checkpoint.model) as captured:
+        checkpoint.forward(batch.to(checkpoint.device))
+    weights = [captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
+    query = source if decoder is None or site is Site.ENCODER_SELF else decoder
+    key = query if site is Site.DECODER_SELF else source
+    return SentenceAttention(
+        np.stack(weights), checkpoint.pieces(query.ids), checkpoint.pieces(key.ids), [str(head) for head in heads]
+    )
+
+
+def _one_site(heads: Sequence[HeadId], layout: Layout) -> Site:
+    sites = {head.site for head in heads}
+    if len(sites) != 1:
+        raise ConfigError(f"heads of one site go into one figure, got {', '.join(sorted(map(str, sites))) or 'none'}")
+    for head in heads:
+        if head.head >= layout.get((head.site, head.layer), 0):
+            raise ConfigError(f"this model has no head {head}; it has {describe(layout)}")
+    return sites.pop()
+
+
+def _line(run: Run, index: int) -> tuple[str, str | None]:
+    """Line `index` of the run's source and target."""
+    from headscope.data import open_corpus
+
+    data = run.meta["data"]
+    parse = data.get("parse")
+    corpus = open_corpus(
+        Path(data["source"]) if data["source"] else None,
+        target=Path(data["target"]) if data["target"] else None,
+        parses=Path(parse) if parse and parse != "stanza" else None,
+        max_sentences=index + 1,
+    )
+    if corpus.count <= index:
+        raise ConfigError(f"the run's data have {corpus.count} lines; --index counts from 0")
+    *_, last = corpus
+    return last.source, last.target

@@ -1,0 +1,167 @@
+"""Small random models in float64 with a tokenizer and a corpus: what the analyses are tried on.
+
+Sizes are different primes where the architecture allows it. Sentences are made of words of one to three
+pieces, some unknown, and come with parses whose tokens are now and then smaller than a piece.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from headscope.data import Corpus, Sentence
+from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.parses import Parse, Relation, Token
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PAD, UNKNOWN, START, END, MASK = range(5)
+LETTERS = "abcdefghijklmnopq"  # 17
+WORDS = [first + second for first in "abcdefg" for second in LETTERS[7:12]]  # 35 words of one piece
+PIECES = [*SPECIAL, *WORDS, *(f"##{letter}" for letter in LETTERS[:13])]  # 53
+RELATIONS = ("nsubj", "obj", "amod", "advmod", "det")
+WINDOW = 5
+
+
+def tokenizer(before: list[int], after: list[int]) -> Any:
+    """WordPiece over `PIECES`, with special ids before and after every sentence."""
+    made = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if before or after:
+        parts = [SPECIAL[number] for number in before], [SPECIAL[number] for number in after]
+        made.post_processor = processors.TemplateProcessing(
+            single=[*parts[0], "$A", *parts[1]],
+            special_tokens=[(SPECIAL[number], number) for number in {*before, *after}],
+        )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+
+
+def _bert(heads: int = 3) -> Any:
+    config = transformers.BertConfig(
+        vocab_size=53,
+        hidden_size=5 * heads,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        intermediate_size=11,
+        max_position_embeddings=97,
+    )
+    return transformers.BertModel(config)
+
+
+def _mistral() -> Any:
+    config = transformers.MistralConfig(
+        vocab_size=53,
+        hidden_size=13,
+        intermediate_size=11,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=10,
+        sliding_window=WINDOW,
+        max_position_embeddings=97,
+        pad_token_id=PAD,
+        bos_token_id=START,
+        eos_token_id=END,
+    )
+    return transformers.MistralModel(config)
+
+
+def _t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=53,
+        d_model=13,
+        d_kv=5,
+        d_ff=11,
+        num_layers=2,
+        num_decoder_layers=3,
+        num_heads=7,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=17,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+    )
+    return transformers.T5Model(config)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a tiny model is made, and what the oracles must know about it."""
+
+    make: Any
+    before: list[int]
+    after: list[int]
+    two_sided: bool = False
+    causal: bool = False
+    window: int | None = None
+
+
+KINDS = {
+    "bert": Kind(_bert, [START], [END]),
+    "mistral": Kind(_mistral, [START], [], causal=True, window=WINDOW),
+    "t5": Kind(_t5, [], [END], two_sided=True),
+    "single": Kind(lambda: _bert(1), [START], [END]),
+}
+
+
+def checkpoint(kind: str, seed: int) -> HuggingFaceCheckpoint:
+    """A model with random weights, wide enough apart that heads differ and few of them are uniform."""
+    torch.manual_seed(seed)
+    its = KINDS[kind]
+    model = its.make().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.5)
+            elif parameter.abs().max() == 0:
+                parameter.normal_(std=0.1)
+    return HuggingFaceCheckpoint(
+        path=f"tiny-{kind}", model=model, tokenizer=tokenizer(its.before, its.after), digest="0" * 64
+    )
+
+
+def corpus(seed: int, *, count: int = 19, target: bool = False) -> Corpus:
+    """Sentences of 1 to 13 words with parses, the first one a single word; `target` adds translations."""
+    luck = random.Random(seed)
+    sentences = []
+    for number in range(count):
+        words = [_word(luck) for _ in range(1 if number == 0 else luck.randint(1, 13))]
+        if number % 7 == 3:
+            words[luck.randrange(len(words))] = "ŵŵ"  # unknown
+        if len(words) > 4:
+            words[3] = words[1]  # a token that comes twice
+        other = " ".join(_word(luck) for _ in range(luck.randint(1, 11))) if target else None
+        sentences.append(Sentence(number, " ".join(words), other, _parse(words, luck)))
+    return Corpus("tiny", count, "0" * 40, lambda: iter(sentences), has_target=target, has_parses=True)
+
+
+def _word(luck: random.Random) -> str:
+    return luck.choice(WORDS) + "".join(luck.choice(LETTERS[:13]) for _ in range(luck.choice([0, 0, 1, 2])))
+
+
+def _parse(words: list[str], luck: random.Random) -> Parse:
+    """Tokens are words; some are cut in the middle of their first piece, some between pieces."""
+    tokens, place = [], 0
+    for word in words:
+        cuts = [0, len(word)]
+        if luck.random() < 0.3:
+            cuts.insert(1, luck.randrange(1, len(word)))
+        tokens += [Token(place + a, place + b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        place += len(word) + 1
+    relations = []
+    for dependent in range(len(tokens)):
+        head = luck.randrange(len(tokens))
+        if head != dependent:
+            relations.append(Relation(luck.choice(RELATIONS), head, dependent))
+    return Parse(" ".join(words), tuple(tokens), tuple(relations))
