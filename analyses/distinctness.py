@@ -13,6 +13,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices, projections
 
+RANK = 1e-6  # smallest against largest singular value, below which a slice lacks full rank
 MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
@@ -25,7 +26,8 @@ class Distinctness(Analysis):
     span (1: the same subspace), which no change of basis inside a head can alter. `rank_qk` and `rank_ov`
     are effective ranks exp(H(σ/Σσ)) (Roy & Vetterli 2007) of W_Qᵀ W_K and W_O W_V, at most the head's width.
     Rotary positions turn W_QK with distance; the rank is that of distance zero. Under grouped-query
-    attention heads of a group share W_K and W_V. These numbers are exact: no sample, so low = high = value.
+    attention heads of a group share W_K and W_V. Slices that lack full rank (a head that was set to zero)
+    have no overlap: NaN, and left out of the others' means. These numbers are exact: no sample, so low = high = value.
     The table has every pair: cosine, overlap and the smallest and largest principal angle in degrees.
     """
 
@@ -50,15 +52,16 @@ class Distinctness(Analysis):
             slices = {letter: getattr(found, name) for letter, name in MATRICES.items()}
             missing += [f"{place[0]}.{place[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None]
             known = {letter: per_head(s, self.heads[place]) for letter, s in slices.items() if s is not None}
+            bases = {letter: torch.linalg.qr(weights.transpose(1, 2)) for letter, weights in known.items()}
             for letter, weights in known.items():
-                cosine, angles = cosines(weights), principal_cosines(weights)
+                cosine, angles = cosines(weights), principal_cosines(*bases[letter])
                 overlap = angles.square().mean(dim=-1)
                 for name, pairs in (("cosine", cosine), ("overlap", overlap)):
                     columns.setdefault(f"{name}_{letter}", {})[place] = _exact(_mean_of_others(pairs))
                 tables.append(_table(place, letter, cosine, overlap, angles))
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
                 if first in known and second in known:
-                    columns.setdefault(name, {})[place] = _exact(effective_rank(known[first], known[second]))
+                    columns.setdefault(name, {})[place] = _exact(effective_rank(bases[first].R, bases[second].R))
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
         shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
         found_tables = {"distinctness": pd.concat(tables, ignore_index=True)} if tables else {}
@@ -76,30 +79,33 @@ def cosines(weights: Tensor) -> Tensor:
     return flat @ flat.T
 
 
-def principal_cosines(weights: Tensor) -> Tensor:
-    """Cosines of the principal angles between row spaces of slices [h k d], descending: [h h k]."""
-    basis = torch.linalg.qr(weights.transpose(1, 2)).Q  # [h d k]
-    h = len(basis)
-    first, second = torch.triu_indices(h, h)
+def principal_cosines(basis: Tensor, triangle: Tensor) -> Tensor:
+    """Cosines of the principal angles between slices, descending [h h k], from their QR: [h d k] and [h k k].
+
+    NaN where a slice lacks full rank: its basis would hold arbitrary directions.
+    """
+    sizes = torch.linalg.svdvals(triangle)  # [h k]
+    lacking = sizes[:, -1] <= RANK * sizes[:, 0]
+    h, _, k = basis.shape
+    first, second = torch.triu_indices(h, h, offset=1)
     found = torch.linalg.svdvals(basis[first].transpose(1, 2) @ basis[second]).clamp(max=1.0)
-    every = torch.empty(h, h, found.shape[-1], dtype=found.dtype)
+    every = found.new_ones(h, h, k)
     every[first, second] = every[second, first] = found
+    every[lacking] = every[:, lacking] = torch.nan
     return every
 
 
 def effective_rank(left: Tensor, right: Tensor) -> Tensor:
-    """exp of the entropy of the normalised singular values of leftᵀ right, for slices [h k d]: [h]."""
-    inner = [torch.linalg.qr(side.transpose(1, 2)).R for side in (left, right)]  # [h k k]
-    values = torch.linalg.svdvals(inner[0] @ inner[1].transpose(1, 2))  # [h k]
+    """exp of the entropy of the normalised singular values of leftᵀ right, from the R of their QR [h k k]: [h]."""
+    values = torch.linalg.svdvals(left @ right.transpose(1, 2))  # [h k]
     share = values / values.sum(dim=-1, keepdim=True)
     found: Tensor = torch.special.entr(share).sum(dim=-1).exp()
     return found
 
 
 def _mean_of_others(pairs: Tensor) -> Tensor:
-    heads = len(pairs)
-    rest = pairs.sum(dim=-1) - pairs.diagonal()
-    return rest / (heads - 1) if heads > 1 else torch.full((heads,), torch.nan, dtype=pairs.dtype)
+    own = torch.eye(len(pairs), dtype=torch.bool)
+    return pairs.masked_fill(own, torch.nan).nanmean(dim=-1)
 
 
 def _exact(values: Tensor) -> Estimate:

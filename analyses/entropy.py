@@ -27,7 +27,7 @@ class Entropy(Analysis):
         weights = heads.weights if heads.weights.dtype == torch.float64 else heads.weights.float()
         entropy = torch.special.entr(weights).sum(dim=-1)  # [b h t]
         seen = heads.shared("seen", lambda: heads.visible.sum(dim=-1))  # [b t]
-        share = entropy / seen.clamp(min=2).log()[:, None]
+        share = entropy / seen.clamp(min=2).to(entropy.dtype).log()[:, None]
         return {
             "entropy": heads.over_queries(entropy),
             "entropy_share": heads.over_queries(share, only=seen > 1),

@@ -83,5 +83,5 @@ def _outside_frequent(heads: Heads, ranks: Tensor) -> Tensor:
 
 def _chance(heads: Heads, hits: Tensor) -> Tensor:
     """Share of the counted keys that each query sees that are hits [b t]."""
-    seen = (heads.visible & heads.keys[:, None]).float()  # [b t s]
-    return torch.einsum("bts,bs->bt", seen, hits.float()) / seen.sum(dim=-1).clamp(min=1)
+    seen = (heads.visible & heads.keys[:, None]).to(heads.weights.dtype)  # [b t s]
+    return torch.einsum("bts,bs->bt", seen, hits.to(seen.dtype)) / seen.sum(dim=-1).clamp(min=1)

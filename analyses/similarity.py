@@ -11,6 +11,8 @@ from headscope.accumulate import Array, Estimate, Ratio, interval
 from headscope.analysis import Analysis, Column, Findings, Heads, Tally, analysis
 from headscope.heads import Site
 
+CONSTANT = 1e-6  # variance, against the second moment, below which a context counts as constant
+
 
 @analysis
 class Similarity(Analysis):
@@ -20,7 +22,8 @@ class Similarity(Analysis):
     projection. Cosine is the mean over tokens of cos(c_i, c_j) (Li et al. 2018, disagreement on outputs),
     L2 the mean of ‖c_i − c_j‖, both per token (the MHR fork flattens whole sentences). CKA (Kornblith et
     al. 2019, linear) compares centred contexts over the whole corpus, from one [d d] moment matrix a layer;
-    its interval resamples 16 folds of the corpus (fewer where the matrices are large).
+    its interval resamples 16 folds of the corpus (fewer where the matrices are large). A head whose context
+    never changes has none (NaN) and is left out of the others' means.
     """
 
     name = "similarity"
@@ -40,7 +43,7 @@ class Similarity(Analysis):
         return {
             "cosine": Ratio(unit @ unit.transpose(1, 2), count),
             "l2": Ratio(spread.sum(dim=1), count),
-            "moments": Ratio((flat.T @ flat)[None], flat.sum(dim=0)[None, None], whole=True),
+            "moments": Ratio(gram(flat)[None], flat.sum(dim=0)[None, None], whole=True),
             "tokens": Ratio(count.sum()[None], count.new_ones(1), whole=True),
         }
 
@@ -49,11 +52,11 @@ class Similarity(Analysis):
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
         for place in tally.places("cosine"):
             heads = tally.kept("cosine", place).total.shape[1]
-            cosine, l2 = tally.ratio("cosine", *place), tally.ratio("l2", *place)
-            samples = cka_samples(tally, place, heads)
+            total, count = tally.bootstrap.sums(tally.kept("cosine", place))
+            cosine, l2 = interval(total / count), tally.ratio("l2", *place)
+            samples = recentred(cka_samples(tally, place, heads))
             for measure, estimate in {"cosine": cosine, "l2": l2, "cka": interval(samples)}.items():
                 findings.arrays.update(matrices(place, measure, estimate))
-            total, count = tally.bootstrap.sums(tally.kept("cosine", place))
             columns["similarity_cosine"][place] = interval(mean_of_others(total / count))
             columns["similarity_cka"][place] = interval(mean_of_others(samples))
         findings.columns = [Column(name, estimates) for name, estimates in columns.items()]
@@ -74,19 +77,20 @@ class JensenShannon(Analysis):
     default = False
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        weights = heads.weights.float().transpose(1, 2)[heads.queries]  # [n h s]
+        weights = heads.weights if heads.weights.dtype == torch.float64 else heads.weights.float()
+        weights = weights.transpose(1, 2)[heads.queries]  # [n h s]
         n, h, _ = weights.shape
         own = torch.special.entr(weights).sum(dim=-1)  # [n h]
         pairs = torch.combinations(torch.arange(h), r=2, with_replacement=True).to(weights.device)  # [p 2]
-        found = torch.zeros(n, h, h, device=weights.device)
+        found = weights.new_zeros(n, h, h)
         for chunk in torch.split(pairs, max(1, 2**24 // max(1, weights[:, 0].numel()))):
             i, j = chunk.T
             middle = torch.special.entr((weights[:, i] + weights[:, j]) / 2).sum(dim=-1)  # [n p]
             found[:, i, j] = found[:, j, i] = (middle - (own[:, i] + own[:, j]) / 2).clamp(min=0)
         b = len(heads.queries)
         row = heads.queries.nonzero(as_tuple=True)[0]  # [n]
-        total = torch.zeros(b, h, h, device=weights.device).index_add_(0, row, found)
-        return {"js": Ratio(total, heads.queries.sum(dim=-1).float()[:, None, None])}
+        total = weights.new_zeros(b, h, h).index_add_(0, row, found)
+        return {"js": Ratio(total, heads.queries.sum(dim=-1)[:, None, None])}
 
     def report(self, tally: Tally) -> Findings:  # noqa: D102
         findings = Findings()
@@ -98,6 +102,14 @@ class JensenShannon(Analysis):
 def pairwise_l2(tokens: Tensor) -> Tensor:
     """‖c_i − c_j‖ for contexts [n h k]: [n h h]."""
     return torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def gram(flat: Tensor) -> Tensor:
+    """flatᵀ flat of [n d], the lower left quarter copied from the upper right: [d d]."""
+    half = flat.shape[1] // 2
+    first, second = flat[:, :half].contiguous(), flat[:, half:].contiguous()
+    cross = first.T @ second
+    return torch.cat([torch.cat([first.T @ first, cross], 1), torch.cat([cross.T, second.T @ second], 1)])
 
 
 def cka_samples(tally: Tally, place: tuple[Site, int], heads: int) -> Tensor:
@@ -115,36 +127,38 @@ def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: 
     """Linear CKA between heads, for every way of drawing folds: [r h h].
 
     moments [f d d] and sums [f d] of the contexts of each fold, tokens [f]; draws [r f] says how often
-    each fold counts. CKA is ‖X_iᵀX_j‖²_F / (‖X_iᵀX_i‖_F ‖X_jᵀX_j‖_F) with X centred over all that was drawn
-    (Kornblith et al. 2019, §3). The squared norms are polynomials in the draws, so that only products
+    each fold counts. CKA is ‖X_iᵀX_j‖²_F / (‖X_iᵀX_i‖_F ‖X_jᵀX_j‖_F) with X centred on the corpus mean, in
+    every draw (Kornblith et al. 2019, §3). The squared norms are quadratic in the draws, so only products
     between folds are formed, never a [d d] matrix for each draw.
     """
     f, d, _ = moments.shape
     mean = sums.sum(dim=0) / tokens.sum()  # [d]
-    shift = sums[:, :, None] * mean
-    centred = moments - shift - shift.transpose(1, 2) + tokens[:, None, None] * mean[:, None] * mean
-    rest = (sums - tokens[:, None] * mean).view(f, heads, d // heads)  # [f h k], small
-    blocks = centred.view(f, heads, d // heads, heads, d // heads)  # [f h k h k]
-    flat = blocks.permute(1, 3, 0, 2, 4).reshape(heads, heads, f, -1)  # [h h f k·k]
-    square = flat @ flat.transpose(-1, -2)  # [h h f f]
-    cubic = torch.einsum("aik,bikjl,cjl->ijabc", rest, blocks, rest)  # [h h f f f]
-    found = []
-    for part in torch.split(draws, 64):
-        n = (part @ tokens)[:, None, None]  # [r 1 1]
-        size = torch.tensordot(part, rest, 1).square().sum(dim=-1)  # [r h]
-        norm = torch.einsum("ijra,ra->rij", part @ square, part)
-        cross = torch.einsum("ijarb,ra,rb->rij", (cubic @ part.T).transpose(-1, -2), part, part)
-        found.append(norm - 2 * cross / n + size[:, :, None] * size[:, None, :] / n**2)
-    squared = torch.cat(found).clamp(min=0)  # [r h h]
+    shift = (sums - tokens[:, None] * mean / 2)[:, :, None] * mean
+    centred = (moments - shift).sub_(shift.transpose(1, 2))
+    blocks = centred.view(f, heads, d // heads, heads, d // heads).permute(1, 3, 0, 2, 4)
+    flat = blocks.reshape(heads, heads, f, -1)  # [h h f k·k]
+    products = flat @ flat.transpose(-1, -2)  # [h h f f]
+    squared = torch.einsum("ijra,ra->rij", draws @ products, draws).clamp(min=0)  # [r h h]
     own = squared.diagonal(dim1=1, dim2=2)  # [r h]
+    energy, spread = (matrix.sum(dim=0).diagonal().view(heads, -1).sum(dim=-1) for matrix in (moments, centred))
+    own = own.masked_fill(spread <= CONSTANT * energy, torch.nan)
     return squared / (own[:, :, None] * own[:, None, :]).sqrt()
+
+
+def recentred(samples: Tensor) -> Tensor:
+    """Replicates [1+r h h] moved so that their mean is the value, the first row.
+
+    CKA grows when the sample shrinks, and a resample holds fewer different sentences than the corpus:
+    without the shift an interval of replicates can lie beside the value.
+    """
+    shift = samples[:1] - samples[1:].nanmean(dim=0, keepdim=True)
+    return torch.cat([samples[:1], (samples[1:] + shift).clamp(0, 1)])
 
 
 def mean_of_others(matrices: Tensor) -> Tensor:
     """Mean over the other heads of the layer of matrices [r h h]: [r h]; NaN for a layer of one head."""
-    heads = matrices.shape[-1]
-    own = matrices.diagonal(dim1=1, dim2=2)
-    return (matrices.sum(dim=-1) - own) / (heads - 1) if heads > 1 else torch.full_like(own, torch.nan)
+    own = torch.eye(matrices.shape[-1], dtype=torch.bool)
+    return matrices.masked_fill(own, torch.nan).nanmean(dim=-1)
 
 
 def matrices(place: tuple[Site, int], measure: str, estimate: Estimate) -> dict[str, Array]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.accumulate import Estimate, Ratio, interval
-from headscope.analysis import Analysis, Column, Findings, Heads, Options, Tally, analysis, head_ids
+from headscope.analysis import Analysis, Column, Findings, Heads, Options, Tally, analysis, head_ids, peaks
 from headscope.heads import HeadId, Site
 from headscope.syntax import Aligned
 
@@ -29,7 +29,7 @@ class Syntactic(Analysis):
     Word-level weights: summed over the key word's pieces, averaged over the query word's pieces (Clark et
     al. 2019, §4.1); special tokens are no words. Accuracy: share of the relation's instances in which the
     largest word-level weight at one word lies on the other. Baseline: accuracy of always choosing the
-    relation's most frequent word offset. A head is syntactic where it beats the baseline by at least
+    relation's most frequent word offset (the smallest one where several tie; intervals keep it fixed). A head is syntactic where it beats the baseline by at least
     10 points (Voita et al. 2019, §5.2). `nsubj>` is read from head to dependent, `nsubj<` from dependent to
     head. UD 2 calls Voita's dobj `obj`.
     """
@@ -76,6 +76,8 @@ class Syntactic(Analysis):
             for row in table[table.margin >= MARGIN].sort_values("margin", ascending=False).itertuples():
                 findings.label(HeadId(*place, row.head), f"syntactic:{row.label}")
         if tables:
+            if self.options.relations != "all":
+                findings.remarks = _not_found(self.names, tables)
             findings.tables["syntactic"] = pd.concat(tables, ignore_index=True)
             findings.columns = [_margin_column(tally.places("accuracy"), tally, best)]
             findings.texts = {"syntactic_relation": {head: found[3] for head, found in best.items()}}
@@ -87,8 +89,9 @@ class Syntactic(Analysis):
         first = next(other for other in tally.places("offsets") if other[0] is place[0])
         offsets, _ = tally.bootstrap.sums(tally.kept("offsets", first))  # [1+r c o]
         accuracy = hits / count
-        base = (offsets.amax(dim=-1) / count[:, 0])[:, None]  # [1+r 1 c]
-        modal = offsets[0].argmax(dim=-1) - REACH
+        modal = offsets[0].argmax(dim=-1)  # [c]
+        chosen = offsets.gather(-1, modal[None, :, None].expand(len(offsets), -1, 1))[..., 0]  # [1+r c]
+        base = (chosen / count[:, 0])[:, None]  # [1+r 1 c]
         estimates = {
             "accuracy": interval(accuracy),
             "baseline": interval(base.expand_as(accuracy)),
@@ -98,7 +101,7 @@ class Syntactic(Analysis):
         rows = []
         for cell in range(count.shape[-1]):
             if count[0, 0, cell] >= enough:
-                rows.append(self._rows(place, cell, int(count[0, 0, cell]), int(modal[cell]), estimates))
+                rows.append(self._rows(place, cell, int(count[0, 0, cell]), int(modal[cell]) - REACH, estimates))
         return pd.concat(rows, ignore_index=True) if rows else _no_rows(place, estimates)
 
     def _rows(
@@ -124,6 +127,14 @@ class Syntactic(Analysis):
 
     def signature(self) -> dict[str, str]:  # noqa: D102
         return {"parse": self.options.parse, "rel": self.options.relations, "word": "sum-keys,mean-queries"}
+
+
+def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> list[str]:
+    found = {name for table in tables for name in table.relation}
+    missing = [name for name in dict.fromkeys(names) if name not in found]
+    if not missing:
+        return []
+    return [f"syntactic: the parses have no {', '.join(missing)} (relations are those of UD 2, without subtypes)"]
 
 
 def _no_rows(place: tuple[Site, int], estimates: Mapping[str, Estimate]) -> pd.DataFrame:
@@ -157,7 +168,7 @@ class _Plan:
         device = heads.weights.device
         aligned = heads.batch.aligned
         b, s = heads.key_side.ids.shape
-        words = max((len(a.units) for a in aligned if a), default=1)
+        words = max([1, *(len(a.units) for a in aligned if a)])
         member = np.zeros((b, words, s), dtype=np.float32)
         found = [_instances(row, a, names) for row, a in enumerate(aligned) if a is not None]
         instances = np.concatenate([*found, np.empty((0, 4), dtype=np.int64)])  # [n 4]: row, cell, from, to
@@ -179,10 +190,11 @@ class _Plan:
 
     def hits(self, weights: Tensor) -> Tensor:
         """Whether the largest word-level weight of each instance's word lies on its partner: [n h]."""
-        to_words = torch.einsum("bhts,bws->bhtw", weights.float(), self.member)
-        words = torch.einsum("bhtv,bwt->bhwv", to_words, self.mean)  # [b h w v]
+        weights = weights if weights.dtype == torch.float64 else weights.float()
+        to_words = torch.einsum("bhts,bws->bhtw", weights, self.member.to(weights.dtype))
+        words = torch.einsum("bhtv,bwt->bhwv", to_words, self.mean.to(weights.dtype))  # [b h w v]
         words = words.masked_fill(~self.is_word[:, None, None, :], -1.0)
-        focus = words.argmax(dim=-1)  # [b h w]
+        _, focus = peaks(words)  # [b h w]
         return (focus[self.row, :, self.start] == self.end[:, None]).float()
 
 

@@ -23,6 +23,7 @@ FOLDS = 16
 BUDGET = 512 * 2**20  # bytes that the group sums of one statistic may take, all layers together
 REPLICATES = 1000
 LEVEL = 0.95
+EXACT = 2**21  # whole numbers up to eight times this are exact in float32; no replicate draws that much more
 
 Array = npt.NDArray[np.float64]
 
@@ -51,6 +52,7 @@ class GroupSums:
         self.used = 0
         self.total = torch.empty(0)
         self.count = torch.empty(0)
+        self.whole_numbers = False
 
     def add(self, indices: Tensor, ratio: Ratio) -> None:
         """Add what a batch found; `indices` [b] are the sentences' numbers in the corpus."""
@@ -61,6 +63,7 @@ class GroupSums:
             self.total = total.new_zeros((self.groups, *total.shape[1:]))
             self.count = count.new_zeros((self.groups, *count.shape[1:]))
         if ratio.centred:
+            self.whole_numbers = True
             width = max(total.shape[-1], self.total.shape[-1])
             total, self.total = widened(total, width), widened(self.total, width)
         while self.total.nbytes > self.budget and self.groups > 2:
@@ -117,6 +120,8 @@ class Bootstrap:
         draws = self.draws(kept.used)  # [r g]
         draws = torch.cat([torch.ones(1, kept.used, dtype=draws.dtype), draws])
         total, count = kept.total[: kept.used], kept.count[: kept.used]
+        if kept.whole_numbers and count.sum() < EXACT:  # float32 is exact here, and twice as fast
+            return torch.tensordot(draws.float(), total.float(), 1).double(), torch.tensordot(draws, count, 1)
         return torch.tensordot(draws, total, 1), torch.tensordot(draws, count, 1)
 
     def ratio(self, kept: GroupSums) -> Estimate:
@@ -133,7 +138,7 @@ def interval(samples: Tensor) -> Estimate:
     value, replicates = samples[0].numpy(), samples[1:]
     tail = (1 - LEVEL) / 2
     flat = replicates.reshape(len(replicates), -1).T.contiguous()  # [cells r]
-    ordered = flat.sort(dim=-1).values  # NaN sorts last
+    ordered = torch.from_numpy(np.sort(flat.numpy(), axis=-1))  # NaN sorts last; numpy sorts rows much faster
     counted = (~ordered.isnan()).sum(dim=-1)  # [cells]
     low, high = (_quantile(ordered, counted, share).reshape(value.shape) for share in (tail, 1 - tail))
     return Estimate(value, low, high)
@@ -141,7 +146,7 @@ def interval(samples: Tensor) -> Estimate:
 
 def _quantile(ordered: Tensor, counted: Tensor, share: float) -> Array:
     """Linearly interpolated quantile of the first `counted` entries of each sorted row."""
-    place = (counted - 1).clamp(min=0) * share
+    place = (counted - 1).clamp(min=0).double() * share
     lower = place.floor().long()
     upper = torch.minimum(lower + 1, (counted - 1).clamp(min=0))
     below, above = (ordered.gather(1, index[:, None])[:, 0] for index in (lower, upper))

@@ -31,8 +31,8 @@ class Heads:
     """One site and layer at work on one batch, with what analyses share computed once.
 
     weights [b h t s], context [b h t k] (before mixing and gates). `queries` [b t] and `keys` [b s] say
-    which positions count: real tokens, without special ones unless they are kept. `visible` [b t s] says
-    where a query may look, special tokens included, padding excluded.
+    which positions count: real tokens, without special ones unless they are kept; where no key counts, no
+    query does. `visible` [b t s] says where a query may look, special tokens included, padding excluded.
     """
 
     site: Site
@@ -49,28 +49,29 @@ class Heads:
 
     @cached_property
     def _peak(self) -> tuple[Tensor, Tensor]:
-        found = self.weights.masked_fill(~self.keys[:, None, None, :], -1.0).max(dim=-1)
-        return found.values, found.indices
+        hidden = self.shared("hidden", lambda: ~(self.visible & self.keys[:, None])[:, None])  # [b 1 t s]
+        return peaks(self.weights.masked_fill(hidden, -1.0))
 
     @property
     def peak(self) -> Tensor:
-        """Largest weight of each query on a counted key [b h t]."""
+        """Largest weight of each query on the counted keys that it sees [b h t]."""
         return self._peak[0]
 
     @property
     def focus(self) -> Tensor:
-        """Position of the counted key with the largest weight [b h t]; the first one where several tie."""
+        """Position of that key [b h t]; the first one where several tie (see `peaks`)."""
         return self._peak[1]
 
     def shared(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """A tensor that depends on the batch and site but not on the layer: made once per batch.
+        """A tensor that depends on batch, site and visibility but not on the layer: made once for all of these.
 
-        Self attention and cross attention see different sides, so the site is part of the key.
+        Self attention and cross attention see different sides, and layers with and without a sliding
+        window see differently far, so the site and `visible` are part of the key.
         """
-        key = f"{self.site}/{name}"
+        key = f"{self.site}/{id(self.visible)}/{name}"
         if key not in self.cache:
-            self.cache[key] = make()
-        found: Tensor = self.cache[key]
+            self.cache[key] = (make(), self.visible)  # holding it keeps its id from being used again
+        found: Tensor = self.cache[key][0]
         return found
 
     def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
@@ -79,6 +80,19 @@ class Heads:
         weights = counted.to(values.dtype)
         total = torch.einsum("bht,bt->bh", values, weights)
         return Ratio(total, weights.sum(dim=-1, keepdim=True))
+
+
+def peaks(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest value along the last axis, and its first place.
+
+    Values that differ by rounding only (64 units in the last place; none in half precision) count as tied.
+    A model may give two keys the same weight, as T5 does for one token twice in one bucket of distance:
+    their last digits change with the shape of the batch, and the place must not.
+    """
+    peak = values.amax(dim=-1)
+    slack = 64 * torch.finfo(values.dtype).eps if values.dtype in (torch.float32, torch.float64) else 0.0
+    near = values >= (peak * (1 - slack))[..., None]
+    return peak, near.to(torch.uint8).argmax(dim=-1)
 
 
 @dataclass(frozen=True)

@@ -103,11 +103,12 @@ def analyze(
         for one in running:
             one.inspect(checkpoint)
         streams = _streams(checkpoint, corpus, running, options, pace or Pace(), limit, losses)
-        for batch in streams:
-            survey.run(batch)
-            if batch.kind == "text":
-                done += len(batch.indices)
-                progress(len(batch.indices))
+        with torch.inference_mode(), observing(checkpoint.model, survey.see):
+            for batch in streams:
+                survey.run(batch)
+                if batch.kind == "text":
+                    done += len(batch.indices)
+                    progress(len(batch.indices))
     except KeyboardInterrupt:
         if done == 0:
             raise
@@ -130,6 +131,8 @@ def _applicable(
     checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], options: Options
 ) -> tuple[list[Analysis], list[LeftOut]]:
     """Instances of the analyses that have what they need, and why the others have not."""
+    if corpus.has_target and not checkpoint.two_sided:
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
     there = {place.site for place in checkpoint.places.order}
     measured = there if corpus.has_target or not checkpoint.two_sided else there & {Site.ENCODER_SELF}
     left_out = []
@@ -217,22 +220,24 @@ class _Survey:
     detail: bool = False
     sums: dict[str, dict[tuple[str, Site, int], GroupSums]] = field(default_factory=dict)
     detailed: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)
+    here: Batch = field(init=False)
+    cache: dict[str, Any] = field(default_factory=dict)
+    found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
 
     def run(self, batch: Batch) -> None:
-        """One forward pass; every analysis sees every call."""
-        here = batch.to(self.checkpoint.device)
-        cache: dict[str, Any] = {}
-        watching = [one for one in self.running if batch.kind in one.passes]
+        """One forward pass within `observing(model, survey.see)`; the batch counts when it is through."""
+        self.here, self.cache, self.found = batch.to(self.checkpoint.device), {}, []
+        self.checkpoint.forward(self.here)
+        for one, key, ratio in self.found:
+            self._add(one, key, batch, ratio)
 
-        def see(place: Place, call: AttentionCall) -> None:
-            heads = self._heads(place, call, here, cache)
-            for one in watching:
-                if place.site in one.sites:
-                    for name, ratio in one.observe(heads).items():
-                        self._add(one, (name, place.site, place.layer), batch, ratio)
-
-        with torch.inference_mode(), observing(self.checkpoint.model, see):
-            self.checkpoint.forward(here)
+    def see(self, place: Place, call: AttentionCall) -> None:
+        """Every analysis sees every call of the batch that is on its way."""
+        heads = self._heads(place, call, self.here, self.cache)
+        for one in self.running:
+            if self.here.kind in one.passes and place.site in one.sites:
+                for name, ratio in one.observe(heads).items():
+                    self.found.append((one, (name, place.site, place.layer), ratio))
 
     def _heads(self, place: Place, call: AttentionCall, batch: Batch, cache: dict[str, Any]) -> Heads:
         text = batch.source if batch.target is None else batch.target
@@ -244,13 +249,14 @@ class _Survey:
                 f"{place.site}.{place.layer} attends from {call.weights.shape[-2]} to {call.weights.shape[-1]} "
                 f"positions where the text has {expected[0]} and {expected[1]}; it cannot be analysed token by token"
             )
+        keys = self._counted(key_side)
         return Heads(
             site=place.site,
             layer=place.layer,
             weights=call.weights,
             context=call.context,
-            queries=self._counted(query_side),
-            keys=self._counted(key_side),
+            queries=self._counted(query_side) & keys.any(dim=-1, keepdim=True),
+            keys=keys,
             visible=_visible(call, key_side, cache),
             query_side=query_side,
             key_side=key_side,

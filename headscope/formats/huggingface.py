@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,28 +19,33 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from headscope.data import Batch, Encoded
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, SideName, file_digest
-from headscope.model.places import base_of, walking
+from headscope.model.places import base_of, text_config
 from headscope.syntax import piece_spans
 
 WEIGHTS = ("*.safetensors", "*.bin")
+# Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word.
+VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 # Weights that a checkpoint may lack without any head being affected: the pooler is trained with a task.
 _MAY_BE_MISSING = re.compile(r"(^|\.)pooler\.")
 _LAYER = re.compile(r"\.\d+\.")
 
 
 class HuggingFaceCheckpoint(Checkpoint):
-    """A transformers model with its tokenizer (None where the directory has none)."""
+    """A transformers model with its tokenizer (None where there is none; `without` says why)."""
 
-    def __init__(self, *, path: str, model: nn.Module, tokenizer: Any, digest: str) -> None:
+    def __init__(
+        self, *, path: str, model: nn.Module, tokenizer: Any, digest: str, without: str = "there is none"
+    ) -> None:
         config: Any = model.config
         self.config = config
         super().__init__(path=path, format="huggingface", model=model, model_type=self.config.model_type, digest=digest)
         self.tokenizer = tokenizer
+        self._without = without
         self._special = _special_ids(tokenizer) if tokenizer else frozenset()
 
     @property
@@ -47,17 +54,22 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     @property
     def limit(self) -> int | None:  # noqa: D102
-        text = self.config.get_text_config(decoder=False)
+        text = text_config(self.config)
         limits = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
-        limits.append(getattr(self.tokenizer, "model_max_length", None))
-        known = [int(number) for number in limits if number and number < 10**9]
-        tables = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
-        offset = next((t.padding_idx + 1 for t in tables if t.padding_idx and t.num_embeddings in known), 0)
-        return min(known) - offset if known else None
+        known = [int(number) - self._first_position() for number in limits if number]
+        known.append(getattr(self.tokenizer, "model_max_length", None) or 10**9)
+        return min(known) if min(known) < 10**9 else None
+
+    def _first_position(self) -> int:
+        """How many positions are never used: RoBERTa and its like count from behind their padding id."""
+        for name, part in self.model.named_modules():
+            if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None:
+                return part.padding_idx + 1
+        return 0
 
     @property
     def vocabulary(self) -> int:  # noqa: D102
-        return max(int(self.config.get_text_config(decoder=False).vocab_size), len(self._tokenizer()))
+        return max(int(text_config(self.config).vocab_size), len(self._tokenizer()))
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:  # noqa: D102
         given = {"text": list(texts)} if side == "source" else {"text_target": list(texts)}
@@ -67,10 +79,16 @@ class HuggingFaceCheckpoint(Checkpoint):
             fitting = tokenizer(**given, truncation=True, max_length=limit, verbose=False)["input_ids"]
         else:
             fitting = whole
+        size = int(text_config(self.config, target=side == "target").vocab_size)
         encoded = []
         for text, ids, full in zip(texts, fitting, whole, strict=True):
             if not ids:
                 raise DataError(f"the tokenizer makes nothing of the line {text[:60]!r}")
+            if max(ids) >= size:
+                raise CheckpointError(
+                    f"{self.path}: its tokenizer gives id {max(ids)}, and the model has {size} embeddings; "
+                    "take the tokenizer that the model was trained with"
+                )
             inputs = self._shifted(ids) if side == "target" else list(ids)
             special = [number in self._special for number in inputs]
             if side == "target":
@@ -81,10 +99,10 @@ class HuggingFaceCheckpoint(Checkpoint):
     def _shifted(self, labels: list[int]) -> list[int]:
         """The decoder's inputs: labels moved right by one, as the model itself does it."""
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
-        if shift is not None:
+        start = self.config.decoder_start_token_id
+        if shift is not None and (start is not None or self.model_type == "mbart"):
             found: list[int] = shift(labels=torch.tensor([labels]))[0].tolist()
             return found
-        start = self.config.decoder_start_token_id
         if start is None:
             raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
         return [start, *labels[:-1]]
@@ -101,7 +119,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         return found
 
     def plain_ids(self) -> list[int]:  # noqa: D102
-        size = int(self.config.get_text_config(decoder=True).vocab_size)
+        size = int(text_config(self.config).vocab_size)
         known = set(self._tokenizer().get_vocab().values()) if self.tokenizer else set(range(size))
         return sorted(number for number in known - self._special if number < size)
 
@@ -115,8 +133,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         if not self.two_sided:
             base_of(self.model)(**source, use_cache=False)
         elif batch.target is None:
-            with walking(self.model):
-                self.model.get_encoder()(**source)  # type: ignore[operator]
+            self.model.get_encoder()(**source)  # type: ignore[operator]
         else:
             target = {
                 "decoder_input_ids": batch.target.ids,
@@ -143,7 +160,8 @@ class HuggingFaceCheckpoint(Checkpoint):
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise CheckpointError(
-                f"{self.path} has no tokenizer, so it cannot read text; put its tokenizer files beside the weights"
+                f"{self.path} has no tokenizer, so it cannot read text ({self._without}); "
+                "put its tokenizer files beside the weights"
             )
         return self.tokenizer
 
@@ -156,9 +174,12 @@ class HuggingFaceFormat(CheckpointFormat):
 
     def recognise(self, path: Path) -> bool:  # noqa: D102
         try:
-            return "model_type" in json.loads((path / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        except OSError:
             return False
+        except ValueError:
+            return True  # not JSON: `load` says so
+        return isinstance(config, dict) and "model_type" in config
 
     def recognise_name(self, name: str) -> bool:  # noqa: D102
         return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
@@ -166,26 +187,42 @@ class HuggingFaceFormat(CheckpointFormat):
     def load(self, path: str, *, device: str, dtype: str) -> HuggingFaceCheckpoint:  # noqa: D102
         with _quiet(path):
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-            model, info = _model_class(config).from_pretrained(
+            model, info = _model_class(path, config).from_pretrained(
                 path,
                 config=config,
                 dtype=_dtype(dtype, config, device),
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, with their names
                 trust_remote_code=False,
             )
         _check_weights(path, info)
+        tokenizer, without = _open_tokenizer(path)
         return HuggingFaceCheckpoint(
-            path=path, model=model.to(device).eval(), tokenizer=_open_tokenizer(path), digest=_digest(path)
+            path=path,
+            model=model.to(device).eval(),
+            tokenizer=tokenizer,
+            digest=_digest(path),
+            without=without,
         )
 
 
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
 
 
-def _model_class(config: Any) -> Any:
+def _model_class(path: str, config: Any) -> Any:
     """The class that config.json names (with its task head), or the plain model where it names none."""
-    named = (config.architectures or [None])[0]
-    return getattr(transformers, named, AutoModel) if named else AutoModel
+    named = config.architectures or [None]
+    known = getattr(transformers, str(named[0]), None) if isinstance(named, list) else None
+    if known is None:
+        return AutoModel
+    if not (isinstance(known, type) and issubclass(known, PreTrainedModel)):
+        raise CheckpointError(f"{path}: config.json names the architecture {named[0]}, which is no model")
+    if not isinstance(config, known.config_class):
+        raise CheckpointError(
+            f"{path}: config.json names the architecture {named[0]} and the model_type {config.model_type!r}, "
+            "which do not belong together"
+        )
+    return known
 
 
 def _dtype(asked: str, config: Any, device: str) -> torch.dtype:
@@ -199,9 +236,7 @@ def _dtype(asked: str, config: Any, device: str) -> torch.dtype:
 
 def _check_weights(path: str, info: dict[str, Any]) -> None:
     """Refuse a checkpoint whose weights do not fill the model that its config describes."""
-    if mismatched := sorted(
-        str(entry[0]) if isinstance(entry, tuple) else str(entry) for entry in info["mismatched_keys"]
-    ):
+    if mismatched := sorted(_mismatch(entry) for entry in info["mismatched_keys"]):
         raise CheckpointError(_disagree(path, "of another size than config.json says", mismatched))
     missing = sorted(key for key in info["missing_keys"] if not _MAY_BE_MISSING.search(key))
     if missing:
@@ -210,25 +245,50 @@ def _check_weights(path: str, info: dict[str, Any]) -> None:
         raise CheckpointError(_disagree(path, "left over (does config.json say fewer layers?)", extra))
 
 
+def _mismatch(entry: Any) -> str:
+    """`name (5×7, config.json: 5×11)` of transformers' (name, size in the file, size in the model)."""
+    if not (isinstance(entry, tuple) and len(entry) == 3):
+        return str(entry)
+    name, *sizes = entry
+    there, wanted = ("×".join(map(str, size)) for size in sizes)
+    return f"{name} ({there}, config.json: {wanted})"
+
+
 def _disagree(path: str, how: str, keys: list[str]) -> str:
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     return f"{path}: weights are {how}: {', '.join(keys[:3])}{more}; config.json and the weights file must agree"
 
 
-def _open_tokenizer(path: str) -> Any:
+def _open_tokenizer(path: str) -> tuple[Any, str]:
+    """The tokenizer, or None and the reason."""
     try:
         with _quiet(path):
-            return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except CheckpointError:
-        return None
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except CheckpointError as error:
+        found = _has_vocabulary(path)
+        return None, str(error).removeprefix(f"{path} ") if found else "it has no vocabulary file"
+    if type(tokenizer).vocab_files_names and not _has_vocabulary(path):
+        return None, "it has no vocabulary file"
+    return tokenizer, ""
+
+
+def _has_vocabulary(path: str) -> bool:
+    folder = _folder(path)
+    return any(file.is_file() for pattern in VOCABULARIES for file in folder.glob(pattern))
+
+
+def _folder(path: str) -> Path:
+    """The directory of a checkpoint: itself, or where the hub's files are kept."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    from transformers.utils import cached_file
+
+    return Path(cached_file(path, "config.json")).parent
 
 
 def _digest(path: str) -> str:
-    folder = Path(path)
-    if not folder.is_dir():
-        from transformers.utils import cached_file
-
-        folder = Path(cached_file(path, "config.json")).parent
+    folder = _folder(path)
     files = [folder / "config.json"]
     for pattern in WEIGHTS:
         if found := sorted(folder.glob(pattern)):
@@ -255,7 +315,11 @@ def _quiet(path: str) -> Iterator[None]:
     logging.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # torch, of foreign pickles
+            yield
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{path} cannot be loaded: {_one_line(error)}") from error
     finally:
@@ -265,9 +329,30 @@ def _quiet(path: str) -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    if "Safetensor" in type(error).__name__ or "PytorchStreamReader" in str(error):
-        return f"its weights file is truncated or broken ({error})"
-    if isinstance(error, OSError) and "connect" in str(error).lower():
-        return "it is no local directory, and the model hub cannot be reached"
+    """What is wrong and what to do, for what transformers and torch raise at broken checkpoints."""
     text = " ".join(str(error).split()) or type(error).__name__
+    if "trust_remote_code" in text or "custom code" in text:
+        return "it needs program code of its own, which headscope never runs; take a model type of transformers"
+    if unknown := re.search(r"model type `(.*?)` but Transformers does not recognize", text):
+        return f"model type {unknown[1]!r} is unknown to transformers {transformers.__version__}"
+    if foreign := re.search(r"GLOBAL (\S+)", text):
+        return (
+            f"its weights file holds a Python object ({foreign[1]}), and headscope runs nothing that a "
+            "checkpoint brings; save the weights as safetensors"
+        )
+    if "Safetensor" in type(error).__name__ or _while_unpickling(error):
+        return f"its weights file is truncated or broken ({text.rpartition('error: ')[2][:100]}); fetch it again"
+    if "no file named" in text:
+        return "there is no weights file; put model.safetensors or pytorch_model.bin beside config.json"
+    if isinstance(error, OSError) and "connect" in text.lower():
+        return "it is no local directory, and the model hub cannot be reached; check the path or the connection"
+    if isinstance(error, json.JSONDecodeError):
+        return f"one of its json files is broken ({text})"
+    if isinstance(error, KeyError):
+        return f"its json files hold or lack the entry {text}, which transformers cannot go on with"
     return text if len(text) <= 300 else text[:300] + "…"
+
+
+def _while_unpickling(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename).parts[-2:] == ("torch", "serialization.py") for frame in frames)

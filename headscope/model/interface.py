@@ -7,7 +7,7 @@ the one of eager attention: padding, causality and sliding windows all arrive in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.utils import logging
 
 from headscope.errors import CheckpointError
 from headscope.model.attention import attend
@@ -49,6 +50,8 @@ _WITHOUT_EFFECT = frozenset(
     ]
 )
 
+_HEAD_MASKS = frozenset({"head_mask", "decoder_head_mask", "cross_attn_head_mask"})
+
 
 def attend_interface(
     module: nn.Module,
@@ -68,9 +71,13 @@ def attend_interface(
     Returns the context as [b t h k] and the weights [b h t s]. An argument that this function does not
     know and that is not known to be without effect is refused by name, never ignored.
     """
+    refuse_head_masks(extra)
     for name, given in extra.items():
         if given is not None and name not in _WITHOUT_EFFECT:
-            raise CheckpointError(_refusal(name, module))
+            raise CheckpointError(
+                f"{type(module).__name__} passes {name!r} to its attention, which headscope does not know; "
+                "this model cannot be analysed without giving wrong numbers"
+            )
     context, weights = attend(
         module,
         query,
@@ -86,16 +93,14 @@ def attend_interface(
     return context.transpose(1, 2).contiguous(), weights
 
 
-def _refusal(name: str, module: nn.Module) -> str:
-    if name == "head_mask":
-        return (
-            "head_mask= was given, which transformers 5 ignores; "
-            "gate heads with `with headscope.gates.gated(model, …)` instead"
-        )
-    return (
-        f"{type(module).__name__} passes {name!r} to its attention, which headscope does not know; "
-        "this model cannot be analysed without giving wrong numbers"
-    )
+def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
+    """CheckpointError where a caller masks heads in the way of transformers 4, which 5 ignores silently."""
+    for name in _HEAD_MASKS & arguments.keys():
+        if arguments[name] is not None:
+            raise CheckpointError(
+                f"{name}= was given, which transformers 5 ignores; "
+                "gate heads with `with headscope.gates.gated(model, …)` instead"
+            )
 
 
 AttentionInterface.register(NAME, attend_interface)
@@ -124,14 +129,26 @@ def through_attend(model: nn.Module, *, implementation: str = NAME) -> Iterator[
 
 
 def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
-    """Every config object inside the model, with the implementation it asks for."""
-    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    for config in list(configs.values()):
-        for name in config.sub_configs:
-            inner = getattr(config, name, None)
-            if inner is not None:
-                configs[id(inner)] = inner
+    """Every config object inside the model, at any depth, with the implementation it asks for."""
+    configs: dict[int, Any] = {}
+    waiting: list[Any] = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
+    while waiting:
+        config = waiting.pop()
+        if config is not None and id(config) not in configs:
+            configs[id(config)] = config
+            waiting += [getattr(config, name, None) for name in config.sub_configs]
     return [(config, config._attn_implementation) for config in configs.values()]
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Within the block transformers logs nothing: it warns of models that ignore the implementation's name."""
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def is_half(dtype: torch.dtype) -> bool:

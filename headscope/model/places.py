@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.heads import SITES, Layout, Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.interface import is_half, through_attend
+from headscope.model.interface import hushed, is_half, refuse_head_masks, through_attend
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 
@@ -75,8 +75,9 @@ class Walk:
         self.seen[id(module)] += 1
         return known[turn]
 
-    def restart(self, *_: Any) -> None:
+    def restart(self, _: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
         """A new forward pass begins: the next call of each module is its first."""
+        refuse_head_masks(arguments)
         self.seen.clear()
 
 
@@ -84,22 +85,50 @@ class Walk:
 def walking(model: nn.Module) -> Iterator[Walk]:
     """Within the block `model` goes through `attend`, and the walk knows the place of every call."""
     places = places_of(model)
+    refuse_recomputation(model)
     walk = Walk(places)
     with ExitStack() as stack:
         stack.enter_context(through_attend(model))
         for part in {id(part): part for part in (model, base_of(model))}.values():
-            stack.callback(part.register_forward_pre_hook(walk.restart).remove)
+            stack.callback(part.register_forward_pre_hook(walk.restart, with_kwargs=True).remove)
         yield walk
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, Places] = WeakKeyDictionary()
+def refuse_recomputation(model: nn.Module) -> None:
+    """CheckpointError for gradient checkpointing: layers would run again in a backward pass after the block."""
+    if any(getattr(part, "gradient_checkpointing", False) and part.training for part in model.modules()):
+        raise CheckpointError(
+            "gradient checkpointing runs layers a second time, out of sight of capture and gates; "
+            "turn it off, or call model.eval() first"
+        )
+
+
+@runtime_checkable
+class KnowsItsPlaces(Protocol):
+    """A model that calls `attend` itself and can say where (`headscope.model.transformer`)."""
+
+    def attention_places(self) -> Places:
+        """All places, by site and layer."""
+        ...
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[list[Any], Places]] = WeakKeyDictionary()
 
 
 def places_of(model: nn.Module) -> Places:
-    """The places of a model; probed once, then remembered as long as the model lives."""
-    if model not in _KNOWN:
-        _KNOWN[model] = probe(model)
-    return _KNOWN[model]
+    """The places of a model: those it names itself, else probed once and remembered until it is rebuilt."""
+    if isinstance(model, KnowsItsPlaces):
+        return model.attention_places()
+    build = _build(model)
+    known = _KNOWN.get(model)
+    if known is None or known[0] != build:
+        known = _KNOWN[model] = (build, probe(model))
+    return known[1]
+
+
+def _build(model: nn.Module) -> list[Any]:
+    """What tells whether a model was rebuilt: its modules, and the sizes of their own parameters."""
+    return [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
 
 
 def base_of(model: nn.Module) -> nn.Module:
@@ -113,25 +142,55 @@ def probe(model: nn.Module) -> Places:
     CheckpointError where no call arrives, where the encoder or decoder of a model bypasses the interface,
     or where the two outputs differ.
     """
-    kind = str(getattr(model.config, "model_type", type(model).__name__))
+    kind = kind_of(model)
     calls: list[AttentionCall] = []
     inputs = probe_inputs(model)
-    with still(model), torch.no_grad():
+    with still(model), hushed(), torch.no_grad():
         with through_attend(model), tapped(lambda call, context: calls.append(call)):
-            output = _first_tensor(base_of(model)(**inputs))
+            output = _probed(model, inputs, kind)
         with through_attend(model, implementation="eager"):
-            expected = _first_tensor(base_of(model)(**inputs))
+            expected = _probed(model, inputs, kind)
     if not calls:
         raise CheckpointError(
-            f"model type {kind!r} computes attention in its own code and never calls the attention interface "
-            "of transformers 5; headscope cannot see or gate its heads"
+            f"model type {kind!r} computes attention, if any, in its own code and never calls the attention "
+            "interface of transformers 5; headscope cannot see or gate its heads"
         )
-    if not _agree(output, expected, half=is_half(next(model.parameters()).dtype)):
+    _compare(output, expected, kind, half=is_half(next(model.parameters()).dtype))
+    return _name_calls(model, calls, kind)
+
+
+def kind_of(model: nn.Module) -> str:
+    """The model type as its config writes it, for messages."""
+    return str(getattr(model.config, "model_type", type(model).__name__))
+
+
+def _probed(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
+    try:
+        found: Tensor = base_of(model)(**inputs)[0]
+    except CheckpointError:
+        raise
+    except Exception as error:  # anything that a model's own code may raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(
+            f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason[:200]}; it cannot be analysed"
+        ) from error
+    return found.float()
+
+
+def _compare(output: Tensor, expected: Tensor, kind: str, *, half: bool) -> None:
+    if not torch.isfinite(expected).all():
+        hint = "; its numbers may be too large for this type, try float32" if half else ""
+        raise CheckpointError(
+            f"this {kind!r} model gives NaN or infinite numbers on a probe of a few tokens: "
+            f"its weights are damaged{hint}"
+        )
+    difference = (output - expected).abs().max().item()
+    tolerance = (0.05 if half else 1e-4) * (expected.abs().max().item() + 1e-6)
+    if not difference <= tolerance:  # NaN too
         raise CheckpointError(
             f"model type {kind!r} computes something else than headscope's attention does "
-            f"(outputs differ by {(output - expected).abs().max().item():.1e} on a probe); it is not supported"
+            f"(outputs differ by {difference:.1e} on a probe); it is not supported"
         )
-    return _name_calls(model, calls, kind)
 
 
 def probe_inputs(model: nn.Module) -> dict[str, Any]:
@@ -142,15 +201,33 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
     if main == "pixel_values":
         size = getattr(config, "image_size", 224)
         height, width = (size, size) if isinstance(size, int) else size
-        picture = torch.randn(1, getattr(config, "num_channels", 3), height, width, device=device)
-        return {"pixel_values": picture.to(next(model.parameters()).dtype)}
+        noise = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
+        picture = torch.randn(1, getattr(config, "num_channels", 3), height, width, generator=noise)
+        return {"pixel_values": picture.to(device, next(model.parameters()).dtype)}
     if main != "input_ids":
         raise CheckpointError(f"model type {config.model_type!r} takes {main}, not text; text models are supported")
-    inputs: dict[str, Any] = {"input_ids": _ids(config, SOURCE_LENGTH, device), "use_cache": False}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if getattr(config, "add_cross_attention", False) and not config.is_encoder_decoder:
+        raise CheckpointError(
+            f"this {config.model_type!r} model is a decoder that attends to an encoder, and the encoder is not "
+            "part of it; open the whole encoder–decoder model"
+        )
+    ids = _ids(text_config(config), SOURCE_LENGTH, device)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = _ids(config, TARGET_LENGTH, device)
+        inputs["decoder_input_ids"] = _ids(text_config(config, target=True), TARGET_LENGTH, device)
     return inputs
+
+
+def text_config(config: Any, *, target: bool = False) -> Any:
+    """The part of a config that describes a text: all of it, or one side of a wrapper (BERT2BERT).
+
+    CheckpointError where there is no vocabulary.
+    """
+    side = getattr(config, "decoder" if target else "encoder", None)
+    for part in (side, config, getattr(config, "text_config", None)):
+        if getattr(part, "vocab_size", None):
+            return part
+    raise CheckpointError(f"model type {config.model_type!r} has no vocabulary; text models are supported")
 
 
 @contextmanager
@@ -165,23 +242,11 @@ def still(model: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _ids(config: Any, length: int, device: torch.device) -> Tensor:
+def _ids(text: Any, length: int, device: torch.device) -> Tensor:
     """Ids [1 length], all different where the vocabulary allows, none of them padding or start or end."""
-    text = config.get_text_config(decoder=False)
     special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start")}
     plain = [number for number in range(text.vocab_size) if number not in special][: 4 * length] or [0]
     return torch.tensor([[plain[(3 * i) % len(plain)] for i in range(length)]], device=device)
-
-
-def _first_tensor(output: Any) -> Tensor:
-    found: Tensor = output[0]
-    return found.float()
-
-
-def _agree(output: Tensor, expected: Tensor, *, half: bool) -> bool:
-    scale = expected.abs().max().item() + 1e-6
-    tolerance = 0.05 if half else 1e-3
-    return bool(torch.isfinite(output).all()) and (output - expected).abs().max().item() <= tolerance * scale
 
 
 def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Places:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from transformers.pytorch_utils import Conv1D
 
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
@@ -50,8 +52,22 @@ class Projections:
     output: Slices | None
 
 
+@runtime_checkable
+class KnowsItsProjections(Protocol):
+    """A model that can say which rows and columns are whose (`headscope.model.transformer`)."""
+
+    def attention_projections(self) -> dict[tuple[Site, int], Projections]:
+        """The projections of every site and layer."""
+        ...
+
+
 def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
-    """The projections of every place, from one probe with gradients; the model is left as it was."""
+    """The projections of every place: those a model names itself, or found by one probe with gradients.
+
+    The model is left as it was.
+    """
+    if isinstance(model, KnowsItsProjections):
+        return model.attention_projections()
     walk = Walk(places_of(model))
     found: dict[tuple[Site, int], Projections] = {}
     outputs: dict[tuple[Site, int], Slices] = {}
@@ -68,7 +84,8 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         if waiting and inputs and isinstance(inputs[0], Tensor):
             where, context = waiting[0]
             flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
-            if inputs[0].shape == flat.shape and torch.equal(inputs[0], flat):
+            known = isinstance(module, nn.Linear | Conv1D)
+            if known and inputs[0].shape == flat.shape and torch.equal(inputs[0], flat):
                 outputs[where] = _columns(module, context.shape[1], context.shape[3])
                 waiting.clear()
 
@@ -85,38 +102,40 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
 
 
 def _slices(states: Tensor) -> Slices | None:
-    """Rows of the projection that states [1 h t k] come from."""
-    source = _projection(states.grad_fn)
+    """Rows of the projection that states [1 h t k] come from; None unless each head has k of its own."""
+    product = _product(states.grad_fn)
+    source = None if product is None else _weight([parent for parent, _ in product.next_functions])
     if source is None:
         return None
-    weight, axis = source
     units = []
     noise = torch.Generator().manual_seed(0)
     for head in states[0]:
         push = torch.randn(head.shape, generator=noise).to(head)
-        (gradient,) = torch.autograd.grad(head, weight, push, retain_graph=True)
-        units.append(gradient.abs().sum(dim=1 - axis).nonzero()[:, 0])
-    if len({len(unit) for unit in units}) != 1:
+        # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
+        (gradient,) = torch.autograd.grad((head * push).sum(), GradientEdge(product, 0), retain_graph=True)
+        units.append(gradient.abs().flatten(0, -2).sum(dim=0).nonzero()[:, 0])
+    own = {len(unit) for unit in units} == {states.shape[-1]}
+    if not own or len(torch.cat(units).unique()) != len(units) * states.shape[-1]:
         return None
-    return Slices(weight, axis, tuple(units))
+    return Slices(*source, tuple(units))
 
 
-def _projection(node: Any) -> tuple[Tensor, int] | None:
-    """The matrix of the first matrix product that a backward walk from `node` meets, and its output axis."""
+def _product(node: Any) -> Any:
+    """The first matrix product that a backward walk from `node` meets."""
     queue, seen = [node], set()
     while queue:
         here = queue.pop(0)
         if here is None or here in seen:
             continue
         seen.add(here)
-        parents = [parent for parent, _ in here.next_functions]
         if type(here).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0"):
-            return _weight(parents)
-        queue.extend(parents)
+            return here
+        queue.extend(parent for parent, _ in here.next_functions)
     return None
 
 
 def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
+    """The matrix of a product, and the axis of its outputs."""
     for parent in reversed(parents):
         transposed = parent is not None and type(parent).__name__ in ("TBackward0", "TransposeBackward0")
         leaf = parent.next_functions[0][0] if transposed else parent

@@ -23,7 +23,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
 )
 
-from headscope.heads import Layout, Site
+from headscope.heads import HeadId, Layout, Site
 
 VOCABULARY = 97
 FIRST_PLAIN = 5  # ids below stand for padding, start, end and so on
@@ -44,7 +44,8 @@ class Architecture:
     """One architecture: how its tiny model is built, and what is known about it.
 
     `left` says how text padded on the left gets its positions: the model finds them itself, they are
-    given, or neither is possible. `layout` is written by hand from the config.
+    given, or neither is possible. `layout` is written by hand from the config. `sdpa`: whether the
+    architecture has that implementation at all.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Architecture:
     decoder: tuple[int, int] | None = None
     left: Left = "as is"
     sinks: bool = False
+    sdpa: bool = True
 
     @property
     def layout(self) -> Layout:
@@ -147,7 +149,7 @@ ARCHITECTURES = (
     _causal("llama", _GROUPED, heads=6),
     _causal("qwen3", _GROUPED, heads=6),
     _causal("gemma", {**_GROUPED, "num_key_value_heads": 1}, heads=6),
-    _causal("gemma2", {**_GROUPED, "sliding_window": 3, "attn_logit_softcapping": 1.5}, heads=6),
+    _causal("gemma2", {**_GROUPED, "sliding_window": 3, "attn_logit_softcapping": 1.5}, heads=6, sdpa=False),
     _causal(
         "gemma3_text",
         {**_GROUPED, "num_hidden_layers": 3, "sliding_window": 3, "sliding_window_pattern": 2},
@@ -166,16 +168,18 @@ ARCHITECTURES = (
             "num_local_experts": 3,
             "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "experts_implementation": "eager",
         },
         heads=6,
         sinks=True,
+        sdpa=False,
     ),
     Architecture(
         "t5",
         "seq2seq",
-        {**_T5, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3, "is_encoder_decoder": True},
-        encoder=(2, 3),
-        decoder=(3, 3),
+        {**_T5, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 3, "is_encoder_decoder": True},
+        encoder=(3, 3),
+        decoder=(2, 3),  # not more layers than the encoder: `generate` of transformers 5.23 fails on such a T5
     ),
     _seq2seq("bart"),
     _seq2seq("mbart"),
@@ -200,8 +204,8 @@ BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 
 def build(architecture: Architecture, *, implementation: str = "sdpa", dtype: str = "float32") -> Any:
     """The tiny model with its task head, in evaluation mode; a copy, free to be changed."""
-    if architecture.sinks and implementation == "sdpa":
-        implementation = "eager"  # gpt-oss refuses sdpa
+    if implementation == "sdpa" and not architecture.sdpa:
+        implementation = "eager"
     model = copy.deepcopy(_built(architecture.name))
     model.set_attn_implementation(implementation)
     return model.to(getattr(torch, dtype))
@@ -281,3 +285,20 @@ def logits(model: nn.Module, inputs: dict[str, Tensor], **more: Any) -> Tensor:
     with torch.no_grad():
         found: Tensor = model(**inputs, **more).logits
     return found
+
+
+def ones(layout: Layout) -> dict[tuple[Site, int], Tensor]:
+    """Open gates for every head."""
+    return {place: torch.ones(heads) for place, heads in layout.items()}
+
+
+def closed_everywhere(layout: Layout, site: Site, heads: tuple[int, ...]) -> list[HeadId]:
+    """These heads in all layers of a site (ALBERT's layers share one projection)."""
+    return [HeadId(site, layer, head) for where, layer in layout if where is site for head in heads]
+
+
+def assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Equal up to `tolerance` of the largest number."""
+    assert found.shape == expected.shape
+    difference = (found - expected).abs().max().item()
+    assert difference <= tolerance * max(1.0, expected.abs().max().item()), difference

@@ -7,15 +7,21 @@ pieces, some unknown, and come with parses whose tokens are now and then smaller
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from oracles import syntactic
+from oracles.seen import Call, Place, Seen
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from headscope.capture import capture
 from headscope.data import Corpus, Sentence
 from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.heads import Site
 from headscope.parses import Parse, Relation, Token
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -77,6 +83,25 @@ def _mistral() -> Any:
     return transformers.MistralModel(config)
 
 
+def _gemma() -> Any:
+    """Layers with and without a sliding window in turn; soft caps."""
+    config = transformers.Gemma2Config(
+        vocab_size=53,
+        hidden_size=20,
+        intermediate_size=11,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        sliding_window=WINDOW,
+        max_position_embeddings=97,
+        pad_token_id=PAD,
+        bos_token_id=START,
+        eos_token_id=END,
+    )
+    return transformers.Gemma2Model(config)
+
+
 def _t5() -> Any:
     config = transformers.T5Config(
         vocab_size=53,
@@ -103,13 +128,13 @@ class Kind:
     before: list[int]
     after: list[int]
     two_sided: bool = False
-    causal: bool = False
-    window: int | None = None
+    windowed: Callable[[int], bool] = lambda layer: False
 
 
 KINDS = {
     "bert": Kind(_bert, [START], [END]),
-    "mistral": Kind(_mistral, [START], [], causal=True, window=WINDOW),
+    "mistral": Kind(_mistral, [START], [], windowed=lambda layer: True),
+    "gemma": Kind(_gemma, [START], [], windowed=lambda layer: layer % 2 == 0),
     "t5": Kind(_t5, [], [END], two_sided=True),
     "single": Kind(lambda: _bert(1), [START], [END]),
 }
@@ -165,3 +190,46 @@ def _parse(words: list[str], luck: random.Random) -> Parse:
         if head != dependent:
             relations.append(Relation(luck.choice(RELATIONS), head, dependent))
     return Parse(" ".join(words), tuple(tokens), tuple(relations))
+
+
+def watch(kind: str, its: HuggingFaceCheckpoint, sentence: Sentence) -> Seen:
+    """One sentence through the model, alone; ids, special tokens, words and visibility from first principles."""
+    made = KINDS[kind]
+    plain = its.tokenizer(sentence.source, add_special_tokens=False, return_offsets_mapping=True)
+    ids = [*made.before, *plain["input_ids"], *made.after]
+    seen = Seen(sentence.number, ids, [number in (PAD, START, END, MASK) for number in ids])
+    if sentence.target is not None:
+        labels = [*its.tokenizer(sentence.target, add_special_tokens=False)["input_ids"], *made.after]
+        seen.target = [PAD, *labels[:-1]]
+        seen.target_special = [place == 0 for place in range(len(labels))]
+    if sentence.parse is not None:
+        before = len(made.before)
+        spans = [None] * before + [tuple(span) for span in plain["offset_mapping"]]
+        tokens = [(token.start, token.end) for token in sentence.parse.tokens]
+        seen.units, unit_of = syntactic.units(tokens, spans)
+        found = [(r.relation, r.head, r.dependent) for r in sentence.parse.relations]
+        seen.relations = syntactic.relations(found, unit_of)
+    return observed(kind, its, seen)
+
+
+def observed(kind: str, its: HuggingFaceCheckpoint, seen: Seen) -> Seen:
+    """Fill in the calls of a sentence (capture is compared with transformers' own weights elsewhere)."""
+    inputs = {"input_ids": torch.tensor([seen.source])}
+    if seen.target is not None:
+        inputs["decoder_input_ids"] = torch.tensor([seen.target])
+    with torch.no_grad(), capture(its.model, ("weights", "context")) as captured:
+        its.model(**inputs, use_cache=False)
+    for place in its.layout:
+        weights, context = (captured[place][name][0].numpy() for name in ("weights", "context"))
+        seen.calls[place] = Call(weights, context, _visible(KINDS[kind], place, *weights.shape[1:]))
+    return seen
+
+
+def _visible(its: Kind, place: Place, queries: int, keys: int) -> np.ndarray:
+    visible = np.ones((queries, keys), dtype=bool)
+    for t in range(queries):
+        for s in range(keys):
+            beyond = its.windowed(place[1]) and t - s >= WINDOW
+            if place[0] is Site.DECODER_SELF and (s > t or beyond):
+                visible[t, s] = False
+    return visible

@@ -1,0 +1,78 @@
+"""What all default analyses together cost, as a multiple of the model's own eager forward pass.
+
+Run: python benchmarks/overhead.py SOURCE [--checkpoint DIR] [--sentences N] [--rounds N]
+
+Both sides read the same batches of the same process, in alternation; the best round of each side counts,
+in CPU seconds. The analysed side includes reading off, sums, bootstrap and reports, and the
+one-off look at the parameters. Limit: 1.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from headscope.analysis import Options
+from headscope.analyze import Pace, analyze, choose
+from headscope.assets import demo_checkpoint
+from headscope.data import Losses, batches, open_corpus
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.frequencies import count_pieces, frequency_ranks
+from headscope.model.interface import through_attend
+
+LIMIT = 1.3
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """CPU seconds, of all threads, that `work` takes."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def forward(checkpoint: Checkpoint, corpus: object, tokens: int) -> None:
+    """The model's own eager forward over the corpus."""
+    with torch.inference_mode(), through_attend(checkpoint.model, implementation="eager"):
+        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Losses()):  # type: ignore[arg-type]
+            checkpoint.forward(batch)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--checkpoint", default=None)
+    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=Pace().tokens)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
+    corpus = open_corpus(given.source, max_sentences=given.sentences)
+    counts = count_pieces(checkpoint, (sentence.source for sentence in corpus), limit=512)
+    options = Options(ranks=frequency_ranks(checkpoint, counts), frequencies="source")
+    analyses = choose(only=tuple(filter(None, given.only.split(","))))
+
+    def study() -> None:
+        analyze(checkpoint, corpus, analyses=analyses, options=options, pace=Pace(tokens=given.tokens))
+
+    plain, analysed = [], []
+    forward(checkpoint, corpus, given.tokens)
+    for _ in range(given.rounds):
+        plain.append(seconds(lambda: forward(checkpoint, corpus, given.tokens)))
+        analysed.append(seconds(study))
+    ratio = min(analysed) / min(plain)
+    print(f"{checkpoint.model_type}, {corpus.count} sentences, {given.threads} thread(s), torch {torch.__version__}")
+    print(f"{platform.machine()}; eager forward {min(plain):.2f} s, with analyses {min(analysed):.2f} s CPU")
+    print(f"ratio {ratio:.3f} (limit {LIMIT})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""headscope's own checkpoints: a directory with config.toml, model.safetensors and the vocabularies.
+
+`config.toml` says the version of the format and the `TransformerConfig`, how to search, how each side splits
+text, and the sha256 of every file and of itself, so that damage is noticed; `model.safetensors` has the state
+dict of the model, tied weights once. What `train`, `prune` and `convert` write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.formats.base import FORMATS, CheckpointFormat, file_digest
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.model.search import SearchConfig
+from headscope.model.transformer import Transformer
+from headscope.model.transformer_config import TransformerConfig
+from headscope.plain import from_plain, read_toml, to_plain, to_toml
+from headscope.results import check_folder
+from headscope.vocabulary import Kind, Splitter, Vocabulary
+
+FORMAT, VERSION = "headscope", 1
+CONFIG, WEIGHTS = "config.toml", "model.safetensors"
+SIDES = ("source", "target")
+FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes", "allowed.json")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideTable:
+    """How one side's vocabulary is written in config.toml; its files are named after the side."""
+
+    kind: Kind
+    start: int
+    end: int
+    unknown: int | None = None
+    pad: int | None = None
+    special: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] | None = None
+    codes: bool = False
+    allowed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """What config.toml holds."""
+
+    format: str
+    version: int
+    model: TransformerConfig
+    search: SearchConfig = SearchConfig()  # noqa: RUF009 — frozen
+    source: SideTable | None = None
+    target: SideTable | None = None
+    origin: str = "transformer"
+    files: Mapping[str, str] = field(default_factory=dict)
+    checksum: str | None = None
+
+
+class NativeFormat(CheckpointFormat):
+    """A directory with config.toml and model.safetensors."""
+
+    name = "native"
+    summary = f"a directory with {CONFIG} (format = {FORMAT!r}) and {WEIGHTS}"
+
+    def recognise(self, path: Path) -> bool:  # noqa: D102
+        try:
+            return path.is_dir() and read_toml(path / CONFIG).get("format") == FORMAT
+        except HeadscopeError:
+            return False
+
+    def load(self, path: str, *, device: str, dtype: str) -> TransformerCheckpoint:  # noqa: D102
+        folder = Path(path)
+        content = _read_config(folder)
+        state = _read_weights(folder / WEIGHTS)
+        model = build(path, content.model, state)
+        stored = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
+        chosen = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
+        model = model.to(chosen)
+        try:
+            sides = [_read_side(folder, name, getattr(content, name)) for name in SIDES]
+        except (ConfigError, DataError) as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        return TransformerCheckpoint(
+            path=path,
+            format=self.name,
+            model=model.to(device),
+            model_type=content.origin,
+            digest=file_digest([folder / CONFIG, folder / WEIGHTS]),
+            source=sides[0],
+            target=sides[1],
+            search=content.search,
+            stored=stored if dtype == "auto" else {},
+        )
+
+    def save(self, checkpoint: TransformerCheckpoint, folder: Path, *, force: bool = False) -> None:
+        """Write a checkpoint of any format whose model is a `Transformer`.
+
+        OutputError where the directory holds something and `force` is not given; with it, the files of a
+        native checkpoint are replaced and others stay.
+        """
+        check_folder(folder, force=force)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            _write(checkpoint, made)
+            folder.mkdir(exist_ok=True)
+            for name in FILES:
+                (folder / name).unlink(missing_ok=True)
+            for name in reversed(FILES):  # the config last: without it the directory is no checkpoint yet
+                if (made / name).exists():
+                    (made / name).replace(folder / name)
+        except OSError as error:
+            raise OutputError(f"{folder} cannot be written: {error.strerror}") from None
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+NATIVE = NativeFormat()
+FORMATS.register("native", NATIVE, where=__name__)
+
+
+def native_state(model: Transformer, stored: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    """The state dict as it is written: tied weights once, contiguous, on the CPU.
+
+    Weights that were widened to compute with them get their `stored` type back, which loses nothing.
+    """
+    tied = model.tied()
+    found = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
+    for key, its in stored.items():
+        if key in found and torch.promote_types(found[key].dtype, its) == found[key].dtype:
+            found[key] = found[key].to(its)
+    return found
+
+
+def _dtype(stored: set[torch.dtype], device: str) -> torch.dtype:
+    """What to compute in: the stored type, but float32 where types are mixed or unusual, or half on a CPU."""
+    usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
+    return next(iter(stored)) if len(stored) == 1 and stored <= usual else torch.float32
+
+
+def _write(checkpoint: TransformerCheckpoint, folder: Path) -> None:
+    tables = {}
+    for name in SIDES:
+        its: Vocabulary | None = getattr(checkpoint, name)
+        if its is not None:
+            tables[name] = to_plain(_write_side(folder, name, its))
+    save_file(native_state(checkpoint.model, checkpoint.stored), folder / WEIGHTS, metadata={"format": "pt"})
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "origin": checkpoint.model_type,
+        "model": checkpoint.model.config.plain(),
+        "search": to_plain(checkpoint.search),
+        **tables,
+        "files": {path.name: file_digest([path]) for path in sorted(folder.iterdir())},
+    }
+    (folder / CONFIG).write_text(to_toml(content | {"checksum": _checksum(content)}), encoding="utf-8")
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """sha256 of what a config file says, whatever the order and layout of its lines."""
+    values = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _read_config(folder: Path) -> File:
+    try:
+        content = read_toml(folder / CONFIG)
+        version = content.get("version")
+        if content.get("format") != FORMAT:
+            raise ConfigError(f"{folder / CONFIG} does not say format = {FORMAT!r}")
+        if version != VERSION:
+            raise ConfigError(
+                f"{folder} is written in version {version} of the native format, this headscope reads version "
+                f"{VERSION}; convert it with the headscope that wrote it"
+            )
+        found = from_plain(File, content)
+    except ConfigError as error:
+        text = str(error)
+        raise CheckpointError(text if str(folder) in text else f"{folder / CONFIG}: {text}") from None
+    if found.checksum is not None and found.checksum != _checksum(content):
+        raise CheckpointError(
+            f"{folder / CONFIG} was changed after it was written; take out its line `checksum` if that was you"
+        )
+    for name, digest in found.files.items():
+        path = folder / name
+        if name in FILES and not (path.is_file() and file_digest([path]) == digest):
+            how = "was changed after it was written, or is incomplete" if path.is_file() else "is missing"
+            raise CheckpointError(f"{path} {how}; copy the checkpoint again")
+    return found
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 — not a mapping
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}; a native checkpoint needs its weights") from None
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path} is truncated or broken ({detail})") from None
+
+
+# Vocabularies: SIDE.pieces.json, SIDE.codes and SIDE.allowed.json.
+
+
+def _write_side(folder: Path, name: str, its: Vocabulary) -> SideTable:
+    splitter = its.splitter
+    _write_list(folder / f"{name}.pieces.json", its.pieces)
+    if splitter.codes is not None:
+        (folder / f"{name}.codes").write_bytes(splitter.codes)
+    if splitter.allowed is not None:
+        _write_list(folder / f"{name}.allowed.json", sorted(splitter.allowed))
+    return SideTable(
+        kind=splitter.kind,
+        start=its.start,
+        end=its.end,
+        unknown=its.unknown,
+        pad=its.pad,
+        special=tuple(sorted(its.special)),
+        prefix=its.prefix,
+        suffix=its.suffix,
+        codes=splitter.codes is not None,
+        allowed=splitter.allowed is not None,
+    )
+
+
+def _read_side(folder: Path, name: str, table: SideTable | None) -> Vocabulary | None:
+    if table is None:
+        return None
+    codes = _read_bytes(folder / f"{name}.codes") if table.codes else None
+    allowed = frozenset(_read_list(folder / f"{name}.allowed.json")) if table.allowed else None
+    return Vocabulary(
+        pieces=tuple(_read_list(folder / f"{name}.pieces.json")),
+        splitter=Splitter(table.kind, codes, allowed),
+        start=table.start,
+        end=table.end,
+        unknown=table.unknown,
+        pad=table.pad,
+        special=frozenset(table.special),
+        prefix=table.prefix,
+        suffix=table.suffix,
+    )
+
+
+def _write_list(path: Path, pieces: Any) -> None:
+    path.write_text(json.dumps(list(pieces), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+
+
+def _read_list(path: Path) -> list[str]:
+    try:
+        found = json.loads(_read_bytes(path).decode("utf-8"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(piece, str) for piece in found):
+        raise DataError(f"{path.name} is no JSON list of pieces")
+    return found
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path.name} cannot be read: {error.strerror}") from None

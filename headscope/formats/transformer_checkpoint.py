@@ -1,0 +1,223 @@
+"""A checkpoint whose model is the native Transformer, whatever file format it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.data import Batch, Encoded, side
+from headscope.errors import CheckpointError, DataError
+from headscope.formats.base import Checkpoint, SideName
+from headscope.model.search import Hypothesis, SearchConfig, search
+from headscope.model.transformer import Transformer
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.vocabulary import Vocabulary
+
+
+class TransformerCheckpoint(Checkpoint):
+    """The whole `Checkpoint` contract for a `Transformer` and its vocabularies (None where there are none).
+
+    A decoder-only model has `target` alone. `search` is the default way to translate; `stored` has the types
+    that the file stores weights in, where `model` computes in another.
+    """
+
+    model: Transformer
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        format: str,
+        model: Transformer,
+        model_type: str,
+        digest: str,
+        source: Vocabulary | None,
+        target: Vocabulary | None,
+        search: SearchConfig | None = None,
+        stored: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
+        super().__init__(path=path, format=format, model=model, model_type=model_type, digest=digest)
+        self.source, self.target = source, target
+        self.search = search or SearchConfig()
+        self.stored = stored or {}
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        stacks = {"source": self.model.config.encoder, "target": self.model.config.decoder}
+        for name, stack in stacks.items():
+            its: Vocabulary | None = getattr(self, name)
+            if its is not None and stack is not None and len(its) != stack.vocabulary:
+                raise CheckpointError(
+                    f"{self.path}: the {name} vocabulary has {len(its)} pieces, the {name} embeddings "
+                    f"{stack.vocabulary}; this vocabulary belongs to another checkpoint"
+                )
+
+    @property
+    def two_sided(self) -> bool:  # noqa: D102
+        return self.model.config.encoder is not None
+
+    @property
+    def limit(self) -> int | None:  # noqa: D102
+        limits = [stack.max_positions for stack in self._stacks() if stack.max_positions is not None]
+        return min(limits) if limits else None
+
+    @property
+    def vocabulary(self) -> int:  # noqa: D102
+        return max(stack.vocabulary for stack in self._stacks())
+
+    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:  # noqa: D102
+        its = self._side(side)
+        reading = side == "source" and self.two_sided
+        encoded = [_encoded(text, its, limit, reading=reading) for text in texts]
+        for text, found in zip(texts, encoded, strict=True):
+            if all(found.special):
+                raise DataError(f"the vocabulary makes nothing of the line {text[:60]!r}")
+        return encoded
+
+    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
+        """What the decoder must say after each of the inputs that `encode` gives for targets."""
+        its = self._side("target")
+        return [[*its.encode(text)[: limit - 1], its.end] for text in texts]
+
+    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:  # noqa: D102
+        return self._side("source").spans(text, ids)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:  # noqa: D102
+        its = self._side("source")
+        return [its.pieces[number] for number in ids]
+
+    def id_of(self, piece: str) -> int | None:  # noqa: D102
+        return self._side("source").id_of(piece)
+
+    def plain_ids(self) -> list[int]:  # noqa: D102
+        return self._side("source").plain_ids()
+
+    def start_ids(self) -> list[int]:  # noqa: D102
+        return [] if self.two_sided else [self._side("target").start]
+
+    def forward(self, batch: Batch) -> None:  # noqa: D102
+        model = self.model
+        if not self.two_sided:
+            model.decode(batch.source.ids, target_mask=_mask(batch.source.real))
+            return
+        source_mask = _mask(batch.source.real)
+        memory = model.encode(batch.source.ids, source_mask)
+        if batch.target is not None:
+            model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
+
+    def translate(self, texts: Sequence[str], config: SearchConfig | None = None) -> list[list[Hypothesis]]:
+        """Search translations of texts, all in one batch, best first; `self.target.decode` makes text of them."""
+        if not self.two_sided:
+            raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
+        its, other = self._side("source"), self._side("target")
+        longest = self.model.config.encoder.max_positions if self.model.config.encoder else None
+        batch = side([_encoded(text, its, longest or 2**31, reading=True) for text in texts]).to(self.device)
+        return search(
+            self.model,
+            batch.ids,
+            _mask(batch.real),
+            start=other.start,
+            end=other.end,
+            pad=other.pad,
+            unknown=other.unknown,
+            config=self._bounded(config or self.search),
+        )
+
+    def _bounded(self, config: SearchConfig) -> SearchConfig:
+        most = self.model.config.decoder.max_positions
+        if most is None:
+            return config
+        return replace(config, limit=min(most - 1, most - 1 if config.limit is None else config.limit))
+
+    def facts(self) -> dict[str, Any]:  # noqa: D102
+        known = {name: its for name in ("source", "target") if (its := getattr(self, name)) is not None}
+        tokenizer = None
+        if known:
+            tokenizer = {
+                "class": " + ".join(dict.fromkeys(its.splitter.kind for its in known.values())),
+                "vocabulary": max(len(its) for its in known.values()),
+                "special": sorted({its.pieces[n] for its in known.values() for n in its.special_ids}),
+            }
+        return {
+            "architecture": "Transformer",
+            "model_type": self.model_type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "limit": self.limit,
+            "tokenizer": tokenizer,
+        }
+
+    def _stacks(self) -> list[StackConfig]:
+        config = self.model.config
+        return [config.decoder] if config.encoder is None else [config.encoder, config.decoder]
+
+    def _side(self, name: SideName) -> Vocabulary:
+        found = self.source if name == "source" and self.two_sided else self.target
+        if found is None:
+            raise CheckpointError(
+                f"{self.path} has no {name} vocabulary, so it cannot read text; put its files beside it or give --dicts"
+            )
+        return found
+
+
+def _encoded(text: str, its: Vocabulary, limit: int, *, reading: bool) -> Encoded:
+    """Ids of an encoder's text (`reading`), or of a decoder's inputs: the start, then the text shifted right."""
+    words = its.encode(text)
+    before = its.prefix if reading else (its.start,)
+    after = () if not reading else (its.end,) if its.suffix is None else its.suffix
+    room = max(limit - len(before) - len(after), 0)
+    ids = [*before, *words[:room], *after]
+    special = [number in its.special_ids for number in ids]
+    return Encoded(ids, special, max(len(words) - room, 0))
+
+
+def _mask(real: Tensor) -> Tensor | None:
+    """No mask where nothing is padding: it costs a little, and changes nothing."""
+    return None if bool(real.all()) else real
+
+
+def build(path: str, config: TransformerConfig, state: Mapping[str, Tensor]) -> Transformer:
+    """The model of a config, filled with `state`; tied copies may be left out of it.
+
+    The model has no memory of its own before its weights are known to fit, so a config with absurd sizes
+    costs nothing. CheckpointError in one line for weights that do not fit.
+    """
+    with torch.device("meta"):
+        model = Transformer(config)
+    filled = dict(state)
+    for copy, original in model.tied().items():
+        its = filled.setdefault(copy, state.get(original, torch.empty(0)))
+        if original in filled and not torch.equal(its, filled[original]):
+            raise CheckpointError(f"{path}: {copy} and {original} differ, but the config says that they are one")
+    check_state(path, model, filled)
+    model.tie()
+    return model.eval()
+
+
+def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load a state dict; CheckpointError naming missing, left-over and wrongly sized weights, in one line."""
+    expected = model.state_dict()
+    wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
+    for how, keys in (
+        ("missing", [key for key in expected if key not in state]),
+        ("left over", [key for key in state if key not in expected]),
+        ("of another size than the config says", [_sizes(key, state[key], expected[key]) for key in wrong]),
+    ):
+        if keys:
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            raise CheckpointError(f"{path}: weights are {how}: {', '.join(keys[:3])}{more}")
+    kinds = [key for key in expected if state[key].is_floating_point() != expected[key].is_floating_point()]
+    if kinds:
+        raise CheckpointError(f"{path}: weight {kinds[0]} is of type {state[kinds[0]].dtype}, which does not fit")
+    model.load_state_dict(dict(state), assign=any(tensor.is_meta for tensor in expected.values()))
+
+
+def _sizes(key: str, found: Tensor, expected: Tensor) -> str:
+    return f"{key} ({_by(found.shape)} instead of {_by(expected.shape)})"
+
+
+def _by(shape: Iterable[int]) -> str:
+    return "×".join(map(str, shape)) or "one number"

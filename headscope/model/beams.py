@@ -1,0 +1,229 @@
+"""Which hypotheses a beam search keeps, ends and drops: the rules of fairseq and of story-of-heads.
+
+Axes beyond the usual legend: `b` sentences still running, `r` rows a sentence has (1 before the first
+step, then the beam), `c` candidates, `n` = b · r rows of the decoder. Every step works on whole tensors;
+only hypotheses that just ended are taken out one by one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from headscope.model.search import SearchConfig
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation: ids with the closing one (where it was reached), its score, Σ log p, log p of each id."""
+
+    ids: tuple[int, ...]
+    score: float
+    log_p: float
+    token_log_p: tuple[float, ...]
+
+
+class Limits(NamedTuple):
+    """Most and least tokens before the closing one, per sentence [b]."""
+
+    most: Tensor
+    least: Tensor
+
+    def keep(self, rows: Tensor) -> Limits:
+        """Those of some of the sentences."""
+        return Limits(self.most[rows], self.least[rows])
+
+
+class Chosen(NamedTuple):
+    """The next inputs [n], and which earlier row [n] each goes on from; `within`: no sentence has moved."""
+
+    ids: Tensor
+    order: Tensor
+    within: bool
+
+
+class Candidates(NamedTuple):
+    """The likeliest continuations of each sentence, best first: Σ log p, row and id, all [b c]."""
+
+    log_p: Tensor
+    row: Tensor
+    ids: Tensor
+
+
+class BeamRule(ABC):
+    """What the search asks after every step; holds the hypotheses of the sentences still running."""
+
+    def __init__(self, config: SearchConfig, limits: Limits, *, end: int) -> None:
+        self.config, self.limits, self.end = config, limits, end
+        sentences = len(limits.most)
+        self.ended: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+        self.running = torch.arange(sentences, device=limits.most.device)  # [b] numbers of the sentences
+        self.log_p = torch.zeros(sentences, 1, device=limits.most.device)  # [b r]
+        self.tokens = torch.zeros(sentences, 0, dtype=torch.long, device=limits.most.device)  # [n step]
+        self.history = torch.zeros(sentences, 0, device=limits.most.device)  # [n step] Σ log p so far
+        self.horizon = int(limits.most.min())
+
+    @abstractmethod
+    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> Chosen | None:
+        """Extend every hypothesis by one of logits [n V]; None when all sentences are done.
+
+        log p = logits - normaliser [n 1]; logits of ids that must not be chosen are -inf.
+        """
+
+    @abstractmethod
+    def results(self) -> list[list[Hypothesis]]:
+        """The best hypotheses of every sentence, best first."""
+
+    def candidates(self, logits: Tensor, normaliser: Tensor, count: int) -> Candidates:
+        """The `count` likeliest continuations of each sentence; filled up with log p = -inf where fewer exist.
+
+        No row can have more than `count` of them, so each row's best are found first, on bare logits.
+        """
+        b, r = self.log_p.shape
+        best, ids = logits.topk(min(count, logits.shape[1]), dim=-1)  # [n c]
+        log_p = (best - normaliser).view(b, r, -1) + self.log_p[..., None]
+        found, places = log_p.view(b, -1).topk(min(count, log_p.shape[1] * log_p.shape[2]), dim=-1)
+        rows = places.div(best.shape[1], rounding_mode="floor")
+        chosen = ids.view(b, -1).gather(1, places)
+        missing = count - found.shape[1]
+        if missing:
+            found = torch.nn.functional.pad(found, (0, missing), value=-torch.inf)
+            rows, chosen = (torch.nn.functional.pad(each, (0, missing)) for each in (rows, chosen))
+        return Candidates(found, rows, chosen)
+
+    def go_on(self, candidates: Candidates, keep: Tensor | None) -> Chosen:
+        """Make `candidates` [b r] the hypotheses; `keep` are the sentences that go on, None for all."""
+        b, before = self.log_p.shape
+        order = candidates.row + torch.arange(b, device=candidates.row.device)[:, None] * before
+        if keep is not None:
+            order = order[keep]
+            candidates = Candidates(*(each[keep] for each in candidates))
+            self.running, self.limits = self.running[keep], self.limits.keep(keep)
+            self.horizon = int(self.limits.most.min())
+        flat, ids = order.flatten(), candidates.ids.flatten()
+        self.log_p = candidates.log_p
+        self.tokens = torch.cat([self.tokens.index_select(0, flat), ids[:, None]], dim=1)
+        self.history = torch.cat([self.history.index_select(0, flat), self.log_p.flatten()[:, None]], dim=1)
+        return Chosen(ids, flat, keep is None and before == order.shape[1])
+
+    def take(self, where: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
+        """Hypotheses made of the candidates [b c] at `where` [b c], each with the row of its sentence."""
+        sentence, place = where.nonzero(as_tuple=True)
+        row = sentence * self.log_p.shape[1] + candidates.row[sentence, place]
+        last = candidates.ids[sentence, place][:, None]
+        log_p = candidates.log_p[sentence, place]
+        ids = torch.cat([self.tokens[row], last], dim=1).tolist()
+        sums = torch.cat([torch.zeros_like(log_p)[:, None], self.history[row], log_p[:, None]], dim=1)
+        each = zip(
+            sentence.tolist(), ids, scores[sentence, place].tolist(), log_p.tolist(), sums.diff().tolist(), strict=True
+        )
+        return [(n, Hypothesis(tuple(i), score, total, tuple(parts))) for n, i, score, total, parts in each]
+
+
+class FairseqBeams(BeamRule):
+    """The search of fairseq-generate.
+
+    Of the 2 · beam likeliest continuations those that end within the first `beam` are done, and the first
+    `beam` that do not end go on; a sentence is finished with `beam` hypotheses that are done, or when its
+    length is reached, where every hypothesis must end.
+    """
+
+    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> Chosen | None:  # noqa: D102
+        beam = self.config.beam
+        self._bound(step, logits)
+        found = self.candidates(logits, normaliser, 2 * beam)
+        ends = (found.ids == self.end) & (found.log_p > -torch.inf)
+        first = ends[:, :beam]
+        keep = None
+        if bool(first.any()):
+            self._finish(step, first, found)
+            done = [len(self.ended[n]) >= beam for n in self.running.tolist()]
+            if any(done):
+                keep = torch.tensor(done, device=ends.device).logical_not().nonzero()[:, 0]
+        if step >= self.horizon:
+            reached = step >= self.limits.most
+            keep = (~reached).nonzero()[:, 0] if keep is None else keep[~reached[keep]]
+        if keep is not None and not len(keep):
+            return None
+        # stable: candidates that do not end, in their order, come before those that do
+        going = ends.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam]
+        return self.go_on(Candidates(*(each.gather(1, going) for each in found)), keep)
+
+    def results(self) -> list[list[Hypothesis]]:  # noqa: D102
+        return [sorted(each, key=lambda h: -h.score)[: self.config.best] for each in self.ended]
+
+    def _bound(self, step: int, logits: Tensor) -> None:
+        """Forbid what a sentence's length bounds forbid at this step."""
+        r = self.log_p.shape[1]
+        if step >= self.horizon:
+            rows = (step >= self.limits.most).repeat_interleave(r)
+            ends = logits[rows, self.end]
+            logits[rows] = -torch.inf
+            logits[rows, self.end] = ends
+        early = step < self.limits.least
+        if bool(early.any()):
+            logits[:, self.end] = logits[:, self.end].masked_fill(early.repeat_interleave(r), -torch.inf)
+
+    def _finish(self, step: int, ends: Tensor, found: Candidates) -> None:
+        first = Candidates(*(each[:, : self.config.beam] for each in found))
+        running = self.running.tolist()
+        for row, hypothesis in self.take(ends, first, first.log_p / (step + 1) ** self.config.power):
+            its = self.ended[running[row]]
+            if len(its) < self.config.beam:
+                its.append(hypothesis)
+
+
+class StoryBeams(BeamRule):
+    """The search of story-of-heads.
+
+    The `beam` likeliest continuations stay; one that ends is never extended, and counts unless it is too
+    short. A hypothesis is dropped when its score, or its Σ log p, is more than `spread` below that of the
+    best that has ended. Where nothing has ended at the length bound, the unfinished ones count; they may
+    still grow by one more token.
+    """
+
+    def __init__(self, config: SearchConfig, limits: Limits, *, end: int) -> None:
+        super().__init__(config, limits, end=end)
+        self.best_score = torch.full_like(self.log_p[:, 0], -torch.inf)
+        self.best_log_p = self.best_score.clone()
+        self.empty = torch.ones_like(self.running, dtype=torch.bool)  # no best yet, or one without words
+
+    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> Chosen | None:  # noqa: D102
+        length = step + 1
+        found = self.candidates(logits, normaliser, self.config.beam)
+        scores = found.log_p / (1 + length / 6) ** self.config.power
+        there = found.log_p > -torch.inf
+        ends = found.ids == self.end
+        counted = ends & there & (length >= self.limits.least)[:, None]
+        counted |= there & (self.empty & (length == self.limits.most))[:, None]
+        if bool(counted.any()):
+            self._update(counted, found, scores)
+        going = there & ~ends & (length <= self.limits.most)[:, None]
+        if self.config.spread is not None:
+            going &= scores + self.config.spread >= self.best_score[:, None]
+            going &= found.log_p + self.config.spread >= self.best_log_p[:, None]
+        left = going.any(dim=1)
+        if not bool(left.any()):
+            return None
+        keep = None if bool(left.all()) else left.nonzero()[:, 0]
+        if keep is not None:
+            self.best_score, self.best_log_p, self.empty = (
+                each[keep] for each in (self.best_score, self.best_log_p, self.empty)
+            )
+        return self.go_on(found._replace(log_p=found.log_p.masked_fill(~going, -torch.inf)), keep)
+
+    def results(self) -> list[list[Hypothesis]]:  # noqa: D102
+        return [sorted(each, key=lambda h: -h.score)[: self.config.best] for each in self.ended]
+
+    def _update(self, counted: Tensor, found: Candidates, scores: Tensor) -> None:
+        running = self.running.tolist()
+        for row, hypothesis in self.take(counted, found, scores):
+            self.ended[running[row]].append(hypothesis)
+            if hypothesis.score > float(self.best_score[row]):
+                self.best_score[row], self.best_log_p[row] = hypothesis.score, hypothesis.log_p
+                self.empty[row] = all(number == self.end for number in hypothesis.ids)

@@ -1,0 +1,220 @@
+"""The layers of the native Transformer: projections around `attend`, feed-forward, residual order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from headscope.model.attention import attend
+from headscope.model.mixing.base import Mixing, Queries, build
+from headscope.model.transformer_config import StackConfig
+
+ACTIVATION: Mapping[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu-tanh": partial(nn.GELU, approximate="tanh"),
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "linear": nn.Identity,
+}
+
+
+@dataclass
+class AttentionCache:
+    """Keys and values [b h s k] of earlier steps (or of the memory), and what a mixing remembers."""
+
+    key: Tensor | None = None
+    value: Tensor | None = None
+    mixing: dict[str, Tensor] = field(default_factory=dict)
+
+    def select(self, order: Tensor, *, keys: bool = True) -> None:
+        """Row i goes on with what row order[i] has; `keys` False leaves keys and values as they are."""
+        if keys and self.key is not None and self.value is not None:
+            self.key, self.value = self.key.index_select(0, order), self.value.index_select(0, order)
+        self.mixing = {name: tensor.index_select(0, order) for name, tensor in self.mixing.items()}
+
+
+@dataclass
+class LayerCache:
+    """The caches of one decoder layer."""
+
+    own: AttentionCache = field(default_factory=AttentionCache)
+    cross: AttentionCache = field(default_factory=AttentionCache)
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose heads go through `attend`; plain linear projections.
+
+    Head i owns rows i·k … (i+1)·k of query, key and value and the same columns of output. With
+    `head_input` "slice", head i reads chunk `slice_of_head[i]` of the input only, and its rows are d / chunks
+    wide; with `shared_qkv` the rows are one head's and serve all.
+    """
+
+    slice_of_head: Tensor
+
+    def __init__(self, config: StackConfig, heads: int, *, d_memory: int, mixing: str | None = None) -> None:
+        super().__init__()
+        self.heads, self.d_head, self.d_value = heads, config.d_head, config.d_value or config.d_head
+        self.sliced, self.shared = config.head_input == "slice", config.shared_qkv
+        self.dropout = config.attention_dropout
+        self.chunks = config.chunks if self.sliced else 1
+        rows = min(heads, 1) if self.shared else heads
+        bias, d = config.qkv_bias, config.d_model
+        self.query = linear(d // self.chunks, rows * self.d_head, bias=bias)
+        self.key = linear(d_memory // self.chunks, rows * self.d_head, bias=bias)
+        self.value = linear(d_memory // self.chunks, rows * self.d_value, bias=bias)
+        self.output = linear(heads * self.d_value, d, bias=config.attention_bias)
+        self.context_dropout = nn.Dropout(config.context_dropout)
+        self.mixing: Mixing | None = None
+        if mixing is not None:
+            self.mixing = build(mixing, heads=heads, d_value=self.d_value, d_model=d, options=config.mixing_options)
+        if self.sliced:
+            self.register_buffer("slice_of_head", torch.arange(heads))
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        real: Tensor | None = None,
+        causal: bool = False,
+        cache: AttentionCache | None = None,
+    ) -> Tensor:
+        """From x [b t d] to x, or to memory [b s d]; mask [b 1 t s] True where visible.
+
+        `real` [b t] and `causal` are for the mixing. With a cache, self attention adds to it, and attention
+        to a memory reads it if it is filled.
+        """
+        if self.heads == 0:
+            nothing: Tensor = self.output(x.new_zeros(*x.shape[:-1], 0))  # what is left is the output's bias
+            return nothing
+        key, value = self._keys(x, memory, cache)
+        mixing = None
+        if self.mixing is not None:
+            queries = Queries(x, real, causal, None if cache is None else cache.mixing)
+            mixing = partial(self.mixing, queries=queries)
+        context, _ = attend(
+            self, self._split(self.query, x, self.d_head), key, value, mask=mask, dropout=self.dropout, mixing=mixing
+        )
+        joined = context.transpose(1, 2).flatten(2)  # [b t h·k]
+        found: Tensor = self.output(self.context_dropout(joined))
+        return found
+
+    def inputs(self) -> tuple[tuple[nn.Linear, int], ...]:
+        """The query, key and value projections with the number of rows that a head has in them."""
+        return (self.query, self.d_head), (self.key, self.d_head), (self.value, self.d_value)
+
+    def _keys(self, x: Tensor, memory: Tensor | None, cache: AttentionCache | None) -> tuple[Tensor, Tensor]:
+        if memory is not None and cache is not None and cache.key is not None and cache.value is not None:
+            return cache.key, cache.value
+        states = x if memory is None else memory
+        key = self._split(self.key, states, self.d_head)
+        value = self._split(self.value, states, self.d_value)
+        if cache is not None:
+            if cache.key is not None and cache.value is not None:
+                key, value = torch.cat([cache.key, key], dim=2), torch.cat([cache.value, value], dim=2)
+            cache.key, cache.value = key, value
+        return key, value
+
+    def _split(self, projection: nn.Linear, x: Tensor, width: int) -> Tensor:
+        """Projected states by head: [b t d] to [b h t k]."""
+        b, t, _ = x.shape
+        if not self.sliced:
+            states: Tensor = projection(x)
+            return states.view(b, t, self.heads, width).transpose(1, 2)
+        own = x.view(b, t, self.chunks, -1).index_select(2, self.slice_of_head)  # [b t h d/chunks]
+        if self.shared:
+            states = projection(own)
+            return states.transpose(1, 2)
+        states = torch.einsum("bthi,hki->bhtk", own, projection.weight.view(self.heads, width, -1))
+        return states if projection.bias is None else states + projection.bias.view(self.heads, 1, width)
+
+
+class FeedForward(nn.Module):
+    """outer(activation(inner(x))), position by position."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.inner = linear(config.d_model, config.d_ffn)
+        self.outer = linear(config.d_ffn, config.d_model)
+        self.activation = ACTIVATION[config.activation]()
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From [b t d] to [b t d]."""
+        found: Tensor = self.outer(self.dropout(self.activation(self.inner(x))))
+        return found
+
+
+@dataclass(frozen=True)
+class View:
+    """What a layer may look at: masks [b 1 t s] (True where visible) and the memory [b s d].
+
+    `real` [b t] tells tokens from padding on the stack's own side, None where all are real.
+    """
+
+    mask: Tensor | None = None
+    real: Tensor | None = None
+    causal: bool = False
+    memory: Tensor | None = None
+    memory_mask: Tensor | None = None
+
+
+class Layer(nn.Module):
+    """Self attention, cross attention if there is a memory, feed-forward; each with residual and norm."""
+
+    def __init__(self, config: StackConfig, number: int, *, d_memory: int | None = None) -> None:
+        super().__init__()
+        d = config.d_model
+        self.pre = config.norm == "pre"
+        self.dropout = nn.Dropout(config.dropout)
+        self.self_attention = Attention(config, config.self_heads[number], d_memory=d, mixing=config.self_mixing)
+        self.self_attention_norm = nn.LayerNorm(d, eps=config.norm_epsilon)
+        self.cross_attention: Attention | None = None
+        if d_memory is not None:
+            heads = config.cross_heads[number]
+            self.cross_attention = Attention(config, heads, d_memory=d_memory, mixing=config.cross_mixing)
+            self.cross_attention_norm = nn.LayerNorm(d, eps=config.norm_epsilon)
+        self.ffn = FeedForward(config)
+        self.ffn_norm = nn.LayerNorm(d, eps=config.norm_epsilon)
+
+    def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
+        """From [b t d] to [b t d]."""
+        own, cross = (None, None) if cache is None else (cache.own, cache.cross)
+        attention = partial(self.self_attention, mask=view.mask, real=view.real, causal=view.causal, cache=own)
+        x = self._around(x, self.self_attention_norm, attention)
+        if self.cross_attention is not None:
+            attention = partial(
+                self.cross_attention,
+                memory=view.memory,
+                mask=view.memory_mask,
+                real=view.real,
+                causal=view.causal,
+                cache=cross,
+            )
+            x = self._around(x, self.cross_attention_norm, attention)
+        return self._around(x, self.ffn_norm, self.ffn)
+
+    def _around(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        found: Tensor = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
+        return found
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    """A linear layer, Glorot-uniform with zero bias; may have no inputs or no outputs (a layer without heads)."""
+    made = nn.Linear(max(inputs, 1), max(outputs, 1), bias=bias)
+    with torch.no_grad():
+        nn.init.xavier_uniform_(made.weight)
+        if made.bias is not None:
+            made.bias.zero_()
+            made.bias = nn.Parameter(made.bias[:outputs].detach())
+    if not (inputs and outputs):
+        # torch warns about empty layers when it fills them itself
+        made.weight = nn.Parameter(made.weight.new_empty(outputs, inputs))
+        made.in_features, made.out_features = inputs, outputs
+    return made

@@ -1,0 +1,89 @@
+"""The contract of a mixing variant, and the registry that finds it by name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.registry import Registry, unknown
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What a mixing may look at beside the contexts: the query side of its attention module.
+
+    `states` [b t d] are the inputs of the query projection, `real` [b t] says which are no padding (None:
+    all of them). `causal`: position t must not see what comes after it. `memory` is kept between the steps
+    of incremental decoding (None outside it): tensors with the hypothesis as their first axis.
+    """
+
+    states: Tensor
+    real: Tensor | None = None
+    causal: bool = False
+    memory: dict[str, Tensor] | None = None
+
+
+class Mixing(nn.Module, ABC):
+    """Maps contexts [b h t k] to contexts; one instance per attention module.
+
+    `identity_at_start`: a fresh instance changes nothing.
+    """
+
+    identity_at_start: ClassVar[bool] = True
+
+    def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
+        super().__init__()
+        self.heads, self.d_value, self.d_model = heads, d_value, d_model
+
+    @abstractmethod
+    def forward(self, context: Tensor, queries: Queries) -> Tensor:
+        """Contexts [b h t k] after mixing."""
+
+    def extra_loss(self) -> Tensor | None:
+        """What this mixing adds to the training loss, None where it adds nothing."""
+        return None
+
+    def fold(self, w_o: Tensor) -> Tensor | None:
+        """Output weights [d h·k] that do the mixing too; None where the mixing is not fixed and linear."""
+        return None
+
+
+M = TypeVar("M", bound=type[Mixing])
+MIXINGS: Registry[type[Mixing]] = Registry("mixing", package="headscope.model.mixing")
+
+
+def mixing(name: str) -> Callable[[M], M]:
+    """Register a `Mixing` class under a name with its version, such as "alpha.v1"."""
+
+    def wrap(cls: M) -> M:
+        MIXINGS.register(name, cls, where=cls.__module__)
+        return cls
+
+    return wrap
+
+
+def resolve(name: str) -> str:
+    """The full name of a variant: "alpha" is the newest of its versions; ConfigError if there is none."""
+    names = MIXINGS.names()
+    if name in names:
+        return name
+    versions = [full for full in names if full.rpartition(".v")[0] == name]
+    if not versions:
+        raise ConfigError(unknown("mixing", name, names))
+    return max(versions, key=lambda full: int(full.rpartition(".v")[2]))
+
+
+def build(
+    name: str, *, heads: int, d_value: int, d_model: int, options: Mapping[str, str | int | float | bool]
+) -> Mixing:
+    """A fresh mixing; ConfigError for a name or an option that does not exist."""
+    cls = MIXINGS.get(resolve(name))
+    try:
+        return cls(heads=heads, d_value=d_value, d_model=d_model, **options)
+    except TypeError as error:
+        raise ConfigError(f"mixing {name!r} does not take these options: {error}") from None

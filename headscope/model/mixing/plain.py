@@ -1,0 +1,18 @@
+"""No mixing: every head keeps its own context."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headscope.model.mixing.base import Mixing, Queries, mixing
+
+
+@mixing("plain.v1")
+class Plain(Mixing):
+    """The identity, without parameters."""
+
+    def forward(self, context: Tensor, queries: Queries) -> Tensor:  # noqa: D102
+        return context
+
+    def fold(self, w_o: Tensor) -> Tensor:  # noqa: D102
+        return w_o

@@ -1,0 +1,267 @@
+"""The native Transformer: encoder–decoder or decoder-only, whatever its `TransformerConfig` says.
+
+It knows its own attention (`attention_places`, `attention_projections`), so nothing has to be probed, and
+it decodes step by step with a cache (`begin`, `step`; see `headscope.model.search`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.heads import Site
+from headscope.model.layers import Attention, Layer, LayerCache, View, linear
+from headscope.model.places import Place, Places
+from headscope.model.positions import LearnedPositions, SinusoidalPositions, real_positions
+from headscope.model.projections import Projections, Slices
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+
+
+class Embeddings(nn.Module):
+    """Tokens and their positions: scale · table[id] (+ bias) (projected) + position (normalised)."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        d, e = config.d_model, config.d_embedding or config.d_model
+        self.scale = d**0.5 if config.scale_embedding else 1.0
+        self.offset = config.position_offset
+        self.tokens = nn.Embedding(config.vocabulary, e)
+        nn.init.normal_(self.tokens.weight, std=e**-0.5)
+        self.bias = nn.Parameter(torch.zeros(e)) if config.embedding_bias else None
+        self.projection = linear(e, d, bias=False) if e != d else None
+        self.positions: SinusoidalPositions | LearnedPositions | None = None
+        if config.positions == "sinusoidal":
+            self.positions = SinusoidalPositions(d)
+        elif config.positions == "learned":
+            assert config.max_positions is not None
+            self.positions = LearnedPositions(config.max_positions + config.position_offset, d)
+            nn.init.normal_(self.positions.weight, std=d**-0.5)
+        self.norm = nn.LayerNorm(d, eps=config.norm_epsilon) if config.embedding_norm else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, ids: Tensor, places: Tensor, *, bound: int, zero: Tensor | None = None) -> Tensor:
+        """States [b t d] of ids [b t] at places [b t] (or [t]) below `bound`; those at `zero` [b t] start as 0."""
+        x: Tensor = self.tokens(ids)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.bias is not None:
+            x = x + self.bias
+        if zero is not None:
+            x = x.masked_fill(zero[..., None], 0.0)
+        if self.projection is not None:
+            x = self.projection(x)
+        if self.positions is not None:
+            x = x + self.positions(places + self.offset, x, bound=bound + self.offset)
+        if self.norm is not None:
+            x = self.norm(x)
+        dropped: Tensor = self.dropout(x)
+        return dropped
+
+
+class Stack(nn.Module):
+    """Embeddings, layers, and the norm after them: an encoder or a decoder."""
+
+    def __init__(self, config: StackConfig, *, d_memory: int | None = None) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Layer(config, number, d_memory=d_memory) for number in range(config.layers))
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_epsilon) if config.final_norm else None
+
+    def forward(self, x: Tensor, view: View, caches: list[LayerCache] | None = None) -> Tensor:
+        """Embedded states [b t d] through all layers."""
+        for number, layer in enumerate(self.layers):
+            x = layer(x, view, None if caches is None else caches[number])
+        return x if self.norm is None else self.norm(x)
+
+
+@dataclass
+class DecodingState:
+    """Where incremental decoding stands: caches of every layer, one row per hypothesis.
+
+    `memory` and `memory_mask` [b 1 1 s] come from the encoder; `real` [b s] tells tokens from padding
+    among the cached ones (None: all real); `length` is how many positions are cached.
+    """
+
+    caches: list[LayerCache]
+    memory: Tensor | None = None
+    memory_mask: Tensor | None = None
+    real: Tensor | None = None
+    length: int = 0
+    _order: Tensor | None = field(default=None, repr=False)
+
+    def select(self, order: Tensor, *, within: bool = False) -> None:
+        """Hypothesis i goes on from order[i]; `within` promises that order[i] is of the same sentence."""
+        for cache in self.caches:
+            cache.own.select(order)
+            cache.cross.select(order, keys=not within)
+        if self.real is not None:
+            self.real = self.real.index_select(0, order)
+        if not within and self.memory is not None:
+            self.memory = self.memory.index_select(0, order)
+            self.memory_mask = None if self.memory_mask is None else self.memory_mask.index_select(0, order)
+
+
+class Transformer(nn.Module):
+    """A Transformer as its config describes it. Masks are True for real tokens; None: no padding."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = None if config.encoder is None else Stack(config.encoder)
+        self.decoder = Stack(config.decoder, d_memory=None if config.encoder is None else config.encoder.d_model)
+        d = config.decoder.d_model
+        self.before_output = None if config.d_output is None else linear(d, config.d_output, bias=False)
+        self.output = linear(config.d_output or d, config.decoder.vocabulary, bias=config.output_bias)
+        self.tie()
+
+    def tie(self) -> None:
+        """Make tied weights one parameter again (after replacing one of them)."""
+        if self.config.share_embeddings and self.encoder is not None:
+            self.encoder.embeddings.tokens.weight = self.decoder.embeddings.tokens.weight
+        if self.config.tie_output:
+            self.output.weight = self.decoder.embeddings.tokens.weight
+
+    def tied(self) -> dict[str, str]:
+        """Names in the state dict that are other names of the same parameter: {copy: original}."""
+        table = "decoder.embeddings.tokens.weight"
+        found = {"encoder.embeddings.tokens.weight": table} if self.config.share_embeddings else {}
+        return found | ({"output.weight": table} if self.config.tie_output else {})
+
+    def forward(
+        self,
+        source: Tensor | None = None,
+        target: Tensor | None = None,
+        *,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [b t V] of the token after each decoder input target [b t]; source [b s] is the encoder's.
+
+        A decoder-only model takes `target` alone.
+        """
+        if target is None or (source is None) is not (self.encoder is None):
+            needs = "target alone" if self.encoder is None else "source and target"
+            raise ConfigError(
+                f"this model takes {needs}; it is {'decoder-only' if self.encoder is None else 'two-sided'}"
+            )
+        memory = None if source is None else self.encode(source, source_mask)
+        return self.logits(self.decode(target, memory, memory_mask=source_mask, target_mask=target_mask))
+
+    def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Tensor:
+        """The encoder's output [b s d]."""
+        assert self.encoder is not None, "a decoder-only model has no encoder"
+        view = View(mask=_visible(source_mask), real=source_mask)
+        x = self.encoder.embeddings(source, _places(source, source_mask), bound=source.shape[1])
+        memory: Tensor = self.encoder(x, view)
+        return memory
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Tensor | None = None,
+        *,
+        memory_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The decoder's output [b t d] for all positions at once."""
+        t = target.shape[1]
+        mask = torch.ones(t, t, dtype=torch.bool, device=target.device).tril()[None, None]  # [1 1 t s]
+        if target_mask is not None:
+            mask = mask & target_mask[:, None, None, :].bool()
+        view = View(mask, target_mask, True, memory, _visible(memory_mask))
+        states: Tensor = self.decoder(self._embed(target, _places(target, target_mask)), view)
+        return states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Scores of the vocabulary [… V] for decoder outputs [… d]."""
+        found: Tensor = self.output(states if self.before_output is None else self.before_output(states))
+        return found
+
+    def begin(self, source: Tensor, source_mask: Tensor | None = None) -> DecodingState:
+        """Read a source (or, decoder-only, all of a prompt but its last token; padding on the left)."""
+        caches = [LayerCache() for _ in self.decoder.layers]
+        if self.encoder is not None:
+            return DecodingState(caches, self.encode(source, source_mask), _visible(source_mask))
+        state = DecodingState(caches, real=source_mask)
+        if source.shape[1] > 1:
+            whole = None if source_mask is None else source_mask[:, :-1]
+            self._advance(source[:, :-1], state, whole)
+        return state
+
+    def step(self, ids: Tensor, state: DecodingState) -> Tensor:
+        """Logits [b V] of the token after `ids` [b], which become the next decoder input; updates `state`."""
+        return self.logits(self._advance(ids[:, None], state, None)[:, -1])
+
+    def _advance(self, ids: Tensor, state: DecodingState, real: Tensor | None) -> Tensor:
+        b, t = ids.shape
+        past = state.length
+        if state.real is not None:
+            missing = past + t - state.real.shape[1]
+            if missing > 0:
+                state.real = torch.cat([state.real, state.real.new_ones(b, missing)], dim=1)
+            places = real_positions(state.real[:, : past + t])[:, past:]
+        else:
+            places = torch.arange(past, past + t, device=ids.device)
+        mask: Tensor | None = None
+        if t > 1:
+            mask = torch.ones(t, past + t, dtype=torch.bool, device=ids.device).tril(past)[None, None]
+        if state.real is not None:
+            seen = state.real[:, None, None, : past + t].bool()
+            mask = seen if mask is None else mask & seen
+        view = View(mask, real, True, state.memory, state.memory_mask)
+        state.length = past + t
+        states: Tensor = self.decoder(self._embed(ids, places, past=past), view, state.caches)
+        return states
+
+    def _embed(self, ids: Tensor, places: Tensor, *, past: int = 0) -> Tensor:
+        zero = (places == 0).expand(ids.shape) if self.config.start == "zero" and past == 0 else None
+        states: Tensor = self.decoder.embeddings(ids, places, bound=past + ids.shape[1], zero=zero)
+        return states
+
+    def attention_modules(self) -> Iterator[tuple[Site, int, str, Attention]]:
+        """Every attention module with its site, layer and name, in the order of sites and layers."""
+        sites = [(Site.ENCODER_SELF, "encoder", "self_attention"), (Site.DECODER_SELF, "decoder", "self_attention")]
+        for site, side, name in [*sites, (Site.CROSS, "decoder", "cross_attention")]:
+            stack = getattr(self, side)
+            for layer, block in enumerate([] if stack is None else stack.layers):
+                module = getattr(block, name)
+                if module is not None:
+                    yield site, layer, f"{side}.layers.{layer}.{name}", module
+
+    def attention_places(self) -> Places:
+        """What `headscope.model.places` would find out by probing."""
+        order: list[Place] = []
+        calls: dict[int, tuple[Place, ...]] = {}
+        for site, layer, name, module in self.attention_modules():
+            place = Place(site, layer, module.heads, module.heads, module.d_head, name)
+            order.append(place)
+            calls[id(module)] = (place,)
+        return Places(tuple(order), calls)
+
+    def attention_projections(self) -> dict[tuple[Site, int], Projections]:
+        """What `headscope.model.projections` would find out from gradients."""
+        found = {}
+        for site, layer, _, module in self.attention_modules():
+            query, key, value = (_rows(part.weight, module, width) for part, width in module.inputs())
+            columns = torch.arange(module.heads * module.d_value).view(module.heads, module.d_value)
+            output = Slices(module.output.weight, 1, tuple(columns.to(module.output.weight.device)))
+            found[site, layer] = Projections(query, key, value, output)
+        return found
+
+
+def _rows(weight: Tensor, module: Attention, width: int) -> Slices:
+    rows = torch.arange(width, device=weight.device)
+    units = [rows + (0 if module.shared else head * width) for head in range(module.heads)]
+    return Slices(weight, 0, tuple(units))
+
+
+def _visible(real: Tensor | None) -> Tensor | None:
+    return None if real is None else real[:, None, None, :].bool()
+
+
+def _places(ids: Tensor, real: Tensor | None) -> Tensor:
+    return torch.arange(ids.shape[1], device=ids.device) if real is None else real_positions(real)

@@ -1,0 +1,198 @@
+"""What a native Transformer is made of: the sizes, conventions and heads of each of its two stacks.
+
+Symbols of the papers: d_model, d_ffn, d_head (width of one head's queries and keys), d_value (of its
+values). Head counts are per layer, so a pruned model is an ordinary model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+from headscope.errors import ConfigError
+from headscope.plain import from_plain, to_plain
+
+ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "silu", "tanh", "linear")
+Option = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """One stack, encoder or decoder: `self_heads` and `cross_heads` hold one head count per layer.
+
+    - `head_input` "full": every head reads all of the input (canonical attention; with `d_head` = `d_model`
+      the wide one). "slice": the input is cut into `slices` chunks (default: the largest head count) and a
+      head reads only its own (the narrow one); with `shared_qkv` all heads share one small matrix each for
+      queries, keys and values.
+    - `d_value` None is `d_head`; `d_embedding` None is `d_model`, else a projection without bias follows
+      the embedding.
+    - `positions`: the first real token stands at `position_offset` (0 in story-of-heads, 2 in fairseq: its
+      padding index plus one), padding is not counted. `max_positions` is the number of rows of a learned
+      table, without the offset, and the longest text; None where sinusoids set no limit.
+    - `norm` "pre": x + f(norm(x)); "post": norm(x + f(x)). `final_norm` is the norm after the stack,
+      `embedding_norm` the one after embeddings and positions (fairseq's layernorm_embedding).
+    - `embedding_bias` is a vector added to every embedding after scaling (story-of-heads' inp_emb_bias).
+    - `dropout` acts on embeddings and sublayer outputs, `context_dropout` on concatenated heads.
+    - `self_mixing`, `cross_mixing`: name of a variant of `headscope.model.mixing`, None for none.
+    """
+
+    vocabulary: int
+    d_model: int
+    d_ffn: int
+    d_head: int
+    self_heads: tuple[int, ...]
+    cross_heads: tuple[int, ...] = ()
+    d_value: int | None = None
+    d_embedding: int | None = None
+    head_input: Literal["full", "slice"] = "full"
+    slices: int | None = None
+    shared_qkv: bool = False
+    qkv_bias: bool = True
+    attention_bias: bool = True
+    norm: Literal["pre", "post"] = "post"
+    final_norm: bool = False
+    norm_epsilon: float = 1e-5
+    activation: str = "relu"
+    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    position_offset: int = 0
+    max_positions: int | None = None
+    scale_embedding: bool = True
+    embedding_bias: bool = False
+    embedding_norm: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    context_dropout: float = 0.0
+    self_mixing: str | None = None
+    cross_mixing: str | None = None
+    mixing_options: Mapping[str, Option] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "d_model", "d_ffn", "d_head", "d_value", "d_embedding", "slices", "max_positions"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ConfigError(f"{name} is {size}; it must be at least 1")
+        for name in ("dropout", "attention_dropout", "activation_dropout", "context_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
+        _one_of("activation", self.activation, ACTIVATIONS)
+        for name in ("head_input", "norm", "positions"):
+            _one_of(name, getattr(self, name), get_args(get_type_hints(StackConfig)[name]))
+        self._check_heads()
+        self._check_positions()
+
+    def _check_heads(self) -> None:
+        if any(count < 0 for count in (*self.self_heads, *self.cross_heads)):
+            raise ConfigError(f"head counts {self.self_heads} and {self.cross_heads} must not be negative")
+        if self.cross_heads and len(self.cross_heads) != len(self.self_heads):
+            raise ConfigError(
+                f"cross_heads names {len(self.cross_heads)} layers and self_heads {len(self.self_heads)}; "
+                "a stack has both in every layer or no cross attention at all"
+            )
+        if self.head_input == "full":
+            if self.shared_qkv or self.slices is not None:
+                raise ConfigError("shared_qkv and slices belong to head_input = 'slice'; this stack has 'full'")
+            return
+        if self.most_heads > self.chunks:
+            raise ConfigError(f"{self.most_heads} heads cannot each have one of {self.chunks} slices of the input")
+        if self.d_model % self.chunks:
+            raise ConfigError(
+                f"width {self.d_model} cannot be cut into {self.chunks} slices; choose from {divisors(self.d_model)}"
+            )
+
+    def _check_positions(self) -> None:
+        if self.positions == "learned" and self.max_positions is None:
+            raise ConfigError("learned positions need max_positions, the number of rows of their table")
+        if not 0 <= self.position_offset <= 1024:
+            raise ConfigError(f"position_offset is {self.position_offset}; it must be between 0 and 1024")
+
+    @property
+    def most_heads(self) -> int:
+        """The largest head count of any layer."""
+        return max((*self.self_heads, *self.cross_heads), default=0)
+
+    @property
+    def chunks(self) -> int:
+        """Number of slices that the input of a layer is cut into."""
+        return self.slices or max(self.most_heads, 1)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.self_heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """A decoder, and an encoder unless the model is decoder-only.
+
+    - `start` "token": the decoder's first input is an ordinary id; "zero": the embedding at the first
+      position is all zeros, whatever id stands there (story-of-heads).
+    - `share_embeddings`: one table for both sides. `tie_output`: the output projection is the decoder's
+      table. `output_bias`: the output projection has a bias. `d_output`: where not None, a projection
+      without bias to this width precedes the output projection.
+    """
+
+    decoder: StackConfig
+    encoder: StackConfig | None = None
+    start: Literal["token", "zero"] = "token"
+    share_embeddings: bool = False
+    tie_output: bool = False
+    output_bias: bool = False
+    d_output: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("start", self.start, ("token", "zero"))
+        if self.encoder is not None and self.encoder.cross_heads:
+            raise ConfigError("the encoder has cross_heads; only a decoder attends to another stack")
+        if self.encoder is None and self.decoder.cross_heads:
+            raise ConfigError("a decoder-only model has cross_heads, but no encoder to attend to")
+        if self.encoder is not None and not self.decoder.cross_heads and self.decoder.layers:
+            raise ConfigError(
+                f"the decoder has no cross_heads; give {self.decoder.layers} head counts (0 for a layer without heads)"
+            )
+        self._check_slices()
+        self._check_sharing()
+
+    def _check_slices(self) -> None:
+        if self.encoder is not None and self.decoder.head_input == "slice":
+            d, chunks = self.encoder.d_model, self.decoder.chunks
+            if d % chunks:
+                raise ConfigError(
+                    f"encoder width {d} cannot be cut into the {chunks} slices of the decoder's heads; "
+                    f"choose from {divisors(d)}"
+                )
+
+    def _check_sharing(self) -> None:
+        decoder = self.decoder
+        if self.share_embeddings:
+            if self.encoder is None:
+                raise ConfigError("share_embeddings needs an encoder; a decoder-only model has one table anyway")
+            mine = (self.encoder.vocabulary, self.encoder.d_embedding or self.encoder.d_model)
+            other = (decoder.vocabulary, decoder.d_embedding or decoder.d_model)
+            if mine != other:
+                raise ConfigError(f"share_embeddings: tables of {mine} and {other} entries × width differ")
+        width = self.d_output or decoder.d_model
+        table = decoder.d_embedding or decoder.d_model
+        if self.tie_output and width != table:
+            raise ConfigError(f"tie_output: the embedding is {table} wide and the output projection's input {width}")
+
+    def plain(self) -> dict[str, Any]:
+        """As nested dictionaries of plain values, without the fields that are None (for TOML)."""
+        return to_plain(self)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> TransformerConfig:
+        """Inverse of `plain`; ConfigError names every unknown, missing and ill-typed field at once."""
+        return from_plain(cls, values)
+
+
+def divisors(number: int) -> list[int]:
+    """All numbers that divide `number`."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")

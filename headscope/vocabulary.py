@@ -1,0 +1,279 @@
+"""Text to ids and back for models that bring their own vocabulary: pieces, special ids, ways of splitting.
+
+Four ways of writing pieces: whitespace only, subword-nmt's `wei@@ ße`, story-of-heads' "wei `ße", and
+SentencePiece. Without codes a text is taken as already split into pieces. Splitting keeps track of where
+in the text each piece stands, so nothing has to be searched for afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
+
+from headscope.errors import ConfigError, DataError
+
+Kind = Literal["words", "bpe", "backtick", "sentencepiece"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Piece(NamedTuple):
+    """A piece as the vocabulary writes it, and the characters of the text that it stands for."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """Splits words of a text into pieces and joins pieces to text.
+
+    `codes` are the bytes of a subword-nmt rules file ("bpe" and "backtick") or of a SentencePiece model.
+    `allowed`: pieces that BPE may produce, the others are split further (subword-nmt's vocabulary
+    threshold); None for no limit. DataError for codes that cannot be read.
+    """
+
+    kind: Kind = "words"
+    codes: bytes | None = field(default=None, repr=False)
+    allowed: frozenset[str] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"unknown way of splitting {self.kind!r}; available: {', '.join(KINDS)}")
+        if self.kind == "words" and self.codes is not None:
+            raise ConfigError("text that is split at whitespace only has no codes; choose bpe or backtick")
+        if self.kind == "sentencepiece" and self.codes is None:
+            raise ConfigError("sentencepiece needs its model; give the file, or take kind 'words' for split text")
+        if self.codes is not None:
+            _ = self._model if self.kind == "sentencepiece" else self._merges
+
+    def split(self, text: str) -> list[Piece]:
+        """Pieces of a text with their places."""
+        if self.kind == "sentencepiece":
+            return self._sentence_pieces(text)
+        found: list[Piece] = []
+        # story-of-heads splits vocabularies' text at single spaces, the others at any whitespace
+        for word in re.finditer(r"[^ \n]+" if self.kind == "backtick" else r"\S+", text):
+            found += self._word(word[0], word.start())
+        return found
+
+    def join(self, pieces: Sequence[str]) -> str:
+        """The text that pieces spell."""
+        if self.kind == "sentencepiece":
+            return "".join(pieces).replace("▁", " ").strip()
+        text = " ".join(pieces)
+        if self.kind == "bpe":
+            return (text + " ").replace("@@ ", "").rstrip(" ")  # as fairseq's --remove-bpe does it
+        return text.replace(" `", "") if self.kind == "backtick" else text
+
+    def _word(self, word: str, start: int) -> list[Piece]:
+        if self.codes is None:
+            return [_bare(Piece(word, start, start + len(word)), self.kind)]
+        found: list[Piece] = []
+        for number, part in enumerate(parts := self._merges.split(word, self.allowed)):
+            text = part + "@@" if self.kind == "bpe" and number < len(parts) - 1 else part
+            text = "`" + part if self.kind == "backtick" and number else text
+            found.append(Piece(text, start, start + len(part)))
+            start += len(part)
+        return found
+
+    def _sentence_pieces(self, text: str) -> list[Piece]:
+        coded = self._model.encode(text, out_type="immutable_proto")
+        return [Piece(each.piece, each.begin, each.end) for each in coded.pieces]
+
+    @cached_property
+    def _merges(self) -> Merges:
+        assert self.codes is not None
+        return Merges.read(self.codes)
+
+    @cached_property
+    def _model(self) -> Any:
+        import sentencepiece
+
+        assert self.codes is not None
+        try:
+            return sentencepiece.SentencePieceProcessor(model_proto=self.codes)
+        except (RuntimeError, ValueError, TypeError):
+            raise DataError("the SentencePiece model cannot be read; is the file complete?") from None
+
+
+def _bare(piece: Piece, kind: Kind) -> Piece:
+    """A piece of text that is already split; its mark is not among the characters that it stands for."""
+    if kind == "bpe" and piece.text.endswith("@@") and piece.text != "@@":
+        return piece._replace(end=piece.end - 2)
+    if kind == "backtick" and piece.text.startswith("`") and piece.text != "`":
+        return piece._replace(start=piece.start + 1)
+    return piece
+
+
+class Merges:
+    """Byte-pair rules: the pair of neighbours with the lowest rank is merged until none has a rank.
+
+    Reads subword-nmt files ("#version:" header; the end of a word is written </w>) and the tab-separated
+    "left right rank" files of story-of-heads (words between ^ and $).
+    """
+
+    def __init__(self, ranks: dict[tuple[str, str], int], *, begin: str, end: str, glued: bool) -> None:
+        self.ranks, self.begin, self.end, self.glued = ranks, begin, end, glued
+        self._halves = {left + right: (left, right) for left, right in reversed(ranks)}
+        self._known: dict[str, list[str]] = {}
+
+    @classmethod
+    def read(cls, codes: bytes) -> Merges:
+        """Rules from the bytes of a file; DataError names the first line that is none."""
+        try:
+            lines = codes.decode("utf-8").strip("\r\n ").split("\n")
+        except UnicodeDecodeError:
+            raise DataError("the BPE codes are not UTF-8 text") from None
+        headed = lines[0].startswith("#version:")
+        if not headed and lines[0].count("\t") == 2:
+            return cls._ranked(lines)
+        ranks: dict[tuple[str, str], int] = {}
+        for number, line in enumerate(lines[headed:]):
+            pair = line.strip("\r\n ").split(" ")
+            if len(pair) != 2:
+                raise DataError(f"line {number + 1 + headed} of the BPE codes is {line[:40]!r}; it must be two pieces")
+            ranks.setdefault((pair[0], pair[1]), number)
+        version = lines[0].split()[-1] if headed else "0.1"
+        return cls(ranks, begin="", end="</w>", glued=version != "0.1")
+
+    @classmethod
+    def _ranked(cls, lines: Iterable[str]) -> Merges:
+        ranks: dict[tuple[str, str], int] = {}
+        for number, line in enumerate(lines, start=1):
+            fields = line.split()
+            if len(fields) != 3 or not fields[2].isdecimal():
+                raise DataError(f"line {number} of the BPE codes is {line[:40]!r}; it must be left, right and rank")
+            ranks[fields[0], fields[1]] = int(fields[2])
+        return cls(ranks, begin="^", end="$", glued=False)
+
+    def split(self, word: str, allowed: frozenset[str] | None) -> list[str]:
+        """The parts of a word, without marks; those that are not `allowed` (as `part@@`) are split again."""
+        if word not in self._known:
+            parts = self._parts(word)
+            if allowed is not None:
+                last = len(parts) - 1
+                parts = [part for n, whole in enumerate(parts) for part in self._allowed(whole, n == last, allowed)]
+            if len(self._known) >= 1 << 16:
+                self._known.clear()
+            self._known[word] = parts
+        return self._known[word]
+
+    def _parts(self, word: str) -> list[str]:
+        """Bounds are kept apart from characters of the text that look like them by private characters."""
+        shown = {self.begin: "\U0010fffe", self.end: "\U0010ffff"}
+        symbols = [shown.get(character, character) for character in word]
+        if self.glued:
+            symbols[-1] += self.end
+        else:
+            symbols = [*filter(None, [self.begin]), *symbols, self.end]
+        while len(symbols) > 1:
+            ranked = [(self.ranks.get(pair, -1), n) for n, pair in enumerate(pairwise(symbols))]
+            best = min((entry for entry in ranked if entry[0] >= 0), default=None)
+            if best is None:
+                break
+            symbols = self._merged(symbols, best[1])
+        hidden = {mark: character for character, mark in shown.items()}
+        joined = [part.removesuffix(self.end) if n == len(symbols) - 1 else part for n, part in enumerate(symbols)]
+        joined[0] = joined[0].removeprefix(self.begin)
+        return ["".join(hidden.get(c, c) for c in part) for part in joined if part]
+
+    def _merged(self, symbols: list[str], first: int) -> list[str]:
+        """Every pair like the one at `first` merged, from the left."""
+        pair = (symbols[first], symbols[first + 1])
+        found: list[str] = []
+        n = 0
+        while n < len(symbols):
+            both = n + 1 < len(symbols) and (symbols[n], symbols[n + 1]) == pair
+            found.append(pair[0] + pair[1] if both else symbols[n])
+            n += 2 if both else 1
+        return found
+
+    def _allowed(self, part: str, last: bool, allowed: frozenset[str]) -> list[str]:
+        """The part itself where the vocabulary has it, else what it was merged from, again and again."""
+        halves = self._halves.get(part + self.end if last else part)
+        if (part if last else part + "@@") in allowed or halves is None:
+            return [part]
+        left, right = halves[0], halves[1].removesuffix(self.end) if last else halves[1]
+        return [*self._allowed(left, False, allowed), *(self._allowed(right, last, allowed) if right else [])]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids and pieces of one side.
+
+    `pieces` has the piece of every id. `start` is the decoder's first input, `end` closes a text; `unknown`
+    stands for pieces that are not listed, `pad` for none; `special` are further ids that stand for no text.
+    `prefix` and `suffix` are put around a source text (None for suffix: `end`).
+    """
+
+    pieces: tuple[str, ...] = field(repr=False)
+    splitter: Splitter
+    start: int
+    end: int
+    unknown: int | None = None
+    pad: int | None = None
+    special: frozenset[int] = frozenset()
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        around = (*self.special, *self.prefix, *(self.suffix or ()))
+        for number in (self.start, self.end, self.unknown, self.pad, *around):
+            if number is not None and not 0 <= number < len(self.pieces):
+                raise ConfigError(f"there is no special id {number}; the vocabulary has {len(self.pieces)} pieces")
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text; the unknown piece does stand for text."""
+        found = {self.start, self.end, self.pad, *self.special} - {None, self.unknown}
+        return frozenset(number for number in found if number is not None)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without special ones; DataError for an unlisted piece where there is no unknown id."""
+        return [self._id(piece.text) for piece in self.splitter.split(text)]
+
+    def decode(self, ids: Iterable[int], *, keep_pieces: bool = False) -> str:
+        """The text of ids, special ones left out; `keep_pieces` leaves the pieces apart."""
+        pieces = [self.pieces[number] for number in ids if number not in self.special_ids]
+        return " ".join(pieces) if keep_pieces else self.splitter.join(pieces)
+
+    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
+        """Characters of `text` that each id stands for, None for special ids; None if `ids` do not begin it."""
+        pieces = self.splitter.split(text)
+        found: list[tuple[int, int] | None] = []
+        place = 0
+        for number in ids:
+            if place < len(pieces) and self._id(pieces[place].text) == number:
+                found.append((pieces[place].start, pieces[place].end))
+                place += 1
+            elif number in self.special_ids:
+                found.append(None)
+            else:
+                return None
+        return found
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of a piece, None where it is not listed."""
+        return self._ids.get(piece)
+
+    def plain_ids(self) -> list[int]:
+        """Ids that text can have, the unknown one left out."""
+        return [n for n in range(len(self.pieces)) if n not in self.special_ids and n != self.unknown]
+
+    def _id(self, piece: str) -> int:
+        found = self._ids.get(piece, self.unknown)
+        if found is None:
+            raise DataError(f"the vocabulary has no piece {piece!r} and no id for unknown pieces")
+        return found
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {piece: number for number, piece in reversed(list(enumerate(self.pieces)))}

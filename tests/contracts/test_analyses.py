@@ -1,0 +1,262 @@
+"""What holds for every registered analysis: a new file in `analyses/` is tried here without a change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from oracles import tiny
+from torch import Tensor, nn
+
+from headscope import analyze as driver
+from headscope.analysis import ANALYSES, Analysis, Heads, Options
+from headscope.analyze import Pace, Study, analyze
+from headscope.data import Batch, Corpus, Side, batches
+from headscope.errors import ConfigError
+from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.gates import gated
+from headscope.heads import HeadId, Site
+
+NAMES = ANALYSES.names()
+KINDS = ("bert", "gemma", "t5")
+SENTENCES, REPLICATES = 37, 19
+RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
+
+every_analysis = pytest.mark.parametrize("name", NAMES)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def made(kind: str) -> tuple[HuggingFaceCheckpoint, Corpus]:
+    return tiny.checkpoint(kind, 7), tiny.corpus(7, count=SENTENCES, target=tiny.KINDS[kind].two_sided)
+
+
+MADE = {kind: made(kind) for kind in (*KINDS, "single")}
+
+
+def study(
+    kind: str,
+    analysis: str | type[Analysis],
+    *,
+    tokens: int = 101,
+    seed: int = 1,
+    keep: bool = False,
+    its: tuple[HuggingFaceCheckpoint, Corpus] | None = None,
+) -> Study:
+    """One analysis alone on a tiny model; skips where the model has no such site."""
+    checkpoint, corpus = its or MADE[kind]
+    cls = ANALYSES.get(analysis) if isinstance(analysis, str) else analysis
+    options = Options(keep_special=keep, ranks=RANKS, frequencies="made", parse="made", seed=seed)
+    try:
+        return analyze(
+            checkpoint,
+            corpus,
+            analyses=[cls],
+            options=options,
+            pace=Pace(tokens=tokens),
+            replicates=REPLICATES,
+        )
+    except ConfigError as error:
+        assert not cls.sites & {place.site for place in checkpoint.places.order}
+        pytest.skip(str(error))
+
+
+def numbers(its: Study) -> dict[str, np.ndarray]:
+    """Every number of a study by name."""
+    found = dict(its.arrays)
+    for name, table in {"heads": its.heads, **its.tables}.items():
+        for column in table.columns:
+            if pd.api.types.is_numeric_dtype(table[column]):
+                found[f"{name}.{column}"] = table[column].to_numpy(dtype=float)
+    return found
+
+
+def same_numbers(one: Study, other: Study, *, within: float) -> None:
+    first, second = numbers(one), numbers(other)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], atol=within, rtol=0, err_msg=name)
+    assert one.labels == other.labels and one.remarks == other.remarks
+    pd.testing.assert_frame_equal(one.heads, other.heads, check_exact=False, atol=within, rtol=0)
+
+
+def check(its: Study, checkpoint: HuggingFaceCheckpoint, corpus: Corpus) -> None:
+    """One row per head; every number finite or NaN, inside its interval; labels of heads that exist."""
+    ids = [HeadId(Site(row.site), row.layer, row.head) for row in its.heads.itertuples()]
+    layout = checkpoint.layout
+    assert len(set(ids)) == len(ids) > 0
+    assert all(head.head < layout[head.site, head.layer] for head in ids)
+    for site, layer in {(head.site, head.layer) for head in ids}:
+        assert sum(head.site is site and head.layer == layer for head in ids) == layout[site, layer]
+    assert its.sentences == (corpus.count if its.sentences else 0) and its.complete
+    found = numbers(its)
+    for name, values in found.items():
+        assert not np.isinf(values).any(), name
+        if f"{name}_low" in found:
+            low, high = found[f"{name}_low"], found[f"{name}_high"]
+            known = ~np.isnan(values)
+            assert not (np.isnan(low) | np.isnan(high))[known].any(), name
+            assert np.isnan(low)[~known].all() and np.isnan(high)[~known].all(), name
+            slack = 1e-9 * (1 + abs(values[known]))
+            assert (low[known] <= values[known] + slack).all(), name
+            assert (values[known] <= high[known] + slack).all(), name
+    assert set(its.labels) <= set(ids) and all(its.labels.values())
+    written = {head: text for head, text in zip(ids, its.heads.functions, strict=True) if text}
+    assert written == {head: ";".join(labels) for head, labels in its.labels.items()}
+
+
+@every_analysis
+def test_says_what_it_is(name: str) -> None:
+    cls = ANALYSES.get(name)
+    assert cls.name == name and isinstance(cls.version, int) and cls.version >= 1
+    assert cls.summary and "\n" not in cls.summary and len(cls.summary) < 100
+    assert cls.__doc__ and cls.__doc__.strip()[-1] in ".)"
+    assert cls.passes <= {"text", "random"} and cls.needs <= {"parse", "frequencies"} and cls.sites
+    mine = cls(Options()).signature()
+    assert all(isinstance(key, str) and isinstance(value, str) for key, value in mine.items())
+    assert not any(mark in text for text in (*mine, *mine.values()) for mark in "|\n")
+
+
+@every_analysis
+@every_kind
+def test_numbers_are_sound(name: str, kind: str) -> None:
+    its = study(kind, name)
+    check(its, *MADE[kind])
+    assert its.signatures[name]["m"].startswith(name.partition(".")[0])
+    assert len(its.heads.columns) > 4 or its.arrays, "it measured nothing"
+
+
+@every_analysis
+@every_kind
+def test_special_tokens_can_be_kept(name: str, kind: str) -> None:
+    check(study(kind, name, keep=True), *MADE[kind])
+
+
+@every_analysis
+@every_kind
+def test_batches_do_not_matter(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = study(kind, name, tokens=1)
+    same_numbers(study(kind, name, tokens=10**9), alone, within=1e-10)
+    monkeypatch.setattr(driver, "batches", _other_way_round)
+    same_numbers(study(kind, name), alone, within=1e-10)
+
+
+def _other_way_round(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]:
+    """Whole folds, last one first, sentences in corpus order: the padding is anywhere, not in the first rows."""
+    how["tokens"] = 1
+    single = sorted(batches(corpus, encoder, **how), key=lambda batch: int(batch.indices))
+    assert len(single) == corpus.count
+    for fold in reversed(range(16)):
+        mine = [batch for batch in single if batch.fold == fold]
+        lengths = [batch.source.ids.shape[1] for batch in mine]
+        assert fold or min(lengths[1:-1]) < max(lengths[0], lengths[-1]), "no padding in the middle"
+        targets = [batch.target for batch in mine if batch.target is not None]
+        yield Batch(
+            indices=torch.cat([batch.indices for batch in mine]),
+            fold=fold,
+            source=_padded([batch.source for batch in mine]),
+            target=_padded(targets) if targets else None,
+            aligned=tuple(aligned for batch in mine for aligned in batch.aligned),
+        )
+
+
+def _padded(sides: list[Side]) -> Side:
+    width = max(one.ids.shape[1] for one in sides)
+
+    def stack(name: str) -> Tensor:
+        rows = [getattr(one, name) for one in sides]
+        return torch.cat([nn.functional.pad(row, (0, width - row.shape[1])) for row in rows])
+
+    return Side(*(stack(field.name) for field in fields(Side)))
+
+
+@every_analysis
+@every_kind
+def test_seed_decides_about_intervals(name: str, kind: str) -> None:
+    one, again, other = (study(kind, name, seed=seed) for seed in (1, 1, 2))
+    same_numbers(one, again, within=0)
+    first, second = numbers(one), numbers(other)
+    ends = [key for key in first if key.endswith(("_low", "_high"))]
+    wide = any((first[key] != first[key.rpartition("_")[0]])[~np.isnan(first[key])].any() for key in ends)
+    assert wide == any(not np.array_equal(first[key], second[key], equal_nan=True) for key in ends)
+    if ANALYSES.get(name).passes == {"text"}:
+        for key in first.keys() - set(ends):
+            np.testing.assert_array_equal(first[key], second[key])
+
+
+@every_analysis
+@every_kind
+def test_what_is_observed_is_left_alone(name: str, kind: str) -> None:
+    class Watched(ANALYSES.get(name)):  # type: ignore[misc]
+        def observe(self, heads: Heads) -> Any:
+            before = {key: value.clone() for key, value in _tensors(heads).items()}
+            found = super().observe(heads)
+            after = _tensors(heads)
+            assert all(torch.equal(before[key], after[key]) for key in before)
+            assert all(ratio.total.isfinite().all() for ratio in found.values())
+            return found
+
+    study(kind, Watched)
+
+
+def _tensors(heads: Heads) -> dict[str, Tensor]:
+    found = {key: value for key, value in vars(heads).items() if isinstance(value, Tensor)}
+    for side in ("query_side", "key_side"):
+        found |= {f"{side}.{key}": value for key, value in vars(getattr(heads, side)).items()}
+    assert {"weights", "context", "queries", "keys", "visible", "key_side.ids"} <= set(found)
+    return found
+
+
+@every_analysis
+def test_layer_of_one_head(name: str) -> None:
+    check(study("single", name), *MADE["single"])
+
+
+@every_analysis
+def test_gates_are_no_obstacle(name: str) -> None:
+    """Contexts are those before gates: a closed head is measured as before, later layers change."""
+    checkpoint, corpus = MADE["bert"]
+    last = [HeadId(Site.ENCODER_SELF, 1, head) for head in range(3)]
+    gates: list[AbstractContextManager[None]] = [nullcontext(), gated(checkpoint.model, last)]
+    found = []
+    for gate in gates:
+        with gate:
+            found.append(study("bert", name))
+    same_numbers(*found, within=0)
+
+
+@pytest.fixture(scope="module")
+def ragged() -> tuple[HuggingFaceCheckpoint, Corpus]:
+    """BERT whose second layer has two of three heads left."""
+    checkpoint, corpus = made("bert")
+    attention = checkpoint.model.encoder.layer[1].attention
+    for projection in (attention.self.query, attention.self.key, attention.self.value):
+        projection.weight, projection.bias = (
+            nn.Parameter(each[:10].detach().clone()) for each in (projection.weight, projection.bias)
+        )
+    attention.output.dense.weight = nn.Parameter(attention.output.dense.weight[:, :10].detach().clone())
+    attention.self.num_attention_heads, attention.self.all_head_size = 2, 10
+    return checkpoint, corpus
+
+
+@every_analysis
+def test_layers_of_different_width(name: str, ragged: tuple[HuggingFaceCheckpoint, Corpus]) -> None:
+    its = study("bert", name, its=ragged)
+    check(its, *ragged)
+    assert list(its.heads["head"]) == [0, 1, 2, 0, 1]
+
+
+@every_analysis
+@every_kind
+def test_corpus_with_nothing_to_measure(name: str, kind: str) -> None:
+    """One sentence of one word, whose relations lie inside it."""
+    checkpoint, corpus = MADE[kind]
+    first = next(iter(corpus))
+    lonely = Corpus("one", 1, "0" * 40, lambda: iter([first]), corpus.has_target, corpus.has_parses)
+    its = study(kind, name, its=(checkpoint, lonely))
+    check(its, checkpoint, lonely)

@@ -1,0 +1,388 @@
+"""What `attend`, `capture` and `gated` promise, kept by every architecture in `architectures.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from contracts.architectures import (
+    ARCHITECTURES,
+    BY_NAME,
+    Architecture,
+    assert_near,
+    build,
+    closed_everywhere,
+    inputs_of,
+    logits,
+    ones,
+    row_of,
+    silence,
+)
+from torch import Tensor, nn
+
+from headscope.capture import Captured, capture, capture_once
+from headscope.gates import gated
+from headscope.heads import HeadId, Site
+from headscope.model.places import places_of
+from headscope.model.projections import projections
+
+LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest
+
+every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+generating = pytest.mark.parametrize(
+    "architecture", [a for a in ARCHITECTURES if a.generates], ids=lambda architecture: architecture.name
+)
+reading = pytest.mark.parametrize(
+    "architecture", [a for a in ARCHITECTURES if a.task != "picture"], ids=lambda architecture: architecture.name
+)
+
+
+# Logits and weights.
+
+
+@every
+def test_every_head_is_found_where_the_config_has_it(architecture: Architecture) -> None:
+    assert dict(places_of(build(architecture)).layout) == architecture.layout
+
+
+@every
+def test_logits_through_attend_equal_eager_ones(architecture: Architecture) -> None:
+    model, inputs = build(architecture), inputs_of(architecture)
+    with capture(model):
+        found = logits(model, inputs)
+    assert_near(found, logits(build(architecture, implementation="eager"), inputs), 1e-6)
+
+
+@every
+def test_logits_in_double_precision_equal_eager_ones(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.functional, "softmax", in_full_precision(nn.functional.softmax))
+    model, inputs = build(architecture, dtype="float64"), inputs_of(architecture, dtype=torch.float64)
+    with capture(model):
+        found = logits(model, inputs)
+    expected = logits(build(architecture, implementation="eager", dtype="float64"), inputs)
+    assert found.dtype == torch.float64
+    assert_near(found, expected, 1e-10)
+
+
+def in_full_precision(softmax: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Many eager attentions take the softmax in float32 whatever the type; `attend` never rounds down."""
+
+    def exact(scores: Tensor, dim: int, dtype: torch.dtype | None = None, **more: Any) -> Tensor:
+        return softmax(scores, dim=dim, dtype=torch.float64 if scores.dtype == torch.float64 else dtype)
+
+    return exact
+
+
+@every
+def test_captured_weights_equal_the_models_own(architecture: Architecture) -> None:
+    model, inputs = build(architecture), inputs_of(architecture, lengths=LENGTHS, targets=TARGETS)
+    captured = capture_once(model, **inputs)
+    own = own_weights(build(architecture, implementation="eager"), inputs)
+    assert set(own) == set(captured.calls) == set(architecture.layout)
+    for place, expected in own.items():
+        assert len(captured.calls[place]) == 1
+        assert_near(captured[place]["weights"], expected, 1e-6)
+
+
+def own_weights(model: nn.Module, inputs: dict[str, Tensor]) -> dict[tuple[Site, int], Tensor]:
+    """The weights that a transformers model returns of itself, under eager attention."""
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        sites = {
+            Site.ENCODER_SELF: output.encoder_attentions,
+            Site.DECODER_SELF: output.decoder_attentions,
+            Site.CROSS: output.cross_attentions,
+        }
+    else:
+        sites = {next(iter(places_of(model).layout))[0]: output.attentions}
+    return {(site, layer): found for site, layers in sites.items() for layer, found in enumerate(layers)}
+
+
+@every
+def test_captured_contexts_are_weights_times_values(architecture: Architecture) -> None:
+    model = build(architecture)
+    captured = capture_once(model, ("weights", "value", "context", "query", "key"), **inputs_of(architecture))
+    for place, heads in architecture.layout.items():
+        found = captured[place]
+        assert found["query"].shape[1] == found["key"].shape[1] == found["value"].shape[1] == heads
+        assert_near(found["context"], found["weights"] @ found["value"], 1e-6)
+
+
+@every
+def test_weights_that_a_model_returns_under_attend_are_the_captured_ones(architecture: Architecture) -> None:
+    model, inputs = build(architecture), inputs_of(architecture)
+    with capture(model) as captured:
+        own = own_weights(model, inputs)
+    for place, expected in own.items():
+        assert torch.equal(captured[place]["weights"], expected)
+
+
+# Gates.
+
+
+@every
+def test_gates_of_one_change_not_a_bit(architecture: Architecture) -> None:
+    model, inputs = build(architecture), inputs_of(architecture)
+    with capture(model):
+        expected = logits(model, inputs)
+    with gated(model, ones(architecture.layout)):
+        assert torch.equal(logits(model, inputs), expected)
+
+
+@every
+def test_a_zero_gate_equals_zeroing_the_heads_slice_of_the_output_projection(
+    architecture: Architecture,
+) -> None:
+    model, inputs = build(architecture), inputs_of(architecture)
+    plain = logits(build(architecture, implementation="eager"), inputs)
+    for site in {site for site, _ in architecture.layout}:
+        for heads in ((0,), (architecture.layout[site, 0] - 1,), (1, 2)):
+            with gated(model, closed_everywhere(architecture.layout, site, heads)):
+                found = logits(model, inputs)
+            assert_near(found, logits(silenced(architecture, site, heads), inputs), 1e-6)
+            assert (found - plain).abs().max() > 1e-3
+
+
+def silenced(architecture: Architecture, site: Site, heads: tuple[int, ...]) -> nn.Module:
+    """The model under eager attention, with slices of its output projections set to zero."""
+    model: nn.Module = build(architecture, implementation="eager")
+    for (where, _), found in projections(model).items():
+        if where is site:
+            assert found.output is not None
+            silence(found.output, heads)
+    return model
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "bart"])
+def test_one_head_of_one_layer_is_closed_and_no_other(name: str) -> None:
+    architecture = BY_NAME[name]
+    inputs = inputs_of(architecture)
+    for (site, layer), heads in architecture.layout.items():
+        model, changed = build(architecture), build(architecture, implementation="eager")
+        output = projections(changed)[site, layer].output
+        assert output is not None
+        silence(output, (heads - 1,))
+        with gated(model, [HeadId(site, layer, heads - 1)]):
+            assert_near(logits(model, inputs), logits(changed, inputs), 1e-6)
+
+
+@every
+def test_a_gate_per_sentence_acts_on_its_sentence_only(architecture: Architecture) -> None:
+    model, inputs = build(architecture), inputs_of(architecture, lengths=LENGTHS, targets=TARGETS)
+    open_, shut = ones(architecture.layout), {p: 0 * g for p, g in ones(architecture.layout).items()}
+    with gated(model, open_):
+        plain = logits(model, inputs)
+    with gated(model, shut):
+        without = logits(model, inputs)
+    with gated(model, {place: torch.stack([open_[place], shut[place], open_[place]]) for place in open_}):
+        found = logits(model, inputs)
+    assert_near(found, torch.stack([plain[0], without[1], plain[2]]), 1e-6)
+
+
+# Batches.
+
+
+@reading
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_batch_equals_its_sentences_one_by_one(architecture: Architecture, side: str) -> None:
+    if side == "left" and architecture.left == "no":
+        pytest.skip("positions are counted from the first column, padding or not; nothing can be passed")
+    model = build(architecture)
+    inputs = inputs_of(architecture, lengths=LENGTHS, targets=TARGETS, left=side == "left")
+    with capture(model) as together:
+        found = logits(model, inputs)
+    for row in range(len(LENGTHS)):
+        single = row_of(inputs, row)
+        with capture(model) as alone:
+            expected = logits(model, single)
+        real = real_positions(inputs, row)
+        last = real[Site.DECODER_SELF if architecture.decoder else Site.ENCODER_SELF][0]
+        assert_near(found[row, last], expected[0], 2e-5)
+        for place in architecture.layout:
+            assert_row(together[place]["weights"][row], alone[place]["weights"][0], *real[place[0]])
+
+
+def real_positions(inputs: dict[str, Tensor], row: int) -> dict[Site, tuple[Tensor, Tensor]]:
+    """Which queries and which keys of one row of the batch are no padding, by site."""
+    source = inputs["attention_mask"][row].bool()
+    target = inputs.get("decoder_attention_mask", inputs["attention_mask"])[row].bool()
+    return {
+        Site.ENCODER_SELF: (source, source),
+        Site.DECODER_SELF: (target, target),
+        Site.CROSS: (target, source),
+    }
+
+
+def assert_row(found: Tensor, expected: Tensor, queries: Tensor, keys: Tensor) -> None:
+    """Weights [h t s] of a padded sentence are its own ones, and zero on padding."""
+    assert_near(found[:, queries][:, :, keys], expected, 2e-5)
+    assert not found[:, queries][:, :, ~keys].any()
+
+
+def test_pictures_in_a_batch_equal_pictures_one_by_one() -> None:
+    model, inputs = build(BY_NAME["vit"]), inputs_of(BY_NAME["vit"], lengths=LENGTHS)
+    with capture(model) as together:
+        found = logits(model, inputs)
+    for row in range(len(LENGTHS)):
+        with capture(model) as alone:
+            assert_near(found[row : row + 1], logits(model, {"pixel_values": inputs["pixel_values"][[row]]}), 1e-5)
+        for place in BY_NAME["vit"].layout:
+            assert_near(together[place]["weights"][[row]], alone[place]["weights"], 1e-5)
+
+
+@pytest.mark.parametrize("name", ["modernbert", "gemma2", "gemma3_text", "mistral", "gpt_oss"])
+def test_heads_with_a_window_see_nothing_outside_it(name: str) -> None:
+    """The texts of 7 are longer than the windows: 3 positions back, or 2 to either side (ModernBERT)."""
+    captured = capture_once(build(BY_NAME[name]), **inputs_of(BY_NAME[name]))
+    distance = torch.arange(7)[:, None] - torch.arange(7)
+    outside = distance.abs() > 2
+    narrow = [not captured[place]["weights"][..., outside].any() for place in BY_NAME[name].layout]
+    assert any(narrow)
+    assert all(narrow) is (name == "mistral")
+
+
+# Half precision.
+
+
+@every
+def test_half_precision_is_close_to_eager_and_rows_sum_to_one(architecture: Architecture) -> None:
+    model, inputs = build(architecture, dtype="bfloat16"), inputs_of(architecture, dtype=torch.bfloat16)
+    with capture(model) as captured:
+        found = logits(model, inputs)
+    expected = logits(build(architecture, implementation="eager", dtype="bfloat16"), inputs)
+    assert found.dtype == torch.bfloat16
+    assert_near(found.float(), expected.float(), 0.02)
+    for place in architecture.layout:
+        sums = captured[place]["weights"].float().sum(dim=-1)
+        assert sums.max() < 1.02
+        assert architecture.sinks or sums.min() > 0.98
+
+
+def test_sinks_take_their_share_of_every_row() -> None:
+    captured = capture_once(build(BY_NAME["gpt_oss"]), **inputs_of(BY_NAME["gpt_oss"]))
+    for place in BY_NAME["gpt_oss"].layout:
+        sums = captured[place]["weights"].sum(dim=-1)
+        assert (sums < 1).all() and sums.min() < 0.5
+
+
+# The cache of keys and values.
+
+
+@generating
+def test_token_by_token_gives_the_rows_of_one_pass(architecture: Architecture) -> None:
+    model, inputs = build(architecture), inputs_of(architecture)
+    whole = capture_once(model, **inputs, use_cache=False)
+    stepwise = token_by_token(model, inputs)
+    for (site, layer), heads in architecture.layout.items():
+        expected = whole[site, layer]["weights"][0]  # [h t s]
+        calls = stepwise.calls[site, layer]
+        if site is Site.ENCODER_SELF:
+            assert_near(calls[0]["weights"][0], expected, 1e-5)
+            continue
+        assert len(calls) == expected.shape[1]
+        for step, call in enumerate(calls):
+            row = call["weights"][0, :, 0]  # [h s], s grows, or stays at the width of the window
+            seen = expected[:, step] if site is Site.CROSS else expected[:, step, : step + 1]
+            assert row.shape[0] == heads
+            assert_near(row, seen[:, -row.shape[1] :], 1e-5)
+            assert not seen[:, : -row.shape[1]].any()
+
+
+def token_by_token(model: Any, inputs: dict[str, Tensor]) -> Captured:
+    """Decode the given tokens one at a time, with the cache."""
+    two_sided = "decoder_input_ids" in inputs
+    ids = inputs["decoder_input_ids" if two_sided else "input_ids"]
+    fixed: dict[str, Any] = {}
+    cache = None
+    with torch.no_grad(), capture(model) as captured:
+        if two_sided:
+            encoded = model.get_encoder()(inputs["input_ids"], attention_mask=inputs["attention_mask"])
+            fixed = {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"]}
+        for step in range(ids.shape[1]):
+            name = "decoder_input_ids" if two_sided else "input_ids"
+            fixed[name] = ids[:, [step]]
+            output = model(**fixed, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+    return captured
+
+
+@generating
+def test_generating_with_gates_equals_generating_without_the_heads(architecture: Architecture) -> None:
+    model = build(architecture)
+    gates, changed = [], build(architecture, implementation="eager")
+    for (site, layer), found in projections(changed).items():
+        gates.append(HeadId(site, layer, 1))
+        assert found.output is not None
+        silence(found.output, (1,))
+    plain = generated(model, architecture)
+    with gated(model, gates), capture(model) as captured:
+        found = generated(model, architecture)
+    expected = generated(changed, architecture)
+    assert torch.equal(found.sequences, expected.sequences)
+    for step, other in zip(found.logits, expected.logits, strict=True):
+        assert_near(step, other, 1e-5)
+    assert (found.logits[0] - plain.logits[0]).abs().max() > 1e-3
+    assert set(captured.calls) == set(architecture.layout)
+
+
+def generated(model: Any, architecture: Architecture) -> Any:
+    """Seven new tokens, the likeliest at every step."""
+    inputs = inputs_of(architecture, lengths=(7, 7))
+    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    return model.generate(
+        **inputs,
+        max_new_tokens=7,
+        min_new_tokens=7,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+
+
+# Gradients.
+
+
+@every
+def test_gradients_flow_through_attend_as_through_eager(architecture: Architecture) -> None:
+    inputs = inputs_of(architecture)
+    model, eager = build(architecture), build(architecture, implementation="eager")
+    with capture(model):
+        model(**inputs).logits.square().mean().backward()
+    eager(**inputs).logits.square().mean().backward()
+    for (name, mine), own in zip(model.named_parameters(), eager.parameters(), strict=True):
+        assert (mine.grad is None) is (own.grad is None), name
+        if mine.grad is not None:
+            assert_near(mine.grad, own.grad, 1e-4)
+
+
+@every
+def test_gradients_flow_into_gates(architecture: Architecture) -> None:
+    """The gradient of a gate is the sum of its head's context times the context's gradient (Michel 2019)."""
+    model, inputs = build(architecture), inputs_of(architecture)
+    gates = {place: gate.requires_grad_() for place, gate in ones(architecture.layout).items()}
+    with gated(model, gates), capture(model, ("context",)) as captured:
+        loss = model(**inputs).logits.square().mean()
+    contexts = {place: captured[place]["context"] for place in gates}
+    found = torch.autograd.grad(loss, [*gates.values(), *contexts.values()])
+    for gate, context, towards in zip(found[: len(gates)], contexts.values(), found[len(gates) :], strict=True):
+        assert gate.abs().min() > 0
+        assert_near(gate, (context * towards).sum(dim=(0, 2, 3)), 1e-4)
+
+
+def test_a_module_shared_between_layers_is_still_several_layers() -> None:
+    architecture = BY_NAME["albert"]
+    model, inputs = build(architecture), inputs_of(architecture)
+    places = places_of(model)
+    assert len({place.name for place in places.order}) == 1
+    weights = capture_once(model, **inputs).weights(Site.ENCODER_SELF)
+    assert len(weights) == 3
+    assert not torch.allclose(weights[0], weights[1]) and not torch.allclose(weights[1], weights[2])
+    with capture(model) as captured, gated(model, [HeadId(Site.ENCODER_SELF, 1, 0)]):
+        logits(model, inputs)
+    assert torch.equal(captured.weights(Site.ENCODER_SELF)[1], weights[1])
+    assert not torch.allclose(captured.weights(Site.ENCODER_SELF)[2], weights[2])

@@ -1,0 +1,220 @@
+"""Models that headscope cannot look into are refused by name; unusual ones that it can are not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from contracts.architectures import (
+    BY_NAME,
+    VOCABULARY,
+    Architecture,
+    assert_near,
+    build,
+    inputs_of,
+    logits,
+    sharpened,
+    silence,
+)
+from transformers import AutoConfig, AutoModel
+
+from headscope.capture import capture, capture_once
+from headscope.errors import CheckpointError
+from headscope.gates import gated
+from headscope.heads import HeadId, Site
+from headscope.model.places import places_of, probe_inputs
+from headscope.model.projections import projections
+
+BERT, GPT2, LLAMA = (BY_NAME[name].sizes for name in ("bert", "gpt2", "llama"))
+BART, T5 = BY_NAME["bart"].sizes, BY_NAME["t5"].sizes
+_SHORT = {"vocab_size": VOCABULARY, "hidden_size": 15, "num_hidden_layers": 2}
+
+REFUSED = {
+    "bloom": {"vocab_size": VOCABULARY, "hidden_size": 15, "n_layer": 2, "n_head": 3},
+    "mpnet": BERT,
+    "deberta-v2": BERT,
+    "falcon": {**_SHORT, "hidden_size": 30, "num_attention_heads": 3},
+    "longt5": T5,
+    "xlnet": {"vocab_size": VOCABULARY, "d_model": 15, "n_layer": 2, "n_head": 3, "d_inner": 17},
+    "whisper": {**BART, "suppress_tokens": None, "begin_suppress_tokens": None},
+    "mamba": {**_SHORT, "state_size": 5},
+    "gptj": {**GPT2, "n_embd": 30, "rotary_dim": 4},
+    "longformer": {**BERT, "attention_window": 4},
+    "fsmt": {**BART, "langs": ["a", "b"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},
+}
+
+
+def tiny(name: str, sizes: dict[str, Any], kind: str | None = None) -> Any:
+    config = AutoConfig.for_model(name, **sizes)
+    model = getattr(transformers, kind)(config) if kind else AutoModel.from_config(config)
+    return sharpened(model.eval())
+
+
+def twin(model: Any) -> Any:
+    """The same model under eager attention."""
+    other = copy.deepcopy(model)
+    other.set_attn_implementation("eager")
+    return other
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_whose_code_bypasses_the_interface_are_refused_by_name(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny(name, REFUSED[name])
+    capfd.readouterr()
+    for _ in range(2):  # not only the first time
+        with pytest.raises(CheckpointError, match=f"model type '{name}'") as caught:
+            places_of(model)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match=name), capture(model):
+        pass
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_decoder_without_its_encoder_is_refused(name: str) -> None:
+    sizes = {**BY_NAME[name].sizes, "is_decoder": True, "add_cross_attention": True}
+    with pytest.raises(CheckpointError, match=f"'{name}' model is a decoder .* open the whole"):
+        places_of(tiny(name, sizes))
+
+
+def test_damaged_weights_are_reported_as_such() -> None:
+    model = tiny("bert", BERT)
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight[3, 5] = torch.nan
+    with pytest.raises(CheckpointError, match=r"'bert' model gives NaN or infinite .* damaged$"):
+        places_of(model)
+
+
+def test_numbers_too_large_for_half_precision_are_reported_as_such() -> None:
+    model = tiny("bert", BERT).half()
+    with torch.no_grad():
+        model.encoder.layer[1].output.LayerNorm.weight.fill_(6e4)
+    with pytest.raises(CheckpointError, match=r"NaN or infinite .* try float32"):
+        places_of(model)
+
+
+def test_a_model_that_fails_on_the_probe_says_why_in_one_line() -> None:
+    with pytest.raises(CheckpointError, match="'gpt2' fails on a probe of 5 tokens: index out of range"):
+        places_of(tiny("gpt2", {**GPT2, "n_positions": 3}))
+
+
+def test_a_model_that_computes_something_else_is_refused() -> None:
+    """Eager attention that scales its weights: what a fork of an architecture might do."""
+    model = tiny("bert", BERT)
+    module = transformers.models.bert.modeling_bert
+    eager = module.eager_attention_forward
+
+    def scaled(*args: Any, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        context, weights = eager(*args, **more)
+        return context * 1.01, weights
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "eager_attention_forward", scaled)
+        with pytest.raises(CheckpointError, match=r"computes something else .* differ by"):
+            places_of(model)
+
+
+UNUSUAL = {
+    "a vocabulary of 7": ("bert", {**BERT, "vocab_size": 7}, None),
+    "a vocabulary of special ids only": ("bert", {**BERT, "vocab_size": 3}, None),
+    "a start that is padding": ("bart", {**BART, "decoder_start_token_id": 0}, None),
+    "BERT as a decoder": ("bert", {**BERT, "is_decoder": True}, "BertLMHeadModel"),
+    "BERT with a classifier": ("bert", BERT, "BertForSequenceClassification"),
+    "BERT with tags": ("bert", BERT, "BertForTokenClassification"),
+    "the encoder of T5": ("t5", T5, "T5EncoderModel"),
+    "BART with a classifier": ("bart", BART, "BartForSequenceClassification"),
+    "GPT-2 scaled by layer": ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, None),
+    "GPT-2 in upcast order": ("gpt2", {**GPT2, "reorder_and_upcast_attn": True}, None),
+    "GPT-2 without scaling": ("gpt2", {**GPT2, "scale_attn_weights": False}, None),
+    "Llama with biases": ("llama", {**LLAMA, "attention_bias": True}, None),
+    "Llama with one group": ("llama", {**LLAMA, "num_key_value_heads": 1}, None),
+    "GPT-NeoX in sequence": ("gpt_neox", {**BY_NAME["gpt_neox"].sizes, "use_parallel_residual": False}, None),
+    "OPT with norms behind": ("opt", {**BY_NAME["opt"].sizes, "do_layer_norm_before": False}, None),
+    "a gated T5": ("t5", {**T5, "feed_forward_proj": "gated-gelu"}, None),
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_unusual_configs_give_the_numbers_of_eager_attention(case: str) -> None:
+    name, sizes, kind = UNUSUAL[case]
+    model = tiny(name, sizes, kind)
+    inputs = unusual_inputs(name, model, sizes)
+    layers = {site for site, _ in places_of(model).layout}
+    with capture(model) as captured, torch.no_grad():
+        found = model(**inputs)[0]
+    with torch.no_grad():
+        assert_near(found, twin(model)(**inputs)[0], 1e-6)
+    assert {site for site, _ in captured.calls} == layers
+    for site, layer in captured.calls:
+        assert_zero_gate_is_zero_slice(model, inputs, HeadId(site, layer, 1))
+
+
+def unusual_inputs(name: str, model: Any, sizes: dict[str, Any]) -> dict[str, torch.Tensor]:
+    inputs = inputs_of(BY_NAME[name])
+    classifier = "Classification" in type(model).__name__
+    if classifier or not model.config.is_encoder_decoder:
+        inputs = {key: value for key, value in inputs.items() if not key.startswith("decoder_")}
+    inputs["input_ids"] = inputs["input_ids"] % sizes["vocab_size"]
+    if classifier and name == "bart":
+        inputs["input_ids"][:, -1] = model.config.eos_token_id  # it classifies at the end of the sentence
+    return inputs
+
+
+def assert_zero_gate_is_zero_slice(model: Any, inputs: dict[str, torch.Tensor], head: HeadId) -> None:
+    changed = twin(model)
+    output = projections(changed)[head.site, head.layer].output
+    assert output is not None
+    silence(output, (head.head,))
+    with torch.no_grad(), gated(model, [head]):
+        found = model(**inputs)[0]
+    with torch.no_grad():
+        assert_near(found, changed(**inputs)[0], 1e-6)
+
+
+def test_bert_as_a_decoder_looks_back_only() -> None:
+    model = tiny("bert", {**BERT, "is_decoder": True}, "BertLMHeadModel")
+    assert {site for site, _ in places_of(model).layout} == {Site.DECODER_SELF}
+    captured = capture_once(model, **inputs_of(BY_NAME["bert"]))
+    assert not captured[Site.DECODER_SELF, 1]["weights"].triu(1).any()
+
+
+def two_berts() -> Any:
+    """BERT2BERT: an encoder–decoder made of two models with vocabularies of their own."""
+    encoder = AutoConfig.for_model("bert", **BERT)
+    decoder = AutoConfig.for_model(
+        "bert", **{**BERT, "vocab_size": 89, "num_hidden_layers": 3, "is_decoder": True, "add_cross_attention": True}
+    )
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        encoder, decoder, decoder_start_token_id=1, pad_token_id=0
+    )
+    return sharpened(transformers.EncoderDecoderModel(config).eval())
+
+
+def test_an_encoder_decoder_made_of_two_berts_has_three_sites() -> None:
+    model, inputs = two_berts(), inputs_of(BY_NAME["bart"])
+    inputs["decoder_input_ids"] %= 89
+    places = places_of(model)
+    assert [len(places.at(site)) for site in Site] == [2, 3, 3]
+    with capture(model) as captured:
+        found = logits(model, inputs)
+    output = twin(model)(**inputs, output_attentions=True)
+    assert_near(found, output.logits.detach(), 1e-6)
+    assert_near(captured[Site.CROSS, 2]["weights"], output.cross_attentions[2].detach(), 1e-6)
+    assert_zero_gate_is_zero_slice(model, inputs, HeadId(Site.CROSS, 2, 1))
+    assert_zero_gate_is_zero_slice(model, inputs, HeadId(Site.ENCODER_SELF, 0, 1))
+
+
+def test_the_probe_leaves_ids_with_a_meaning_out_where_it_can() -> None:
+    for architecture in (BY_NAME["roberta"], BY_NAME["m2m_100"]):
+        assert_plain(architecture, probe_inputs(build(architecture))["input_ids"])
+
+
+def assert_plain(architecture: Architecture, ids: torch.Tensor) -> None:
+    special = [architecture.sizes[f"{name}_token_id"] for name in ("pad", "bos", "eos")]
+    assert not torch.isin(ids, torch.tensor(special)).any()
+    assert ids.unique().numel() == ids.numel()

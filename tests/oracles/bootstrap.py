@@ -1,0 +1,44 @@
+"""Percentile bootstrap over sentences, written out: draw sentences, add up, divide, take quantiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Estimate = tuple[float, float, float]
+
+
+def drawn(sentences: int, *, seed: int, replicates: int) -> list[list[int]]:
+    """For each replicate the sentences that were drawn, some twice, some never (the package's own draws)."""
+    random = np.random.default_rng([seed, sentences])
+    times = random.multinomial(sentences, [1 / sentences] * sentences, size=replicates)
+    return [[s for s in range(sentences) for _ in range(row[s])] for row in times]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Linear interpolation between the sorted values."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def interval(statistic: Callable[[list[int]], float], sentences: int, *, seed: int, replicates: int) -> Estimate:
+    """A statistic of a list of sentences: its value, and the 2.5 % and 97.5 % quantiles of the replicates."""
+    found = [statistic(one) for one in drawn(sentences, seed=seed, replicates=replicates)]
+    counted = [value for value in found if not np.isnan(value)]
+    return statistic(list(range(sentences))), quantile(counted, 0.025), quantile(counted, 0.975)
+
+
+def mean(terms: Sequence[tuple[float, float]], *, seed: int, replicates: int) -> Estimate:
+    """Sum of sums over sum of counts, of (sum, count) per sentence."""
+
+    def ratio(sentences: list[int]) -> float:
+        count = sum(terms[s][1] for s in sentences)
+        return sum(terms[s][0] for s in sentences) / count if count else float("nan")
+
+    return interval(ratio, len(terms), seed=seed, replicates=replicates)

@@ -1,0 +1,38 @@
+"""Mean largest weight (Voita et al. 2019, §4), and the two definitions of the MHR fork."""
+
+from __future__ import annotations
+
+import numpy as np
+from oracles.seen import Place, Seen, Term
+
+
+def voita(seen: Seen, place: Place, head: int, keep: bool) -> Term:
+    total, count = 0.0, 0
+    for _, row, keys in seen.rows(place, head, keep):
+        total += max(row[s] for s in keys)
+        count += 1
+    return total, count
+
+
+def _without_last_cell(seen: Seen, place: Place, head: int) -> np.ndarray:
+    weights = seen.calls[place].weights[head].copy()
+    weights[-1, -1] = 0.0
+    return weights
+
+
+def base(seen: Seen, place: Place, head: int, keep: bool) -> Term:
+    """mhr.md §4.1: max over keys, max over queries; one number per sentence; all tokens count."""
+    largest = 0.0
+    for row in _without_last_cell(seen, place, head):
+        for weight in row:
+            largest = max(largest, weight)
+    return largest, 1
+
+
+def advanced(seen: Seen, place: Place, head: int, keep: bool) -> Term:
+    """mhr.md §4.1: max over queries for each key, summed, over S - 1; nothing for a single key."""
+    weights = _without_last_cell(seen, place, head)
+    queries, keys = weights.shape
+    if keys == 1:
+        return 0.0, 0
+    return sum(max(weights[t, s] for t in range(queries)) for s in range(keys)) / (keys - 1), 1

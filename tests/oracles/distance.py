@@ -1,0 +1,10 @@
+"""Mean |query - argmax key| of self attention."""
+
+from __future__ import annotations
+
+from oracles.seen import Place, Seen, Term
+
+
+def distance(seen: Seen, place: Place, head: int, keep: bool) -> Term:
+    away = [abs(t - s) for t, s in seen.focus(place, head, keep)]
+    return float(sum(away)), len(away)

@@ -1,0 +1,41 @@
+"""Queries that point at the rarest tokens of their sentence (Voita et al. 2019, §5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headscope.heads import Site
+from oracles.seen import Place, Seen, Term
+
+FREQUENT = 500
+
+
+def ranks(counts: dict[int, int], pieces: Sequence[str]) -> list[int]:
+    """Rank of each id, from 1: by count descending, then by piece."""
+    ordered = sorted(range(len(pieces)), key=lambda i: (-counts.get(i, 0), pieces[i]))
+    return [ordered.index(i) + 1 for i in range(len(pieces))]
+
+
+def _rarest(seen: Seen, site: Site, rank: Sequence[int], keep: bool, types: int) -> set[int]:
+    """Positions of the `types` rarest pieces, all occurrences; none in a sentence of frequent pieces."""
+    ids, _ = seen.key_side(site)
+    there = sorted({ids[s] for s in seen.keys(site, keep)}, key=lambda i: -rank[i])
+    if not there or rank[there[0]] <= FREQUENT:
+        return set()
+    return {s for s in seen.keys(site, keep) if ids[s] in there[:types]}
+
+
+def share(seen: Seen, place: Place, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
+    hits = _rarest(seen, place[0], rank, keep, types)
+    focus = [s for _, s in seen.focus(place, head, keep)]
+    return (float(sum(s in hits for s in focus)), len(focus)) if hits else (0.0, 0)
+
+
+def chance(seen: Seen, place: Place, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
+    """Share of hits among the counted keys that a query sees."""
+    hits = _rarest(seen, place[0], rank, keep, types)
+    total, count = 0.0, 0
+    for _, _, keys in seen.rows(place, head, keep) if hits else ():
+        total += sum(s in hits for s in keys) / len(keys)
+        count += 1
+    return total, count

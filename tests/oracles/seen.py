@@ -1,0 +1,84 @@
+"""What the oracles look at: one sentence at a time, without padding, as plain arrays.
+
+Every oracle of a mean takes a sentence, a place, a head, and whether special tokens count, and returns the
+sentence's (sum, count); `oracles.bootstrap` turns the list of them into a number with its interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headscope.heads import Site
+
+Place = tuple[Site, int]
+Term = tuple[float, float]
+
+
+@dataclass
+class Call:
+    """weights [h t s] and context [h t k] of one place, and where each query may look [t s]."""
+
+    weights: np.ndarray
+    context: np.ndarray | None
+    visible: np.ndarray
+
+
+@dataclass
+class Seen:
+    """A sentence, what each attention call did with it, and its words and relations where it has a parse."""
+
+    number: int
+    source: list[int]
+    source_special: list[bool]
+    target: list[int] | None = None
+    target_special: list[bool] | None = None
+    calls: dict[Place, Call] = field(default_factory=dict)
+    units: list[list[int]] | None = None
+    relations: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def query_side(self, site: Site) -> tuple[list[int], list[bool]]:
+        """Ids of the queries, and which are special."""
+        if site is Site.ENCODER_SELF or self.target is None:
+            return self.source, self.source_special
+        assert self.target_special is not None
+        return self.target, self.target_special
+
+    def key_side(self, site: Site) -> tuple[list[int], list[bool]]:
+        """Ids of the keys, and which are special."""
+        if site is Site.DECODER_SELF and self.target is not None:
+            assert self.target_special is not None
+            return self.target, self.target_special
+        return self.source, self.source_special
+
+    def keys(self, site: Site, keep: bool) -> list[int]:
+        """Positions that count as keys."""
+        ids, special = self.key_side(site)
+        return [s for s in range(len(ids)) if keep or not special[s]]
+
+    def queries(self, site: Site, keep: bool) -> list[int]:
+        """Positions that count as queries: none where no key counts."""
+        ids, special = self.query_side(site)
+        if not self.keys(site, keep):
+            return []
+        return [t for t in range(len(ids)) if keep or not special[t]]
+
+    def rows(self, place: Place, head: int, keep: bool) -> Iterator[tuple[int, list[float], list[int]]]:
+        """(query, its weights on all keys, keys that count and that it sees)."""
+        call = self.calls[place]
+        keys = self.keys(place[0], keep)
+        for t in self.queries(place[0], keep):
+            yield t, call.weights[head, t].tolist(), [s for s in keys if call.visible[t, s]]
+
+    def focus(self, place: Place, head: int, keep: bool) -> Iterator[tuple[int, int]]:
+        """(query, the counted key with its largest weight, the first one where several tie)."""
+        for t, row, keys in self.rows(place, head, keep):
+            yield t, keys[first_peak([row[s] for s in keys], self.calls[place].weights.dtype)]
+
+
+def first_peak(values: Sequence[float], dtype: np.dtype) -> int:
+    """Place of the largest value, the first of those that are equal but for rounding of their type."""
+    least = max(values) * (1 - 64 * np.finfo(dtype).eps)
+    return next(place for place, value in enumerate(values) if value >= least)

@@ -1,0 +1,64 @@
+"""Words from pieces, word-level attention, accuracy and best-offset baseline (Clark 2019, §4.1; Voita 2019, §5.2)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from oracles.seen import Place, Seen, first_peak
+
+Span = tuple[int, int]
+
+
+def units(tokens: Sequence[Span], pieces: Sequence[Span | None]) -> tuple[list[list[int]], list[int]]:
+    """Piece positions of each unit, and the unit of each token: tokens that share a piece are one unit."""
+    parts = [
+        [p for p, span in enumerate(pieces) if span and span[0] < end and start < span[1]] for start, end in tokens
+    ]
+    groups: list[set[int]] = []
+    unit_of: list[int] = []
+    for part in parts:
+        if not groups or not groups[-1] & set(part):
+            groups.append(set())
+        groups[-1] |= set(part)
+        unit_of.append(len(groups) - 1)
+    return [sorted(group) for group in groups], unit_of
+
+
+def relations(found: Sequence[tuple[str, int, int]], unit_of: Sequence[int]) -> list[tuple[str, int, int]]:
+    """(relation, head unit, dependent unit), without those inside one unit."""
+    ends = [(name, unit_of[head], unit_of[dependent]) for name, head, dependent in found]
+    return [end for end in ends if end[1] != end[2]]
+
+
+def word_focus(seen: Seen, place: Place, head: int) -> list[int]:
+    """For each unit the unit with its largest weight: sums over key pieces, means over query pieces."""
+    assert seen.units is not None
+    weights = seen.calls[place].weights[head]
+    focus = []
+    for queries in seen.units:
+        words = []
+        for keys in seen.units:
+            words.append(sum(weights[t, s].item() for t in queries for s in keys) / len(queries))
+        focus.append(first_peak(words, weights.dtype))
+    return focus
+
+
+def instances(seen: Seen, relation: str, direction: str) -> list[tuple[int, int]]:
+    """(from, to) unit of each instance; `>` is read from head to dependent."""
+    if seen.units is None:
+        return []
+    ends = [(head, dependent) for name, head, dependent in seen.relations if name == relation]
+    return ends if direction == ">" else [(dependent, head) for head, dependent in ends]
+
+
+def hits(seen: Seen, place: Place, head: int, relation: str, direction: str) -> tuple[float, float]:
+    wanted = instances(seen, relation, direction)
+    if not wanted:
+        return 0.0, 0
+    focus = word_focus(seen, place, head)
+    return float(sum(focus[start] == end for start, end in wanted)), len(wanted)
+
+
+def offsets(seen: Seen, relation: str, direction: str) -> Counter[int]:
+    return Counter(end - start for start, end in instances(seen, relation, direction))

@@ -1,0 +1,224 @@
+"""Group sums and bootstrap intervals: against explicit sums, explicit resampling, and a known distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from oracles import bootstrap
+from torch import Tensor
+
+from headscope.accumulate import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, interval, widened
+
+SHAPE = (3, 5)
+
+
+def values(sentences: int, *, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(sentences, *shape, generator=generator, dtype=torch.float64)
+
+
+def counts(sentences: int, *, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 11, (sentences, 1, 1), generator=generator).double()
+
+
+def kept(total: Tensor, count: Tensor, *, batch: int = 7, order: int = 2, **how: int) -> GroupSums:
+    """Sums of sentences that come in a random order, a few at a time."""
+    sums = GroupSums(**how)
+    sentences = torch.randperm(len(total), generator=torch.Generator().manual_seed(order))
+    for part in torch.split(sentences, batch):
+        sums.add(part, Ratio(total[part], count[part]))
+    return sums
+
+
+def ratio(sums: GroupSums, *, seed: int = 3, replicates: int = 41) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    found = Bootstrap(seed=seed, replicates=replicates).ratio(sums)
+    return found.value, found.low, found.high
+
+
+@pytest.mark.parametrize("sentences", [1, 2, 13, GROUPS])
+def test_up_to_1024_sentences_it_is_the_bootstrap_over_sentences(sentences: int) -> None:
+    total, count = values(sentences), counts(sentences)
+    sums = kept(total, count)
+    assert sums.used == sentences
+    value, low, high = ratio(sums, replicates=11)
+    for cell in [(0, 0), (2, 4)]:
+        terms = [(total[s][cell].item(), count[s].item()) for s in range(sentences)]
+        expected = bootstrap.mean(terms, seed=3, replicates=11)
+        assert (value[cell], low[cell], high[cell]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_more_sentences_are_put_into_groups() -> None:
+    """Sentence i is in group i mod 1024; the value is that of all, the intervals resample the groups."""
+    sentences = 2 * GROUPS + 17
+    total, count = values(sentences), counts(sentences)
+    sums = kept(total, count, batch=101)
+    assert sums.used == GROUPS == len(sums.total)
+    for group in (0, 16, 17, GROUPS - 1):
+        members = [s for s in range(sentences) if s % GROUPS == group]
+        assert len(members) == (3 if group < 17 else 2)
+        torch.testing.assert_close(sums.total[group], total[members].sum(0), atol=1e-12, rtol=0)
+        assert sums.count[group] == count[members].sum()
+    value, low, high = ratio(sums, replicates=5)
+    np.testing.assert_allclose(value, (total.sum(0) / count.sum(0)).numpy(), atol=1e-12)
+    terms = [(sums.total[g, 1, 2].item(), sums.count[g].item()) for g in range(GROUPS)]
+    expected = bootstrap.mean(terms, seed=3, replicates=5)
+    assert (value[1, 2], low[1, 2], high[1, 2]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_fewer_groups_than_sentences_and_more() -> None:
+    total, count = values(19), counts(19)
+    few, many = kept(total, count, groups=8), kept(total, count, groups=64)
+    assert (few.used, many.used) == (8, 19)
+    np.testing.assert_allclose(ratio(few)[0], ratio(many)[0], atol=1e-12)
+    assert not np.allclose(ratio(few)[1], ratio(many)[1])
+
+
+def test_halving_keeps_totals() -> None:
+    total, count = values(29), counts(29)
+    sums = kept(total, count, groups=32)
+    for groups, used in ((16, 16), (8, 8), (4, 4)):
+        sums.halve()
+        assert (sums.groups, sums.used, len(sums.total), len(sums.count)) == (groups, used, groups, groups)
+        torch.testing.assert_close(sums.total.sum(0), total.sum(0), atol=1e-12, rtol=0)
+        assert sums.count.sum() == count.sum()
+        expected = kept(total, count, groups=groups)
+        torch.testing.assert_close(sums.total, expected.total, atol=1e-12, rtol=0)
+    sums.add(torch.tensor([29]), Ratio(values(1, seed=9), counts(1)))
+    torch.testing.assert_close(sums.total[29 % 4], expected.total[29 % 4] + values(1, seed=9)[0])
+
+
+def test_halving_of_half_empty_groups() -> None:
+    sums = kept(values(5), counts(5), groups=16)
+    sums.halve()
+    assert sums.used == 5 and ratio(sums)[0] == pytest.approx(ratio(kept(values(5), counts(5)))[0])
+
+
+def test_budget_bounds_memory_from_the_start() -> None:
+    total, count = values(40), counts(40)
+    budget = 10 * total[0].nbytes
+    sums = kept(total, count, budget=budget)
+    assert sums.groups == 8 and sums.total.nbytes <= budget
+    np.testing.assert_allclose(ratio(sums)[0], (total.sum(0) / count.sum(0)).numpy(), atol=1e-12)
+
+
+def test_budget_never_leaves_less_than_two_groups() -> None:
+    sums = kept(values(40), counts(40), budget=1)
+    assert sums.groups == 2 and np.isfinite(ratio(sums)[1]).all()
+
+
+def test_centred_axis_grows_around_its_middle() -> None:
+    """Histograms of offsets -2 … 2, then -4 … 4, then -1 … 1: offset 0 stays in the middle."""
+    sums = GroupSums()
+    for sentence, reach in enumerate((2, 4, 1)):
+        histogram = torch.arange(2 * reach + 1.0)[None, None] + 1  # [1 1 o], 1 at the left end
+        sums.add(torch.tensor([sentence]), Ratio(histogram, torch.ones(1, 1, 1), centred=True))
+    expected = [1, 2, 3 + 1, 4 + 2 + 1, 5 + 3 + 2, 6 + 4 + 3, 7 + 5, 8, 9]
+    assert sums.total.sum(0)[0].tolist() == expected
+    assert sums.total[0, 0].tolist() == [0, 0, 1, 2, 3, 4, 5, 0, 0]
+
+
+def test_centred_axis_that_outgrows_the_budget_halves_the_groups() -> None:
+    sums = GroupSums(groups=16, budget=16 * 3 * 8)
+    for sentence, reach in enumerate((1, 1, 6, 1)):
+        histogram = torch.full((1, 1, 2 * reach + 1), 1.0)
+        sums.add(torch.tensor([sentence]), Ratio(histogram, torch.ones(1, 1, 1), centred=True))
+    assert sums.groups == 2 and sums.total.shape == (2, 1, 13)
+    assert sums.total.sum() == 3 * 3 + 13 and sums.count.sum() == 4
+
+
+def test_widened_pads_both_ends() -> None:
+    assert widened(torch.tensor([[1.0, 2, 3]]), 7).tolist() == [[0, 0, 1, 2, 3, 0, 0]]
+    same = torch.ones(2, 5)
+    assert widened(same, 5) is same
+
+
+def test_batches_as_a_whole_go_to_their_fold() -> None:
+    sums = GroupSums(groups=FOLDS)
+    for fold in (0, 3, 3):
+        sums.add(torch.tensor([fold]), Ratio(torch.ones(1, 2, 2), torch.ones(1, 1, 1), whole=True))
+    assert sums.used == 4 and sums.count[:, 0, 0].tolist() == [1, 0, 0, 2] + [0] * 12
+
+
+def test_one_sentence_has_no_spread() -> None:
+    value, low, high = ratio(kept(values(1), counts(1)))
+    assert np.array_equal(value, low) and np.array_equal(value, high)
+
+
+def test_half_precision_is_added_up_in_double() -> None:
+    sums = GroupSums()
+    for _ in range(4096):
+        sums.add(torch.tensor([0]), Ratio(torch.ones(1, 1).half(), torch.ones(1, 1).half()))
+    assert sums.total.dtype == torch.float64 and sums.total[0].item() == 4096
+
+
+def test_nothing_counted_is_nan() -> None:
+    sums = kept(torch.zeros(6, *SHAPE), torch.zeros(6, 1, 1))
+    assert all(np.isnan(part).all() for part in ratio(sums))
+
+
+def test_replicates_without_any_count_are_left_out() -> None:
+    """One of three sentences counts: replicates that miss it are 0/0, all others give its mean."""
+    total, count = torch.tensor([[0.0], [6.0], [0.0]]), torch.tensor([[0.0], [4.0], [0.0]])
+    value, low, high = ratio(kept(total, count))
+    assert value == low == high == 1.5
+
+
+def test_interval_leaves_nan_out_cell_by_cell() -> None:
+    samples = torch.tensor([[5.0, 1.0], [1.0, torch.nan], [torch.nan, torch.nan], [3.0, torch.nan], [2.0, torch.nan]])
+    found = interval(samples.double())
+    assert found.value.tolist() == [5, 1]
+    assert found.low[0] == pytest.approx(np.quantile([1, 2, 3], 0.025))
+    assert found.high[0] == pytest.approx(np.quantile([1, 2, 3], 0.975))
+    assert np.isnan(found.low[1]) and np.isnan(found.high[1])
+
+
+@pytest.mark.parametrize("replicates", [1, 2, 10, 41, 1000])
+def test_quantiles_are_those_of_numpy(replicates: int) -> None:
+    samples = values(1 + replicates, shape=(2, 3))
+    found = interval(samples)
+    assert found.value.shape == found.low.shape == found.high.shape == (2, 3)
+    np.testing.assert_allclose(found.low, np.quantile(samples[1:], 0.025, axis=0), atol=1e-14)
+    np.testing.assert_allclose(found.high, np.quantile(samples[1:], 0.975, axis=0), atol=1e-14)
+
+
+def test_draws_are_whole_resamples_and_the_same_each_time() -> None:
+    draws = Bootstrap(seed=5, replicates=31).draws(13)
+    assert draws.shape == (31, 13) and (draws.sum(1) == 13).all() and (draws >= 0).all()
+    assert torch.equal(draws, Bootstrap(seed=5, replicates=31).draws(13))
+    assert not torch.equal(draws, Bootstrap(seed=6, replicates=31).draws(13))
+    listed = bootstrap.drawn(13, seed=5, replicates=31)
+    assert [row.tolist() for row in draws] == [[one.count(s) for s in range(13)] for one in listed]
+
+
+def test_every_statistic_sees_the_same_resamples() -> None:
+    """So that differences of two statistics have honest intervals: x / n - y / n is (x - y) / n."""
+    once = Bootstrap(seed=1, replicates=17)
+    total, other, count = values(11), values(11, seed=5), counts(11)
+    first, second = once.sums(kept(total, count)), once.sums(kept(other, count))
+    both = once.sums(kept(total - other, count))
+    torch.testing.assert_close(first[0] / first[1] - second[0] / second[1], both[0] / both[1])
+
+
+def test_function_of_totals_and_counts() -> None:
+    found = Bootstrap(seed=1, replicates=17).function(lambda total, count: total.sum(-1), kept(values(7), counts(7)))
+    np.testing.assert_allclose(found.value, values(7).sum(0).sum(-1).numpy())
+    assert found.low.shape == (SHAPE[0],)
+
+
+@pytest.mark.parametrize("sentences", [97, 3 * GROUPS])
+def test_intervals_cover_the_truth_as_often_as_they_say(sentences: int) -> None:
+    """Sentences of 3 to 17 tokens whose mean differs from sentence to sentence; the true mean is 1.
+
+    400 corpora at once, as cells of one statistic. Each sentence's tokens share a shift, so that tokens
+    are not independent and an interval over tokens would be too short.
+    """
+    random, corpora = np.random.default_rng(11), 400
+    lengths = random.integers(3, 18, size=(sentences, 1))
+    shift = random.exponential(1.0, size=(sentences, corpora))  # skewed, mean 1
+    total = lengths * shift + np.sqrt(lengths) * random.normal(size=(sentences, corpora))
+    sums = kept(torch.from_numpy(total), torch.from_numpy(lengths).double(), batch=701)
+    _, low, high = ratio(sums, replicates=400)
+    covered = ((low <= 1) & (high >= 1)).mean()
+    assert 0.92 <= covered <= 0.98  # 0.95 ± 0.022 (two standard errors of 400 corpora), a little less if skewed

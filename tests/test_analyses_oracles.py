@@ -1,0 +1,491 @@
+"""Every analysis against a slow, obvious re-derivation, on tiny models in float64."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isnan, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles import (
+    bootstrap,
+    confidence,
+    distance,
+    distinctness,
+    entropy,
+    positional,
+    rare_words,
+    similarity,
+    sink,
+    syntactic,
+    tiny,
+    token_patterns,
+)
+from oracles.seen import Place, Seen, Term
+from oracles.tiny import PIECES
+
+from headscope.analysis import ANALYSES, Options, peaks
+from headscope.analyze import Pace, Study, analyze, random_batches
+from headscope.data import Corpus, Sentence
+from headscope.errors import ConfigError, DataError
+from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.frequencies import count_pieces, frequency_ranks, read_counts
+from headscope.heads import Site
+from headscope.parses import Parse, Relation, Token
+
+REPLICATES, SEED, CLOSE = 23, 5, 1e-9
+RANKS = [(17 * number) % 53 * 13 for number in range(53)]  # 0 … 676: some pieces are among the 500 most frequent
+ORACLES: dict[str, Callable[..., Term]] = {
+    "confidence": confidence.voita,
+    "confidence_base": confidence.base,
+    "confidence_advanced": confidence.advanced,
+    "entropy": entropy.entropy,
+    "entropy_share": entropy.share,
+    "distance": distance.distance,
+    "sink": sink.first,
+    "sink_special": sink.special,
+    "rarest": partial(rare_words.share, rank=RANKS, types=1),
+    "rarest_two": partial(rare_words.share, rank=RANKS, types=2),
+    "rarest_chance": partial(rare_words.chance, rank=RANKS, types=1),
+    "rarest_two_chance": partial(rare_words.chance, rank=RANKS, types=2),
+    "previous_token": partial(token_patterns.score, pattern=token_patterns.previous),
+    "duplicate_token": partial(token_patterns.score, pattern=token_patterns.duplicate),
+    "induction": partial(token_patterns.score, pattern=token_patterns.induction),
+}
+SELF = (Site.ENCODER_SELF, Site.DECODER_SELF)
+SITES = {
+    "distance": SELF,
+    **dict.fromkeys(["previous_token", "duplicate_token", "induction"], (Site.DECODER_SELF,)),
+}
+
+
+@dataclass
+class Trial:
+    """A study of a tiny model, and what the oracles look at."""
+
+    kind: str
+    keep: bool
+    checkpoint: HuggingFaceCheckpoint
+    study: Study
+    seen: list[Seen]
+    repeated: list[Seen]
+
+    @property
+    def places(self) -> list[Place]:
+        return list(self.checkpoint.layout)
+
+    def found(self, column: str, place: Place, head: int) -> tuple[float, float, float]:
+        """Value and interval in heads.csv."""
+        table = self.study.heads
+        row = table[(table.site == place[0].value) & (table.layer == place[1]) & (table["head"] == head)]
+        assert len(row) == 1
+        return tuple(row[f"{column}{end}"].item() for end in ("", "_low", "_high"))
+
+    def mean(self, terms: Sequence[Term]) -> bootstrap.Estimate:
+        return bootstrap.mean(terms, seed=SEED, replicates=REPLICATES)
+
+
+CASES = [("bert", 1, False), ("bert", 2, True), ("mistral", 3, False), ("gemma", 4, True), ("t5", 5, False)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def trial(request: pytest.FixtureRequest) -> Trial:
+    kind, seed, keep = request.param
+    checkpoint = tiny.checkpoint(kind, seed)
+    corpus = tiny.corpus(seed, target=tiny.KINDS[kind].two_sided)
+    options = Options(
+        keep_special=keep, relations="nsubj,det,obj", ranks=torch.tensor(RANKS), frequencies="made", seed=SEED
+    )
+    every = [cls for _, cls in ANALYSES]
+    study = analyze(checkpoint, corpus, analyses=every, options=options, pace=Pace(tokens=97), replicates=REPLICATES)
+    seen = [tiny.watch(kind, checkpoint, sentence) for sentence in corpus]
+    return Trial(kind, keep, checkpoint, study, seen, _repeated(kind, checkpoint))
+
+
+def _repeated(kind: str, checkpoint: HuggingFaceCheckpoint) -> list[Seen]:
+    """The repeated random tokens, one sequence at a time."""
+    if kind == "bert":
+        return []
+    found = []
+    for batch in random_batches(checkpoint, seed=SEED, limit=97):
+        for row in range(0, len(batch.indices)):
+            source = batch.source.ids[row].tolist()
+            seen = Seen(len(found), source, [False] * len(source))
+            if batch.target is not None:
+                seen.target = batch.target.ids[row].tolist()
+                seen.target_special = [True] + [False] * (len(seen.target) - 1)
+            else:
+                seen.source_special[0] = True
+            found.append(tiny.observed(kind, checkpoint, seen))
+    return found
+
+
+def same(found: Sequence[float], expected: Sequence[float]) -> None:
+    assert found == pytest.approx(expected, abs=CLOSE, rel=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("column", ORACLES)
+def test_means_over_tokens(trial: Trial, column: str) -> None:
+    for place in trial.places:
+        for head in range(trial.checkpoint.layout[place]):
+            if place[0] not in SITES.get(column, tuple(Site)):
+                assert column not in trial.study.heads or isnan(trial.found(column, place, head)[0])
+                continue
+            if column.startswith("rare") and place == (Site.DECODER_SELF, place[1]) and trial.kind == "t5":
+                assert isnan(trial.found(column, place, head)[0])  # its keys are not the source
+                continue
+            terms = [ORACLES[column](one, place, head, trial.keep) for one in trial.seen]
+            same(trial.found(column, place, head), trial.mean(terms))
+
+
+@pytest.mark.parametrize("column", ["previous_token", "duplicate_token", "induction"])
+def test_patterns_on_repeated_random_tokens(trial: Trial, column: str) -> None:
+    if not trial.repeated:
+        assert f"{column}_random" not in trial.study.heads
+        return
+    for place in [place for place in trial.places if place[0] is Site.DECODER_SELF]:
+        for head in range(trial.checkpoint.layout[place]):
+            terms = [ORACLES[column](one, place, head, trial.keep) for one in trial.repeated]
+            same(trial.found(f"{column}_random", place, head), trial.mean(terms))
+
+
+def test_random_tokens_are_a_block_twice(trial: Trial) -> None:
+    for one in trial.repeated:
+        ids = one.source if one.target is None else one.target
+        start, block = ids[:1], ids[1:26]
+        assert ids == [*start, *block, *block] and not {*block} & {0, 2, 3, 4} and len(ids) == 51
+        assert start == [tiny.START if one.target is None else tiny.PAD]
+        assert one.target is None or one.source == block
+    assert len(trial.repeated) in (0, 64)
+
+
+def test_offsets(trial: Trial) -> None:
+    table = trial.study.tables["positional"]
+    for place in [place for place in trial.places if place[0] in SELF]:
+        for head in range(trial.checkpoint.layout[place]):
+            counts = [positional.histogram(one, place, head, trial.keep) for one in trial.seen]
+            offset = positional.modal(counts)
+            assert trial.found("offset", place, head)[0] == offset
+            terms = [(float(one[offset]), sum(one.values())) for one in counts]
+            same(trial.found("offset_share", place, head), trial.mean(terms))
+            rows = table[(table.site == place[0].value) & (table.layer == place[1]) & (table["head"] == head)]
+            assert dict(zip(rows.offset, rows["count"], strict=True)) == dict(sum(counts, Counter()))
+            for row in rows.itertuples():
+                terms = [(float(one[row.offset]), sum(one.values())) for one in counts]
+                same((row.share, row.share_low, row.share_high), trial.mean(terms))
+
+
+def test_relations(trial: Trial) -> None:
+    if trial.kind == "t5":
+        assert set(trial.study.tables["syntactic"].site) == {"encoder-self"}
+    best: dict[tuple, float] = {}
+    rows = list(trial.study.tables["syntactic"].itertuples())
+    places = [
+        p
+        for p in trial.places
+        if p[0] is (Site.DECODER_SELF if trial.kind in ("mistral", "gemma") else Site.ENCODER_SELF)
+    ]
+    assert len(rows) == sum(trial.checkpoint.layout[place] for place in places) * 6
+    for row in rows:
+        place, direction = (Site(row.site), row.layer), row.label[-1]
+        assert row.direction == {">": "head-to-dependent", "<": "dependent-to-head"}[direction]
+        hits = [syntactic.hits(one, place, row.head, row.relation, direction) for one in trial.seen]
+        same((row.accuracy, row.accuracy_low, row.accuracy_high), trial.mean(hits))
+        assert row.count == sum(count for _, count in hits)
+        offsets = [syntactic.offsets(one, row.relation, direction) for one in trial.seen]
+        offset = positional.modal(offsets)
+        assert row.baseline_offset == offset
+        base = [(float(one[offset]), sum(one.values())) for one in offsets]
+        same((row.baseline, row.baseline_low, row.baseline_high), trial.mean(base))
+        margin = [(h - b, n) for (h, n), (b, _) in zip(hits, base, strict=True)]
+        same((row.margin, row.margin_low, row.margin_high), trial.mean(margin))
+        key = (*place, row.head)
+        best[key] = max(best.get(key, -2.0), row.margin)
+    for (site, layer, head), margin in best.items():
+        assert trial.found("syntactic_margin", (site, layer), head)[0] == margin
+
+
+@pytest.mark.parametrize(
+    "measure, oracle",
+    [("cosine", similarity.cosine), ("l2", similarity.l2), ("js", similarity.jensen_shannon)],
+)
+def test_similarity_of_pairs(trial: Trial, measure: str, oracle: Callable[..., Term]) -> None:
+    for place in trial.places:
+        arrays = [trial.study.arrays[f"{place[0]}/{place[1]}/{measure}{end}"] for end in ("", "_low", "_high")]
+        heads = trial.checkpoint.layout[place]
+        for pair in [(i, j) for i in range(heads) for j in range(heads) if (i + j) % 2 or i == j]:
+            terms = [oracle(one, place, pair, trial.keep) for one in trial.seen]
+            same([array[pair] for array in arrays], trial.mean(terms))
+
+
+def test_cka(trial: Trial) -> None:
+    """Folds of 16: sentence i is in fold i mod 16; replicates are moved so that their mean is the value."""
+    folds = [[one for one in trial.seen if one.number % 16 == fold] for fold in range(16)]
+    for place in trial.places:
+        arrays = [trial.study.arrays[f"{place[0]}/{place[1]}/cka{end}"] for end in ("", "_low", "_high")]
+        heads = trial.checkpoint.layout[place]
+        value = np.array(
+            [[similarity.cka(trial.seen, place, (i, j), trial.keep) for j in range(heads)] for i in range(heads)]
+        )
+        np.testing.assert_allclose(arrays[0], value, atol=CLOSE, rtol=0)
+        others = [(value[i].sum() - value[i, i]) / (heads - 1) for i in range(heads)]
+        same([trial.found("similarity_cka", place, i)[0] for i in range(heads)], others)
+    replicates = [
+        similarity.cka(trial.seen, place, (0, 1), trial.keep, drawn=[one for fold in drawn for one in folds[fold]])
+        for drawn in bootstrap.drawn(16, seed=SEED, replicates=REPLICATES)
+    ]
+    moved = [r - sum(replicates) / len(replicates) + value[0, 1] for r in replicates]
+    moved = [min(1.0, max(0.0, r)) for r in moved]
+    same([array[0, 1] for array in arrays[1:]], [bootstrap.quantile(moved, share) for share in (0.025, 0.975)])
+
+
+def slices(trial: Trial, place: Place) -> dict[str, list[np.ndarray]]:
+    """Every head's [k d] slice of each matrix, cut by the names that the architectures give them."""
+    parts = dict(trial.checkpoint.model.named_modules())
+    heads = trial.checkpoint.layout[place]
+    layer = place[1]
+    names, width, groups = {
+        "bert": (
+            [f"encoder.layer.{layer}.attention.{n}" for n in ("self.query", "self.key", "self.value", "output.dense")],
+            5,
+            heads,
+        ),
+        "mistral": ([f"layers.{layer}.self_attn.{n}_proj" for n in "qkvo"], 10, 2),
+        "gemma": ([f"layers.{layer}.self_attn.{n}_proj" for n in "qkvo"], 6, 2),
+        "t5": (
+            [
+                f"{'encoder' if place[0] is Site.ENCODER_SELF else 'decoder'}.block.{layer}.layer."
+                f"{'1.EncDecAttention' if place[0] is Site.CROSS else '0.SelfAttention'}.{n}"
+                for n in "qkvo"
+            ],
+            5,
+            heads,
+        ),
+    }[trial.kind]
+    found = {}
+    for letter, name in zip("qkvo", names, strict=True):
+        weight = parts[name].weight.detach().numpy()
+        weight = weight.T if letter == "o" else weight
+        shared = heads // groups if letter in "kv" else 1
+        found[letter] = [weight[h // shared * width : (h // shared + 1) * width] for h in range(heads)]
+    return found
+
+
+def test_distinctness(trial: Trial) -> None:
+    table = trial.study.tables["distinctness"]
+    for place in trial.places:
+        heads = range(trial.checkpoint.layout[place])
+        cut = slices(trial, place)
+        for letter, weights in cut.items():
+            for column, oracle in (("cosine", distinctness.cosine), ("overlap", distinctness.overlap)):
+                for i in heads:
+                    pairs = [oracle(weights[i], weights[j]) for j in heads if j != i]
+                    expected = sum(pairs) / len(pairs) if pairs else nan
+                    same(trial.found(f"{column}_{letter}", place, i), (expected,) * 3)
+            rows = table[
+                (table.site == place[0].value) & (table.layer == place[1]) & (table.matrix == f"W_{letter.upper()}")
+            ]
+            assert list(zip(rows.head_a, rows.head_b, strict=True)) == [(i, j) for i in heads for j in heads if i < j]
+            for row in rows.itertuples():
+                a, b = weights[row.head_a], weights[row.head_b]
+                same((row.cosine, row.overlap), (distinctness.cosine(a, b), distinctness.overlap(a, b)))
+                angles = distinctness.principal_angles(a, b)
+                # acos near 1 keeps half of the digits
+                assert (row.angle_smallest, row.angle_largest) == pytest.approx((angles[0], angles[-1]), abs=1e-5)
+        for column, left, right in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
+            for i in heads:
+                rank = distinctness.effective_rank(cut[left][i], cut[right][i])
+                same(trial.found(column, place, i), (rank,) * 3)
+
+
+def test_capture_is_what_transformers_computes(trial: Trial) -> None:
+    """The oracles start from captured weights; here these are compared (transformers' softmax is float32)."""
+    model = trial.checkpoint.model
+    one = trial.seen[3]
+    inputs = {"input_ids": torch.tensor([one.source])}
+    if one.target is not None:
+        inputs["decoder_input_ids"] = torch.tensor([one.target])
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            output = model(**inputs, output_attentions=True)
+    finally:
+        model.set_attn_implementation(before)
+    names = {
+        Site.ENCODER_SELF: "encoder_attentions",
+        Site.DECODER_SELF: "decoder_attentions",
+        Site.CROSS: "cross_attentions",
+    }
+    for site, layer in trial.places:
+        theirs = output[names[site]] if trial.kind == "t5" else output["attentions"]
+        np.testing.assert_allclose(one.calls[site, layer].weights, theirs[layer][0].numpy(), atol=2e-6)
+        assert (one.calls[site, layer].weights[:, ~one.calls[site, layer].visible] == 0).all()
+
+
+# What the definitions say where models and corpora are odd.
+
+
+def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: object) -> Study:
+    """Some analyses on some sentences with a tiny model."""
+    first = sentences[0]
+    corpus = Corpus(
+        "made",
+        len(sentences),
+        "0" * 40,
+        lambda: iter(sentences),
+        has_target=first.target is not None,
+        has_parses=first.parse is not None,
+    )
+    given = Options(**{"ranks": torch.tensor(RANKS), **options})  # type: ignore[arg-type]
+    return analyze(
+        tiny.checkpoint(kind, 1),
+        corpus,
+        analyses=[ANALYSES.get(name) for name in names],
+        options=given,
+        replicates=REPLICATES,
+    )
+
+
+def test_equal_weights_go_to_the_first_key() -> None:
+    values = torch.tensor([[0.2, 0.4, 0.4], [0.5, 0.5, 0.0], [-1.0, 0.0, 0.0], [-1.0, -1.0, -1.0]])
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        peak, place = peaks(values.to(dtype))
+        assert place.tolist() == [1, 0, 1, 0] and torch.equal(peak, values.to(dtype).amax(-1))
+
+
+@pytest.mark.parametrize(("dtype", "tied", "apart"), [(torch.float32, 2e-7, 1e-5), (torch.float64, 4e-16, 1e-13)])
+def test_rounding_does_not_decide_between_equal_weights(dtype: torch.dtype, tied: float, apart: float) -> None:
+    assert peaks(torch.tensor([0.1, 0.4, 0.4 * (1 + tied)], dtype=dtype))[1] == 1
+    assert peaks(torch.tensor([0.1, 0.4, 0.4 * (1 + apart)], dtype=dtype))[1] == 2
+
+
+def test_queries_of_a_source_without_text_do_not_count() -> None:
+    """Cross attention to nothing but the end of the sentence has no counted key: it must not count as -1."""
+    names = ("confidence", "rare_words", "entropy", "sink", "positional")
+    both = [Sentence(0, "ah bh ci", "dj ek"), Sentence(1, "\u3000", "ah bh ci dj")]
+    one, alone = tried("t5", both, *names), tried("t5", both[:1], *names)
+    for column in ("confidence", "entropy", "sink", "sink_special", "rarest", "rarest_chance"):
+        for site in ("cross", "encoder-self"):
+            found, expected = (s.heads[column][s.heads.site == site].to_numpy() for s in (one, alone))
+            np.testing.assert_allclose(found, expected, atol=CLOSE)
+    assert not np.allclose(*(s.heads.confidence[s.heads.site == "decoder-self"] for s in (one, alone)))
+
+
+@pytest.mark.parametrize("kind", ["bert", "mistral"])
+def test_a_model_of_one_side_has_no_target(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"type '{kind}' reads one side only; leave out --target"):
+        tried(kind, [Sentence(0, "ah", "bh")], "confidence")
+
+
+def test_unknown_pieces_are_text_and_special_ones_are_not() -> None:
+    """ŵŵ is one unknown piece: with it there are three queries, offsets from -2 to 2."""
+    table = tried("bert", [Sentence(0, "ah ŵŵ bh")], "positional").tables["positional"]
+    assert (table.groupby(["layer", "head"])["count"].sum() == 3).all() and table.offset.abs().max() <= 2
+
+
+def test_no_rare_word_in_the_corpus() -> None:
+    study = tried("bert", [Sentence(0, "ah bh"), Sentence(1, "ci")], "rare_words", ranks=torch.arange(53) + 1)
+    assert study.heads[["rarest", "rarest_two", "rarest_chance"]].isna().all(axis=None)
+    assert study.remarks == ["rare_words: no sentence has a token outside the 500 most frequent"]
+    assert not study.labels
+
+
+def test_rank_501_is_the_first_rare_one() -> None:
+    ranks = torch.arange(53) + 500 - PIECES.index("bh")
+    for word, rare in (("ah", False), ("bh", False), ("bi", True)):
+        study = tried("bert", [Sentence(0, f"ah {word}")], "rare_words", ranks=ranks)
+        assert study.heads.rarest.notna().all() == rare
+
+
+def test_a_rare_token_that_comes_twice_is_hit_at_both_places() -> None:
+    """Three of four keys are the rarest, all four one of the two rarest; a sentence of one type has both equal."""
+    ranks = torch.arange(53) + 600
+    study = tried("bert", [Sentence(0, "ci ah ci ci")], "rare_words", ranks=ranks)
+    assert (study.heads.rarest_chance == 0.75).all() and (study.heads.rarest_two_chance == 1).all()
+    assert (study.heads.rarest_two == 1).all()
+    study = tried("bert", [Sentence(0, "ci ci")], "rare_words", ranks=ranks)
+    assert (study.heads[["rarest", "rarest_two", "rarest_chance", "rarest_two_chance"]] == 1).all(axis=None)
+
+
+def test_ranks_follow_counts_then_pieces() -> None:
+    checkpoint = tiny.checkpoint("bert", 1)
+    texts = ["ah ah bh", "ci bh ah", "ŵŵ"]
+    counts = count_pieces(checkpoint, texts, limit=99)
+    named = {PIECES[number]: count for number, count in counts.items()}
+    assert named == {"ah": 3, "bh": 2, "ci": 1, "[UNK]": 1}
+    ranks = frequency_ranks(checkpoint, counts).tolist()
+    assert ranks == rare_words.ranks(counts, PIECES)
+    assert [ranks[PIECES.index(piece)] for piece in ("ah", "bh", "[UNK]", "ci")] == [1, 2, 3, 4]
+    assert sorted(ranks) == list(range(1, 54))
+
+
+def test_counts_from_a_file(tmp_path: Path) -> None:
+    checkpoint, path = tiny.checkpoint("bert", 1), tmp_path / "counts"
+    path.write_text("ah 7\n##a\t11\nno-piece 3\nah 2\n")
+    assert read_counts(checkpoint, path) == {PIECES.index("ah"): 9, PIECES.index("##a"): 11}
+    for line in ("ah", "ah -3", "ah 1.5", " 5", "ah ²", "7"):
+        path.write_text(f"bh 3\n{line}\n")
+        with pytest.raises(DataError, match=r"counts:2: .* is not `token count`"):
+            read_counts(checkpoint, path)
+    path.write_text("ah 7\nno 3\nnein 2\n")
+    with pytest.raises(DataError, match="only 1 of 3 tokens are pieces of this model"):
+        read_counts(checkpoint, path)
+
+
+def parsed(*words: str, relations: Sequence[tuple[str, int, int]]) -> Sentence:
+    text, tokens, place = " ".join(words), [], 0
+    for word in words:
+        tokens.append(Token(place, place + len(word)))
+        place += len(word) + 1
+    return Sentence(0, text, None, Parse(text, tuple(tokens), tuple(Relation(*each) for each in relations)))
+
+
+def test_relations_that_the_parses_lack_are_named() -> None:
+    sentence = parsed("ah", "bhab", "ci", relations=[("obj", 1, 2)])
+    study = tried("bert", [sentence], "syntactic", relations="dobj,obj")
+    assert study.remarks == ["syntactic: the parses have no dobj (relations are those of UD 2, without subtypes)"]
+    assert set(study.tables["syntactic"].label) == {"obj>", "obj<"}
+    study = tried("bert", [sentence], "syntactic", relations="dobj")
+    assert len(study.tables["syntactic"]) == 0 and study.heads.syntactic_margin.isna().all()
+
+
+def test_sentences_without_a_word_are_no_obstacle() -> None:
+    blank = Sentence(0, "\u3000", None, Parse("\u3000", (), ()))
+    study = tried("bert", [blank], "syntactic")
+    assert study.heads.syntactic_margin.isna().all() and len(study.tables["syntactic"]) == 0
+
+
+def test_baseline_of_tied_offsets_is_the_smaller_one() -> None:
+    sentence = parsed("ah", "bh", "ci", "dj", relations=[("obj", 0, 1), ("obj", 0, 3), ("obj", 2, 1)])
+    table = tried("bert", [sentence], "syntactic", relations="obj").tables["syntactic"]
+    assert set(zip(table.label, table.baseline_offset, table.baseline, strict=True)) == {
+        ("obj>", -1, 1 / 3),
+        ("obj<", -3, 1 / 3),
+    }
+
+
+def test_heads_that_do_nothing_have_no_likeness() -> None:
+    """A context that never changes has no CKA, a projection of zeros no subspace; other heads keep theirs."""
+    checkpoint = tiny.checkpoint("bert", 1)
+    attention = checkpoint.model.encoder.layer[0].attention.self
+    with torch.no_grad():
+        attention.value.weight[5:10] = 0
+    study = analyze(
+        checkpoint,
+        tiny.corpus(1),
+        analyses=[ANALYSES.get("similarity"), ANALYSES.get("distinctness")],
+        options=Options(),
+        replicates=REPLICATES,
+    )
+    first = study.heads[study.heads.layer == 0].set_index("head")
+    for column in ("similarity_cka", "overlap_v", "rank_ov"):
+        assert first[column].isna().tolist() == [False, True, False], column
+    cka = study.arrays["encoder-self/0/cka"]
+    assert np.isnan(cka[1]).all() and np.isnan(cka[:, 1]).all() and first.similarity_cka[0] == cka[0, 2]
+    assert first.overlap_v[0] == first.overlap_v[2] and first.overlap_q.notna().all()

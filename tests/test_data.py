@@ -1,0 +1,353 @@
+"""Reading text and cutting it into batches: what comes through unchanged, and what is refused how."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from headscope import data
+from headscope.accumulate import FOLDS
+from headscope.data import Batch, Corpus, Encoded, Losses, Sentence, batches, open_corpus, read_lines, side
+from headscope.errors import DataError
+from headscope.parses import Parse, Relation, Token
+
+PLAIN = ["A man sleeps.", "  two  blanks ", "ümläut 😀 text", "last"]
+CONLLU = """\
+# text = Dogs bark .
+1\tDogs\tdog\tNOUN\t_\t_\t2\tnsubj\t_\t_
+2\tbark\tbark\tVERB\t_\t_\t0\troot\t_\t_
+3\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_
+
+# text = Go!
+1\tGo\tgo\tVERB\t_\t_\t0\troot\t_\tSpaceAfter=No
+2\t!\t!\tPUNCT\t_\t_\t1\tpunct\t_\t_
+
+"""
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    raw = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    return path
+
+
+# Lines.
+
+
+@pytest.mark.parametrize("name", ["text.en", "text.en.gz"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False], ids=["ended", "open"])
+def test_lines_are_split_at_line_feeds(tmp_path: Path, name: str, end: str, last: bool) -> None:
+    path = write(tmp_path / name, end.join(PLAIN) + end * last)
+    assert list(read_lines(path)) == PLAIN
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_other_line_breaks_do_not_end_a_line(tmp_path: Path, mark: str) -> None:
+    path = write(tmp_path / "text", f"one{mark}still one\ntwo\n")
+    assert list(read_lines(path)) == [f"one{mark}still one", "two"]
+    assert open_corpus(path).count == 2
+
+
+def test_a_very_long_line_is_one_line(tmp_path: Path) -> None:
+    long = "word " * 20_000
+    assert list(read_lines(write(tmp_path / "text", f"short\n{long}\n"))) == ["short", long]
+
+
+def broken(path: Path, message: str) -> None:
+    """Refused with a line that begins with the place, by whoever reads it first."""
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_lines(path))
+    assert "\n" not in str(caught.value) and path.name in str(caught.value)
+    with pytest.raises(DataError, match=message):
+        open_corpus(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    broken(tmp_path / "nowhere.en", r"no file .*nowhere\.en")
+    broken(tmp_path / "nowhere.gz", r"no file .*nowhere\.gz")
+
+
+@pytest.mark.parametrize("name", ["empty", "empty.gz"])
+def test_empty_file(tmp_path: Path, name: str) -> None:
+    broken(write(tmp_path / name, ""), "is empty; it must hold one sentence a line")
+
+
+def test_directory(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    broken(tmp_path / "folder", "is a directory; give a text file")
+
+
+@pytest.mark.parametrize("name", ["text", "text.gz"])
+def test_bytes_that_are_not_utf8(tmp_path: Path, name: str) -> None:
+    content = "one\nzwei ü\n".encode() + "drei ü\n".encode("latin-1") + b"four\n"
+    broken(write(tmp_path / name, content), r":3: byte 6 is not UTF-8; .*iconv")
+
+
+@pytest.mark.parametrize("empty", ["", "   ", "\t", "\r", "\u3000"])
+def test_empty_line(tmp_path: Path, empty: str) -> None:
+    broken(write(tmp_path / "text", f"one\n{empty}\nthree\n"), r":2: the line is empty; every line must hold")
+
+
+def test_empty_line_at_the_end(tmp_path: Path) -> None:
+    broken(write(tmp_path / "text", "one\n\n"), ":2: the line is empty")
+
+
+def test_truncated_gzip(tmp_path: Path) -> None:
+    whole = gzip.compress("".join(f"line {i} {i * i}\n" for i in range(999)).encode())
+    for cut in (len(whole) - 4, len(whole) // 2, 12):
+        (tmp_path / "cut.gz").write_bytes(whole[:cut])
+        broken(tmp_path / "cut.gz", "is not a whole gzip file")
+
+
+def test_damaged_gzip(tmp_path: Path) -> None:
+    whole = bytearray(gzip.compress("".join(f"line {i} {i * i}\n" for i in range(999)).encode()))
+    whole[len(whole) // 2] ^= 0xFF
+    (tmp_path / "bad.gz").write_bytes(whole)
+    with pytest.raises(DataError, match=r"not a whole gzip file|not UTF-8"):
+        open_corpus(tmp_path / "bad.gz")
+
+
+def test_plain_text_that_is_called_gz(tmp_path: Path) -> None:
+    (tmp_path / "text.gz").write_text("not compressed\n")
+    broken(tmp_path / "text.gz", "is not a whole gzip file")
+
+
+# Corpora.
+
+
+def test_corpus_can_be_read_twice_and_has_a_digest_of_its_text(tmp_path: Path) -> None:
+    corpus = open_corpus(write(tmp_path / "a.en.gz", "\n".join(PLAIN) + "\n"))
+    first, second = list(corpus), list(corpus)
+    assert first == second == [Sentence(i, text) for i, text in enumerate(PLAIN)]
+    assert (corpus.count, corpus.has_target, corpus.has_parses) == (4, False, False)
+    again = open_corpus(write(tmp_path / "b.en", "\r\n".join(PLAIN)))
+    assert corpus.digest == again.digest  # of the lines, not of the file
+    assert corpus.digest == hashlib.sha1("".join(f"{text}\n\n" for text in PLAIN).encode()).hexdigest()
+    assert open_corpus(tmp_path / "b.en", max_sentences=3).digest != corpus.digest
+
+
+def test_no_text_at_all() -> None:
+    with pytest.raises(DataError, match=r"no text: give --source FILE .* or --parse FILE\.conllu"):
+        open_corpus(None)
+
+
+def test_fewer_sentences_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path / "text", "one\ntwo\n\n")  # the broken line is never reached
+    corpus = open_corpus(path, max_sentences=2)
+    assert corpus.count == 2 and [s.source for s in corpus] == ["one", "two"]
+    with pytest.raises(DataError, match=":3: the line is empty"):
+        open_corpus(path, max_sentences=3)
+
+
+def test_target(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a.en", "one\ntwo\n"), write(tmp_path / "a.de.gz", "eins\nzwei\n")
+    corpus = open_corpus(source, target=target)
+    assert list(corpus) == [Sentence(0, "one", "eins"), Sentence(1, "two", "zwei")] and corpus.has_target
+    assert corpus.digest != open_corpus(source).digest
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(3, 2), (2, 3), (1, 9)])
+def test_sides_of_different_lengths(tmp_path: Path, ours: int, theirs: int) -> None:
+    source, target = write(tmp_path / "a.en", "x\n" * ours), write(tmp_path / "a.de", "y\n" * theirs)
+    with pytest.raises(DataError, match=r"a\.en and .*a\.de have different numbers of lines"):
+        open_corpus(source, target=target)
+    assert open_corpus(source, target=target, max_sentences=min(ours, theirs)).count == min(ours, theirs)
+
+
+def test_broken_line_of_the_target(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a.en", "x\nx\n"), write(tmp_path / "a.de", "y\n \n")
+    with pytest.raises(DataError, match=r"a\.de:2: the line is empty"):
+        open_corpus(source, target=target)
+
+
+def test_text_from_parses(tmp_path: Path) -> None:
+    corpus = open_corpus(None, parses=write(tmp_path / "a.conllu.gz", CONLLU))
+    found = list(corpus)
+    assert [s.source for s in found] == ["Dogs bark .", "Go!"] and corpus.has_parses
+    assert found[0].parse is not None and found[0].parse.relations[0] == Relation("nsubj", 1, 0)
+
+
+def test_source_beside_parses_may_differ_in_blanks(tmp_path: Path) -> None:
+    """Characters of a parse's tokens count in the parse's text, so that text is taken."""
+    parses, source = write(tmp_path / "a.conllu", CONLLU), write(tmp_path / "a.en", " Dogs  bark .\nGo!\n")
+    found = list(open_corpus(source, parses=parses))
+    assert [s.source for s in found] == ["Dogs bark .", "Go!"]
+    assert [s.parse.text for s in found if s.parse] == ["Dogs bark .", "Go!"]
+
+
+def test_source_that_is_not_the_text_of_the_parses(tmp_path: Path) -> None:
+    parses, source = write(tmp_path / "a.conllu", CONLLU), write(tmp_path / "a.en", "Dogs bark .\nStop!\n")
+    with pytest.raises(DataError, match=r"line 2 of .*a\.en is not the text of parse 2: 'Stop!' against 'Go!'"):
+        open_corpus(source, parses=parses)
+
+
+@pytest.mark.parametrize("text", ["Dogs bark .\n", "Dogs bark .\nGo!\nmore\n"])
+def test_parses_and_source_of_different_lengths(tmp_path: Path, text: str) -> None:
+    parses, source = write(tmp_path / "a.conllu", CONLLU), write(tmp_path / "a.en", text)
+    with pytest.raises(DataError, match="different numbers of sentences"):
+        open_corpus(source, parses=parses)
+
+
+def test_broken_parse_names_file_and_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.conllu", CONLLU.replace("2\tnsubj", "9\tnsubj"))
+    with pytest.raises(DataError, match=r"a\.conllu:2: head 9 is outside the sentence"):
+        open_corpus(None, parses=path)
+
+
+# Batches.
+
+
+@dataclass
+class Words:
+    """An encoder whose pieces are words, after one special token; ids are lengths of words."""
+
+    limit: int = 10**9
+
+    def encode(self, texts: Sequence[str], *, side: str, limit: int) -> list[Encoded]:
+        found = []
+        for text in texts:
+            ids = [1, *(len(word) for word in text.split())]
+            found.append(Encoded(ids[:limit], [i == 0 for i in range(min(len(ids), limit))], max(0, len(ids) - limit)))
+        return found
+
+    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
+        ends = [match.span() for match in re.finditer(r"\S+", text)]
+        return [None, *ends][: len(ids)]
+
+
+def corpus(lengths: Sequence[int], targets: Sequence[int] = (), *, parsed: bool = False) -> Corpus:
+    """Sentences of so many words; the word `x…x` is as long as its sentence's number, modulo 7, plus 2."""
+    sentences = []
+    for number, length in enumerate(lengths):
+        text = " ".join(["x" * (number % 7 + 2)] * length)
+        target = " ".join(["y"] * targets[number]) if targets else None
+        parse = None
+        if parsed:
+            spans = [match.span() for match in re.finditer(r"\S+", text)]
+            pairs = [Relation("nsubj", place, place - 1) for place in range(1, length)]
+            parse = Parse(text, tuple(Token(*span) for span in spans), tuple(pairs))
+        sentences.append(Sentence(number, text, target, parse))
+    return Corpus("made.en", len(sentences), "", lambda: iter(sentences), bool(targets), parsed)
+
+
+def cut(its: Corpus, *, tokens: int = 60, limit: int = 99, losses: Losses | None = None, **how: str) -> list[Batch]:
+    return list(batches(its, Words(), tokens=tokens, limit=limit, losses=losses or Losses(), **how))  # type: ignore[arg-type]
+
+
+LENGTHS = [(37 * number) % 23 + 1 for number in range(211)]
+
+
+@pytest.mark.parametrize("window", [4096, 50, 7, 1])
+@pytest.mark.parametrize("tokens", [1, 60, 10**6])
+def test_every_sentence_once_in_its_fold_and_within_the_budget(
+    monkeypatch: pytest.MonkeyPatch, window: int, tokens: int
+) -> None:
+    monkeypatch.setattr(data, "WINDOW", window)
+    found = cut(corpus(LENGTHS), tokens=tokens)
+    numbers = [number for batch in found for number in batch.indices.tolist()]
+    assert sorted(numbers) == list(range(len(LENGTHS)))
+    for batch in found:
+        rows, width = batch.source.ids.shape
+        assert {number % FOLDS for number in batch.indices.tolist()} == {batch.fold}
+        assert rows == 1 or rows * width <= tokens
+        for row, number in enumerate(batch.indices.tolist()):
+            length = LENGTHS[number] + 1
+            assert batch.source.ids[row].tolist() == [1] + [number % 7 + 2] * (length - 1) + [0] * (width - length)
+            assert batch.source.real[row].tolist() == [place < length for place in range(width)]
+            assert batch.source.special[row].tolist() == [True] + [False] * (width - 1)
+    if tokens == 10**6 and window > len(LENGTHS):
+        assert [batch.fold for batch in found] == list(range(FOLDS))
+    if tokens == 60 and window > len(LENGTHS):
+        assert len(found) < len(LENGTHS) / 2  # it does fill its batches
+
+
+def test_budget_holds_for_the_longer_side() -> None:
+    targets = [(11 * number) % 29 + 1 for number in range(len(LENGTHS))]
+    found = cut(corpus(LENGTHS, targets))
+    assert sorted(n for batch in found for n in batch.indices.tolist()) == list(range(len(LENGTHS)))
+    for batch in found:
+        assert batch.target is not None and len(batch.target.ids) == len(batch.source.ids)
+        assert len(batch.indices) == 1 or max(batch.source.ids.numel(), batch.target.ids.numel()) <= 60
+        lengths = batch.target.real.sum(-1).tolist()
+        assert lengths == [targets[number] + 1 for number in batch.indices.tolist()]
+
+
+def test_windows_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than a window is held: batches come while later sentences are unread."""
+    monkeypatch.setattr(data, "WINDOW", 5)
+    read = []
+    whole = corpus(LENGTHS)
+
+    def watched() -> object:
+        for sentence in whole.read():
+            read.append(sentence.number)
+            yield sentence
+
+    stream = batches(Corpus("made.en", whole.count, "", watched), Words(), tokens=60, limit=99, losses=Losses())  # type: ignore[arg-type]
+    next(stream)
+    assert read == [0, 1, 2, 3, 4]
+
+
+def test_long_sentences_are_cut_and_counted() -> None:
+    losses = Losses()
+    found = cut(corpus([3, 8, 9, 200]), limit=9, losses=losses)
+    assert losses.truncated == 2  # 8 words and the special token just fit
+    lengths = {int(n): int(l) for b in found for n, l in zip(b.indices, b.source.real.sum(-1), strict=True)}
+    assert lengths == {0: 4, 1: 9, 2: 9, 3: 9}
+
+
+def test_a_cut_target_counts_too_and_a_sentence_counts_once() -> None:
+    losses = Losses()
+    cut(corpus([3, 50, 50], [50, 3, 50]), limit=9, losses=losses)
+    assert losses.truncated == 3
+
+
+def test_long_sentences_are_refused_on_request() -> None:
+    with pytest.raises(DataError, match=r"made\.en:3: 31 pieces, the limit is 9; shorten .* --max-length"):
+        cut(corpus([3, 8, 30, 40]), limit=9, long="refuse")
+
+
+def test_a_line_of_100000_characters(tmp_path: Path) -> None:
+    path = write(tmp_path / "text", "short one\n" + "word " * 20_000 + "\n")
+    losses = Losses()
+    found = cut(open_corpus(path), limit=64, losses=losses)
+    assert losses.truncated == 1 and sorted(batch.source.ids.shape[1] for batch in found) == [3, 64]
+    with pytest.raises(DataError, match=r"text:2: 20001 pieces, the limit is 64"):
+        cut(open_corpus(path), limit=64, long="refuse")
+
+
+def test_words_and_relations_come_along() -> None:
+    losses = Losses()
+    found = cut(corpus([4, 2, 3], parsed=True), losses=losses)
+    for batch in found:
+        (aligned,) = batch.aligned
+        length = [4, 2, 3][int(batch.indices)]
+        assert aligned is not None and aligned.units == [[place + 1] for place in range(length)]
+        assert aligned.relations == [("nsubj", place, place - 1) for place in range(1, length)]
+    assert not losses.unaligned and losses.fused == 0
+
+
+def test_sentences_that_do_not_align_are_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = Losses()
+    found = cut(corpus([4, 30], parsed=True), limit=9, losses=losses)
+    assert [batch.aligned[0] is None for batch in found] == [False, True]
+    assert losses.unaligned == {"cut off at the length limit": 1}
+    monkeypatch.setattr(Words, "spans", lambda *_: None)
+    losses = Losses()
+    cut(corpus([4, 5], parsed=True), losses=losses)
+    assert losses.unaligned == {"pieces cannot be located in the text": 2}
+
+
+def test_side_pads_on_the_right() -> None:
+    found = side([Encoded([5, 6, 7], [True, False, True]), Encoded([8], [False])])
+    assert found.ids.tolist() == [[5, 6, 7], [8, 0, 0]] and found.ids.dtype == torch.long
+    assert found.real.tolist() == [[True] * 3, [True, False, False]]
+    assert found.special.tolist() == [[True, False, True], [False] * 3]

@@ -1,0 +1,555 @@
+"""Hugging Face checkpoints: what opens, how text is fed to it, and one line for everything that is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from headscope.data import Batch, side
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.heads import Site
+from headscope.model.places import base_of
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "a", "dog", "ran"]
+SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
+SENTENCES = ["the cat sat", "a dog ran and the cat sat on a mat"]
+PAD, START, END, UNKNOWN, MASK = range(5)
+THE, CAT, SAT = 5, 6, 7
+
+Break = Callable[[Path], object]
+
+
+def tokenizer(template: str = "<s> $A </s>", *, limit: int = 53) -> Any:
+    """A tokenizer of ten words; an id of the template's start and end around them."""
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*SPECIAL, *WORDS]))}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    used = [(piece, vocabulary[piece]) for piece in SPECIAL if piece in template]
+    core.post_processor = processors.TemplateProcessing(single=template, special_tokens=used)
+    names = dict(zip(("pad", "bos", "eos", "unk", "mask"), SPECIAL, strict=True))
+    given = {f"{name}_token": piece for name, piece in names.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=limit, **given)
+
+
+TEMPLATES = {"gpt2": "$A", "llama": "<s> $A", "t5": "$A </s>"}
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders with a tiny model and its tokenizer, saved once each."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def save(name: str) -> Path:
+        folder: Path = root / name
+        if not folder.exists():
+            build(BY_NAME[name]).save_pretrained(folder)
+            tokenizer(TEMPLATES.get(name, "<s> $A </s>")).save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture
+def copied(saved: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
+    """A folder of one's own, to break."""
+    return lambda name="bert": shutil.copytree(saved(name), tmp_path / name)
+
+
+def opened(folder: Path, **more: Any) -> Any:
+    return open_checkpoint(str(folder), **{"device": "cpu", **more})
+
+
+# What opens.
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("bert", "BertForMaskedLM"),
+        ("roberta", "RobertaForMaskedLM"),
+        ("gpt2", "GPT2LMHeadModel"),
+        ("llama", "LlamaForCausalLM"),
+        ("bart", "BartForConditionalGeneration"),
+        ("t5", "T5ForConditionalGeneration"),
+    ],
+)
+def test_a_saved_model_opens_as_it_was_with_its_task_head_and_in_silence(
+    saved: Callable[[str], Path], name: str, architecture: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved(name)
+    capfd.readouterr()
+    checkpoint = opened(folder)
+    assert capfd.readouterr() == ("", "")
+    assert (checkpoint.format, checkpoint.model_type) == ("huggingface", name)
+    assert type(checkpoint.model).__name__ == architecture == checkpoint.facts()["architecture"]
+    assert dict(checkpoint.layout) == BY_NAME[name].layout
+    assert checkpoint.two_sided is (BY_NAME[name].task == "seq2seq")
+    assert not checkpoint.model.training
+    inputs = inputs_of(BY_NAME[name])
+    assert torch.equal(logits(checkpoint.model, inputs), logits(build(BY_NAME[name]), inputs))
+
+
+def sharded(folder: Path, *, size: str = "2KB") -> None:
+    (folder / "model.safetensors").unlink()
+    build(BY_NAME["bert"]).save_pretrained(folder, max_shard_size=size)
+    assert len(list(folder.glob("model-*.safetensors"))) > 3
+
+
+def pickled(folder: Path, state: Any = None) -> None:
+    (folder / "model.safetensors").unlink()
+    state = build(BY_NAME["bert"]).state_dict() if state is None else state
+    torch.save(state, folder / "pytorch_model.bin")
+
+
+def pickled_shards(folder: Path) -> None:
+    state = build(BY_NAME["bert"]).state_dict()
+    (folder / "model.safetensors").unlink()
+    names = {key: f"pytorch_model-0000{number % 2 + 1}-of-00002.bin" for number, key in enumerate(state)}
+    for file in set(names.values()):
+        torch.save({key: state[key] for key in names if names[key] == file}, folder / file)
+    index = {"metadata": {}, "weight_map": names}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("change", [sharded, pickled, pickled_shards])
+def test_every_kind_of_weights_file_gives_the_same_model(
+    copied: Callable[..., Path], change: Break, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied()
+    single = opened(folder).digest
+    change(folder)
+    capfd.readouterr()
+    checkpoint = opened(folder)
+    assert capfd.readouterr() == ("", "")
+    inputs = inputs_of(BY_NAME["bert"])
+    assert torch.equal(logits(checkpoint.model, inputs), logits(build(BY_NAME["bert"]), inputs))
+    assert checkpoint.digest != single
+
+
+def test_the_digest_is_that_of_the_bytes_and_not_of_the_place(copied: Callable[..., Path], tmp_path: Path) -> None:
+    folder = copied()
+    elsewhere = shutil.copytree(folder, tmp_path / "another name")
+    digest = opened(folder).digest
+    assert len(digest) == 64
+    assert opened(elsewhere).digest == opened(folder).digest == digest
+    (elsewhere / "README.md").write_text("words about the model")
+    assert opened(elsewhere).digest == digest
+    edit(vocab_size=VOCABULARY, note="changed")(elsewhere)
+    assert opened(elsewhere).digest != digest
+
+
+def test_a_model_saved_without_its_task_head_opens_too(copied: Callable[..., Path]) -> None:
+    folder = copied()
+    base_of(build(BY_NAME["bert"])).save_pretrained(folder)
+    assert type(opened(folder).model).__name__ == "BertModel"
+
+
+@pytest.mark.parametrize(("asked", "found"), [("auto", "float32"), ("bfloat16", "bfloat16"), ("float64", "float64")])
+def test_the_type_is_the_one_asked_for_and_single_precision_on_a_cpu(
+    copied: Callable[..., Path], asked: str, found: str
+) -> None:
+    folder = copied()
+    build(BY_NAME["bert"], dtype="bfloat16").save_pretrained(folder)
+    assert opened(folder, dtype=asked).dtype == getattr(torch, found)
+
+
+def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> None:
+    from contracts.test_unusual_models import two_berts
+
+    two_berts().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    checkpoint = opened(tmp_path)
+    assert checkpoint.two_sided and checkpoint.limit == 53
+    assert {site for site, _ in checkpoint.layout} == set(Site)
+    assert checkpoint.encode(["the cat"], side="target", limit=7)[0].ids == [1, START, THE, CAT]
+
+
+# Text.
+
+
+def test_text_becomes_ids_with_the_special_ones_marked(saved: Callable[[str], Path]) -> None:
+    found = opened(saved("bert")).encode(["the cat zebra sat", "the"], side="source", limit=53)
+    assert found[0].ids == [START, THE, CAT, UNKNOWN, SAT, END]
+    assert found[0].special == [True, False, False, False, False, True]  # an unknown word is a word
+    assert found[1].ids == [START, THE, END]
+    assert found[0].cut == found[1].cut == 0
+
+
+def test_long_text_is_cut_to_the_limit_and_the_cut_counted(saved: Callable[[str], Path]) -> None:
+    whole, short = opened(saved("bert")).encode(["the cat sat on the mat", "the"], side="source", limit=5)
+    assert whole.ids == [START, THE, CAT, SAT, END]
+    assert (whole.cut, short.cut) == (3, 0)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "mbart", "marian", "m2m_100", "pegasus"])
+def test_the_decoders_inputs_are_the_models_own_shift_of_its_labels(saved: Callable[[str], Path], name: str) -> None:
+    checkpoint = opened(saved(name))
+    labels = torch.tensor([checkpoint.tokenizer("the cat sat")["input_ids"]])
+    source = checkpoint.encode(["the cat sat"], side="source", limit=53)[0].ids
+    found = checkpoint.encode(["the cat sat"], side="target", limit=53)[0]
+    assert source == labels[0].tolist()
+    assert len(found.ids) == len(found.special) == labels.shape[1]
+    assert found.special[0] and not found.special[-1]
+    given = {"input_ids": torch.tensor([source])}
+    with torch.no_grad():
+        own = checkpoint.model(**given, labels=labels).logits
+        mine = checkpoint.model(**given, decoder_input_ids=torch.tensor([found.ids])).logits
+    assert_near(mine, own, 1e-6)
+
+
+def test_a_start_that_the_config_does_not_say_is_asked_for(copied: Callable[..., Path]) -> None:
+    folder = copied("t5")
+    edit(decoder_start_token_id=None)(folder)
+    with pytest.raises(CheckpointError, match="says no decoder_start_token_id; add it to config.json"):
+        opened(folder).encode(["the"], side="target", limit=7)
+
+
+@pytest.mark.parametrize(("name", "starts"), [("gpt2", []), ("llama", [START]), ("t5", [])])
+def test_start_ids_are_those_before_every_text(saved: Callable[[str], Path], name: str, starts: list[int]) -> None:
+    assert opened(saved(name)).start_ids() == starts
+
+
+def test_plain_ids_are_those_that_text_can_have(saved: Callable[[str], Path]) -> None:
+    checkpoint = opened(saved("gpt2"))
+    assert checkpoint.plain_ids() == [UNKNOWN, *range(5, 5 + len(set(WORDS)))]
+    assert checkpoint.pieces([PAD, THE, MASK]) == ["<pad>", "the", "<mask>"]
+    assert (checkpoint.id_of("cat"), checkpoint.id_of("zebra")) == (CAT, None)
+    assert checkpoint.vocabulary == VOCABULARY
+
+
+def test_a_line_of_which_nothing_remains_is_reported(saved: Callable[[str], Path]) -> None:
+    with pytest.raises(DataError, match="makes nothing of the line"):
+        opened(saved("gpt2")).encode(["\u200a"], side="source", limit=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("bert", 61), ("roberta", 59), ("gpt2", 61), ("bart", 61), ("opt", 61), ("m2m_100", 61), ("t5", None)],
+)
+def test_the_limit_is_the_longest_text_that_the_model_takes(
+    copied: Callable[..., Path], name: str, limit: int | None
+) -> None:
+    """RoBERTa counts positions from behind its padding id 1: two of its 61 are never used."""
+    folder = copied(name)
+    tokenizer(limit=10**30).save_pretrained(folder)
+    checkpoint = opened(folder)
+    assert checkpoint.limit == limit
+    longest = limit or 97
+    ids = torch.full((1, longest), THE)
+    base_of(checkpoint.model)(input_ids=ids, attention_mask=torch.ones_like(ids))
+    if name in ("bert", "roberta", "gpt2", "opt"):
+        ids = torch.full((1, longest + 1), THE)
+        with pytest.raises((IndexError, RuntimeError)):
+            base_of(checkpoint.model)(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+@pytest.mark.parametrize(("own", "limit"), [(60, 59), (59, 59), (53, 53)])
+def test_the_tokenizers_limit_counts_where_it_is_lower(copied: Callable[..., Path], own: int, limit: int) -> None:
+    """roberta-base says 512 in its tokenizer and 514 in its config: 512 pieces fit."""
+    folder = copied("roberta")
+    tokenizer(limit=own).save_pretrained(folder)
+    assert opened(folder).limit == limit
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "bart", "t5"])
+def test_a_batch_goes_through_without_the_vocabulary_wide_layer(saved: Callable[[str], Path], name: str) -> None:
+    checkpoint = opened(saved(name))
+    heads = [part for part in checkpoint.model.modules() if getattr(part, "out_features", 0) == VOCABULARY]
+    assert heads
+    for part in heads:
+        part.register_forward_pre_hook(lambda *_: pytest.fail("the output layer was run"))
+    checkpoint.forward(batch(checkpoint))
+    if checkpoint.two_sided:
+        checkpoint.forward(batch(checkpoint, target=False))
+
+
+def batch(checkpoint: Checkpoint, *, target: bool = True) -> Batch:
+    source = side(checkpoint.encode(SENTENCES, side="source", limit=53))
+    other = side(checkpoint.encode(SENTENCES, side="target", limit=53)) if checkpoint.two_sided and target else None
+    return Batch(torch.arange(2), 0, source, other)
+
+
+# What is broken: a line each.
+
+
+def edit(**changes: Any) -> Break:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def write(name: str, content: str) -> Break:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def remove(pattern: str) -> Break:
+    return lambda folder: [path.unlink() for path in folder.glob(pattern)]
+
+
+def truncate(length: int, *, pickle: bool = False) -> Break:
+    def change(folder: Path) -> None:
+        if pickle:
+            pickled(folder)
+        path = folder / ("pytorch_model.bin" if pickle else "model.safetensors")
+        path.write_bytes(path.read_bytes()[:length])
+
+    return change
+
+
+def flip(place: int) -> Break:
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        content = bytearray(path.read_bytes())
+        content[place] ^= 0xFF
+        path.write_bytes(content)
+
+    return change
+
+
+def garbage(folder: Path) -> None:
+    pickled(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"these are no weights " * 97)
+
+
+def shardless(folder: Path) -> None:
+    sharded(folder)
+    sorted(folder.glob("model-*"))[1].unlink()
+
+
+def indexless(folder: Path) -> None:
+    sharded(folder)
+    (folder / "model.safetensors.index.json").write_text("{")
+
+
+def emptied_index(folder: Path) -> None:
+    sharded(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+NO_FORMAT = r"is no checkpoint that headscope knows \(.*huggingface: a directory with config.json"
+TRUNCATED = r"its weights file is truncated or broken \(.*\); fetch it again$"
+OTHER_SIZE = r"of another size than config.json says: .*{}.* must agree$"
+
+BROKEN: dict[str, tuple[Break, str]] = {
+    "an empty directory": (remove("*"), NO_FORMAT),
+    "no config": (remove("config.json"), NO_FORMAT),
+    "a config that is not JSON": (write("config.json", "{model_type: bert"), "config.json' is not a valid JSON"),
+    "a config that is not UTF-8": (lambda f: (f / "config.json").write_bytes(b'{"\xff"}'), "cannot be loaded"),
+    "a config that is a list": (write("config.json", '["model_type"]'), NO_FORMAT),
+    "a config that is a number": (write("config.json", "3"), NO_FORMAT),
+    "a config without model_type": (write("config.json", '{"hidden_size": 15}'), NO_FORMAT),
+    "an unknown model_type": (edit(model_type="bart2"), "model type 'bart2' is unknown to transformers 5"),
+    "an architecture that is no model": (edit(architectures=["AutoTokenizer"]), "AutoTokenizer, which is no model"),
+    "an architecture of another type": (
+        edit(architectures=["GPT2LMHeadModel"]),
+        "architecture GPT2LMHeadModel and the model_type 'bert', which do not belong together",
+    ),
+    "a size that is a word": (edit(hidden_size="fifteen"), "'hidden_size' expected int, got str"),
+    "an unknown activation": (edit(hidden_act="swoosh"), "entry 'swoosh'"),
+    "safetensors of no bytes": (truncate(0), TRUNCATED),
+    "safetensors cut in the length": (truncate(5), TRUNCATED),
+    "safetensors cut in the header": (truncate(101), TRUNCATED),
+    "safetensors cut in the weights": (truncate(9973), TRUNCATED),
+    "safetensors cut by a byte": (truncate(-1), TRUNCATED),
+    "safetensors with another length": (flip(1), TRUNCATED),
+    "safetensors with a huge length": (flip(7), TRUNCATED),
+    "safetensors with a broken header": (flip(53), TRUNCATED),
+    "a .bin of no bytes": (truncate(0, pickle=True), TRUNCATED),
+    "a .bin of one byte": (truncate(1, pickle=True), TRUNCATED),
+    "a .bin cut early": (truncate(101, pickle=True), TRUNCATED),
+    "a .bin cut late": (truncate(9973, pickle=True), TRUNCATED),
+    "a .bin cut by a byte": (truncate(-1, pickle=True), TRUNCATED),
+    "a .bin that is text": (garbage, TRUNCATED),
+    "a .bin with a list": (lambda folder: pickled(folder, [1, 2]), "cannot be loaded"),
+    "a .bin with other names": (lambda folder: pickled(folder, {"a": torch.ones(3)}), "weights are missing: bert"),
+    "a shard that is missing": (shardless, "No such file .*model-00002-of-"),
+    "an index that is not JSON": (indexless, "one of its json files is broken"),
+    "an index without weights": (emptied_index, "entry 'weight_map'"),
+    "another width": (edit(hidden_size=18), OTHER_SIZE.format(r"LayerNorm.bias \(15, config.json: 18\)")),
+    "another vocabulary": (edit(vocab_size=101), OTHER_SIZE.format(r"97×15, config.json: 101×15")),
+    "another inner width": (edit(intermediate_size=19), OTHER_SIZE.format(r"17×15, config.json: 19×15")),
+    "other positions": (edit(max_position_embeddings=59), OTHER_SIZE.format(r"61×15, config.json: 59×15")),
+    "a layer too many": (edit(num_hidden_layers=3), r"weights are missing: bert.encoder.layer.2.* and 13 more"),
+    "a layer too few": (edit(num_hidden_layers=1), r"weights are left over \(.*fewer layers\?\): bert.encoder.layer.1"),
+    "heads that do not divide the width": (edit(num_attention_heads=7), r"\(15\) is not a multiple .* heads \(7\)"),
+    "no weights": (remove("*.safetensors"), "there is no weights file; put model.safetensors"),
+    "code of its own": (
+        edit(model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}),
+        "needs program code of its own, which headscope never runs",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_checkpoint_is_refused_in_one_line(
+    case: str, copied: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied()
+    change, message = BROKEN[case]
+    change(folder)
+    capfd.readouterr()
+    with pytest.raises(CheckpointError, match=message) as caught:
+        opened(folder)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart", "t5", "llama"])
+@pytest.mark.parametrize("more", [True, False])
+def test_a_wrong_number_of_layers_is_refused_for_every_architecture(
+    name: str, more: bool, copied: Callable[..., Path]
+) -> None:
+    folder = copied(name)
+    entry = {"gpt2": "n_layer", "bart": "decoder_layers", "t5": "num_decoder_layers", "llama": "num_hidden_layers"}[
+        name
+    ]
+    layers = json.loads((folder / "config.json").read_text())[entry]
+    edit(**{entry: layers + (1 if more else -1)})(folder)
+    with pytest.raises(CheckpointError, match="missing" if more else "left over"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(("entry", "value"), [("num_key_value_heads", 3), ("head_dim", 7), ("num_attention_heads", 2)])
+def test_wrong_heads_are_refused_where_they_change_a_size(entry: str, value: int, copied: Callable[..., Path]) -> None:
+    folder = copied("llama")
+    edit(**{entry: value})(folder)
+    with pytest.raises(CheckpointError, match="of another size"):
+        opened(folder)
+
+
+def test_another_number_of_heads_that_divides_the_width_cannot_be_told(copied: Callable[..., Path]) -> None:
+    """BERT's matrices have the same sizes with 3 heads of width 5 and with 5 heads of width 3."""
+    folder = copied()
+    edit(num_attention_heads=5)(folder)
+    assert set(opened(folder).layout.values()) == {5}
+
+
+class Malicious:
+    """Runs a program when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch '{self.mark}'",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_would_run_a_program_does_not(copied: Callable[..., Path], tmp_path: Path, zipped: bool) -> None:
+    folder, mark = copied(), tmp_path / "mark"
+    (folder / "model.safetensors").unlink()
+    state = {**build(BY_NAME["bert"]).state_dict(), "extra": Malicious(mark)}
+    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match=r"holds a Python object \(posix.system\).* safetensors$"):
+        opened(folder)
+    assert not mark.exists()
+    torch.load(folder / "pytorch_model.bin", weights_only=False)
+    assert mark.exists()  # it would have
+
+
+def test_code_beside_a_known_model_type_is_not_run(copied: Callable[..., Path], tmp_path: Path) -> None:
+    folder, mark = copied(), tmp_path / "mark"
+    edit(auto_map={"AutoConfig": "mine.Config", "AutoModelForMaskedLM": "mine.Model"})(folder)
+    (folder / "mine.py").write_text(f"open({str(mark)!r}, 'w')")
+    assert type(opened(folder).model).__name__ == "BertForMaskedLM"
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_reported_before_any_analysis(copied: Callable[..., Path], bad: float) -> None:
+    folder = copied()
+    state = build(BY_NAME["bert"]).state_dict()
+    state["bert.encoder.layer.1.output.dense.weight"][3, 5] = bad
+    pickled(folder, state)
+    with pytest.raises(CheckpointError, match=r"'bert' model gives NaN or infinite numbers .* damaged"):
+        _ = opened(folder).layout
+
+
+# Tokenizers.
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "bart", "llama"])
+def test_a_model_without_a_tokenizer_opens_but_reads_no_text(copied: Callable[..., Path], name: str) -> None:
+    """transformers 5 makes up a tokenizer without words for most of these."""
+    folder = copied(name)
+    remove("*token*")(folder)
+    checkpoint = opened(folder)
+    assert checkpoint.facts()["tokenizer"] is None
+    assert dict(checkpoint.layout) == BY_NAME[name].layout
+    assert checkpoint.plain_ids() == list(range(VOCABULARY))
+    with pytest.raises(CheckpointError, match=r"has no tokenizer.*\(it has no vocabulary file\); put"):
+        checkpoint.encode(SENTENCES, side="source", limit=53)
+
+
+def test_a_broken_tokenizer_says_what_is_wrong_with_it(copied: Callable[..., Path]) -> None:
+    folder = copied()
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"cannot read text \(cannot be loaded: .+\); put its tokenizer"):
+        opened(folder).encode(SENTENCES, side="source", limit=53)
+
+
+def test_a_tokenizer_of_another_model_is_refused_when_an_id_is_too_large(copied: Callable[..., Path]) -> None:
+    folder = copied()
+    other = tokenizer()
+    other.add_tokens([f"word{number}" for number in range(VOCABULARY)])
+    other.save_pretrained(folder)
+    checkpoint = opened(folder)
+    assert checkpoint.encode(["the cat"], side="source", limit=7)[0].ids == [START, THE, CAT, END]
+    with pytest.raises(CheckpointError, match=r"tokenizer gives id \d+, and the model has 97 embeddings"):
+        checkpoint.encode(["the word96"], side="source", limit=7)
+
+
+# Names and options.
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no file or directory .*absent"):
+        opened(tmp_path / "absent")
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(saved: Callable[[str], Path]) -> None:
+    with pytest.raises(CheckpointError, match=NO_FORMAT):
+        opened(saved("bert") / "config.json")
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing-of-that-name", "nothing-of-that-name"])
+def test_a_hub_that_cannot_be_reached_is_said_quickly(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    start = time.monotonic()
+    with pytest.raises(CheckpointError, match=f"{name} .*no local directory, and the model hub cannot be reached"):
+        open_checkpoint(name)
+    assert time.monotonic() - start < 5
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "tpu"])
+def test_a_device_that_is_not_there_is_refused(
+    saved: Callable[[str], Path], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=f"device '{device}' is not available .* available: auto, cpu$"):
+        opened(saved("bert"), device=device)
+
+
+def test_unknown_options_are_refused_with_those_that_there_are(saved: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match="unknown dtype 'float8'; available: auto, float32"):
+        opened(saved("bert"), dtype="float8")
+    with pytest.raises(HeadscopeError, match="'hugingface'.*huggingface"):
+        opened(saved("bert"), format="hugingface")

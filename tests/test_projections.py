@@ -1,0 +1,219 @@
+"""Heads' slices of the projections, found from gradients, against expectations written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+from contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, sharpened
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from headscope.capture import capture_once
+from headscope.heads import Site
+from headscope.model.projections import Projections, Slices, projections
+
+every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+
+
+class Where(NamedTuple):
+    """Where a projection's heads lie: head i from `start + i * step`; `axis` is the one of the heads."""
+
+    path: str
+    step: int | None = None  # None: the width of a head
+    start: int = 0
+    axis: int = 0
+
+
+def separate(attention: str, query: str, key: str, value: str, output: str) -> tuple[Where, ...]:
+    """Four matrices, heads one behind the other; the output projection has them along its columns."""
+    rows = [Where(f"{attention}.{name}") for name in (query, key, value)]
+    return (*rows, Where(f"{attention}.{output}", axis=1))
+
+
+def bert(layer: str) -> tuple[Where, ...]:
+    return separate(f"{layer}.attention", "self.query", "self.key", "self.value", "output.dense")
+
+
+def modern(attention: str, output: str = "o_proj") -> tuple[Where, ...]:
+    return separate(attention, "q_proj", "k_proj", "v_proj", output)
+
+
+def t5(attention: str) -> tuple[Where, ...]:
+    return separate(attention, "q", "k", "v", "o")
+
+
+LLAMA = {Site.DECODER_SELF: modern("model.layers.{}.self_attn")}
+BART = {
+    Site.ENCODER_SELF: modern("model.encoder.layers.{}.self_attn", "out_proj"),
+    Site.DECODER_SELF: modern("model.decoder.layers.{}.self_attn", "out_proj"),
+    Site.CROSS: modern("model.decoder.layers.{}.encoder_attn", "out_proj"),
+}
+EXPECTED: dict[str, dict[Site, tuple[Where, ...]]] = {
+    "bert": {Site.ENCODER_SELF: bert("bert.encoder.layer.{}")},
+    "roberta": {Site.ENCODER_SELF: bert("roberta.encoder.layer.{}")},
+    "electra": {Site.ENCODER_SELF: bert("electra.encoder.layer.{}")},
+    "distilbert": {
+        Site.ENCODER_SELF: separate("distilbert.transformer.layer.{}.attention", "q_lin", "k_lin", "v_lin", "out_lin")
+    },
+    "albert": {
+        Site.ENCODER_SELF: separate(
+            "albert.encoder.albert_layer_groups.0.albert_layers.0.attention", "query", "key", "value", "dense"
+        )
+    },
+    "modernbert": {  # all queries, all keys, all values
+        Site.ENCODER_SELF: (
+            *(Where("model.layers.{}.attn.Wqkv", 10, start) for start in (0, 30, 60)),
+            Where("model.layers.{}.attn.Wo", axis=1),
+        )
+    },
+    "gpt2": {  # the same, and transposed
+        Site.DECODER_SELF: (
+            *(Where("transformer.h.{}.attn.c_attn", 5, start, axis=1) for start in (0, 15, 30)),
+            Where("transformer.h.{}.attn.c_proj", axis=0),
+        )
+    },
+    "gpt_neox": {  # query, key and value of head 0, then those of head 1, …
+        Site.DECODER_SELF: (
+            *(Where("gpt_neox.layers.{}.attention.query_key_value", 30, start) for start in (0, 10, 20)),
+            Where("gpt_neox.layers.{}.attention.dense", axis=1),
+        )
+    },
+    "opt": {Site.DECODER_SELF: modern("model.decoder.layers.{}.self_attn", "out_proj")},
+    "phi": {Site.DECODER_SELF: modern("model.layers.{}.self_attn", "dense")},
+    **dict.fromkeys(("llama", "qwen3", "gemma", "gemma2", "gemma3_text", "mistral", "gpt_oss"), LLAMA),
+    "t5": {
+        Site.ENCODER_SELF: t5("encoder.block.{}.layer.0.SelfAttention"),
+        Site.DECODER_SELF: t5("decoder.block.{}.layer.0.SelfAttention"),
+        Site.CROSS: t5("decoder.block.{}.layer.1.EncDecAttention"),
+    },
+    **dict.fromkeys(("bart", "mbart", "marian", "m2m_100", "pegasus"), BART),
+    "vit": {Site.ENCODER_SELF: modern("vit.layers.{}.attention")},
+}
+
+
+def width_of(architecture: Architecture, heads: int) -> int:
+    """Width of a head: written in the config, or the model's width over the heads."""
+    sizes = architecture.sizes
+    model = sizes.get("d_model") or sizes.get("hidden_size") or sizes.get("n_embd") or sizes.get("dim")
+    return int(sizes.get("head_dim") or sizes.get("d_kv") or model // heads)
+
+
+@every
+def test_slices_are_those_written_by_hand(architecture: Architecture) -> None:
+    model = build(architecture)
+    found = projections(model)
+    assert set(found) == set(architecture.layout)
+    for (site, layer), slices in found.items():
+        heads = architecture.layout[site, layer]
+        groups = architecture.sizes.get("num_key_value_heads", heads)
+        width = width_of(architecture, heads)
+        parts = zip(EXPECTED[architecture.name][site], parts_of(slices), (heads, groups, groups, heads), strict=True)
+        for where, part, units in parts:
+            assert_slices(part, where, model.get_submodule(where.path.format(layer)).weight, units, width)
+
+
+def parts_of(slices: Projections) -> tuple[Slices | None, ...]:
+    return (slices.query, slices.key, slices.value, slices.output)
+
+
+def assert_slices(found: Slices | None, where: Where, weight: Tensor, units: int, width: int) -> None:
+    assert found is not None
+    assert found.weight is weight
+    assert found.axis == where.axis
+    starts = [where.start + unit * (where.step or width) for unit in range(units)]
+    assert [unit.tolist() for unit in found.units] == [list(range(start, start + width)) for start in starts]
+
+
+@every
+def test_slices_cover_every_projection_exactly_once(architecture: Architecture) -> None:
+    for slices in projections(build(architecture)).values():
+        covered: dict[tuple[int, int], list[int]] = {}
+        weights = {}
+        for part in parts_of(slices):
+            assert part is not None
+            weights[id(part.weight)] = part.weight
+            covered.setdefault((id(part.weight), part.axis), []).extend(torch.cat(part.units).tolist())
+        for (weight, axis), rows in covered.items():
+            assert sorted(rows) == list(range(weights[weight].shape[axis]))
+
+
+@every
+def test_matrices_of_a_head_make_its_query_and_its_context_from_the_input(architecture: Architecture) -> None:
+    """Shapes [h k d] for each part: k rows that meet the model's width."""
+    for (site, layer), slices in projections(build(architecture)).items():
+        heads = architecture.layout[site, layer]
+        for part in parts_of(slices):
+            assert part is not None
+            other = part.weight.shape[1 - part.axis]
+            assert part.matrices().shape == (len(part.units), width_of(architecture, heads), other)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gpt_neox", "modernbert", "llama"])
+def test_the_values_slice_times_the_input_is_what_attention_was_given(name: str) -> None:
+    model = build(BY_NAME[name])
+    slices = projections(model)[next(iter(BY_NAME[name].layout))].value
+    assert slices is not None
+    owner = next(part for part in model.modules() if getattr(part, "weight", None) is slices.weight)
+    seen: list[Tensor] = []
+    hook = owner.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    captured = capture_once(model, ("value",), **inputs_of(BY_NAME[name]))
+    hook.remove()
+    values = torch.einsum("bsd,hkd->bhsk", seen[0], slices.matrices())
+    if owner.bias is not None:
+        values = values + torch.stack([owner.bias[unit] for unit in slices.units])[:, None]
+    repeated = values.repeat_interleave(BY_NAME[name].layout[next(iter(BY_NAME[name].layout))] // len(values[0]), 1)
+    torch.testing.assert_close(repeated, captured[next(iter(BY_NAME[name].layout))]["value"])
+
+
+# Projections of other architectures, where a table would have to be told.
+
+
+def causal(name: str) -> nn.Module:
+    """A model with 6 heads in 2 groups, of width 10."""
+    given = {key: size for key, size in BY_NAME["llama"].sizes.items() if key != "head_dim"}
+    config = AutoConfig.for_model(name, **{**given, "hidden_size": 60})
+    return sharpened(AutoModelForCausalLM.from_config(config).eval())
+
+
+def rows(slices: Slices | None) -> Sequence[Sequence[int]]:
+    assert slices is not None
+    return [unit.tolist() for unit in slices.units]
+
+
+def test_grouped_heads_in_one_fused_matrix_are_found() -> None:
+    """Phi-3: 6 queries, then 2 keys, then 2 values."""
+    found = projections(causal("phi3"))[Site.DECODER_SELF, 1]
+    assert rows(found.query) == [list(range(10 * i, 10 * i + 10)) for i in range(6)]
+    assert rows(found.key) == [list(range(60, 70)), list(range(70, 80))]
+    assert rows(found.value) == [list(range(80, 90)), list(range(90, 100))]
+
+
+def test_one_key_for_all_heads_in_one_fused_matrix_is_found() -> None:
+    model = sharpened(
+        AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt_bigcode", **BY_NAME["gpt2"].sizes)).eval()
+    )
+    found = projections(model)[Site.DECODER_SELF, 0]
+    assert rows(found.query) == [list(range(5 * i, 5 * i + 5)) for i in range(3)]
+    assert rows(found.key) == [list(range(15, 20))]
+    assert rows(found.value) == [list(range(20, 25))]
+
+
+def test_queries_normalised_across_heads_have_no_rows_of_their_own() -> None:
+    """OLMo 2 normalises all heads together: every head's query depends on every row, so None."""
+    found = projections(causal("olmo2"))[Site.DECODER_SELF, 0]
+    assert found.query is None and found.key is None
+    assert rows(found.value) == [list(range(10)), list(range(10, 20))]
+    assert found.output is not None
+
+
+def test_a_gated_context_has_no_output_projection_that_can_be_told() -> None:
+    """A model that multiplies contexts by something before its output projection."""
+    model = build(BY_NAME["llama"])
+    handle = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 2,))
+    first, second = (projections(model)[Site.DECODER_SELF, layer].output for layer in (0, 1))
+    handle.remove()
+    assert first is None
+    assert second is not None
