@@ -86,9 +86,11 @@ def principal_cosines(basis: Tensor, triangle: Tensor) -> Tensor:
     """
     sizes = torch.linalg.svdvals(triangle)  # [h k]
     lacking = sizes[:, -1] <= RANK * sizes[:, 0]
-    h, _, k = basis.shape
+    h, d, k = basis.shape
+    side_by_side = basis.transpose(0, 1).reshape(d, h * k)
+    inner = (side_by_side.T @ side_by_side).view(h, k, h, k)
     first, second = torch.triu_indices(h, h, offset=1)
-    found = torch.linalg.svdvals(basis[first].transpose(1, 2) @ basis[second]).clamp(max=1.0)
+    found = torch.linalg.svdvals(inner[first, :, second]).clamp(max=1.0)  # [p k]
     every = found.new_ones(h, h, k)
     every[first, second] = every[second, first] = found
     every[lacking] = every[:, lacking] = torch.nan

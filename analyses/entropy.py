@@ -24,8 +24,7 @@ class Entropy(Analysis):
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        weights = heads.weights if heads.weights.dtype == torch.float64 else heads.weights.float()
-        entropy = torch.special.entr(weights).sum(dim=-1)  # [b h t]
+        entropy = torch.special.entr(heads.weights).sum(dim=-1)  # [b h t]
         seen = heads.shared("seen", lambda: heads.visible.sum(dim=-1))  # [b t]
         share = entropy / seen.clamp(min=2).to(entropy.dtype).log()[:, None]
         return {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from headscope.accumulate import Estimate, Ratio, interval
 from headscope.analysis import Analysis, Column, Findings, Heads, Tally, analysis, head_ids
@@ -50,7 +51,7 @@ class Positional(Analysis):
             modal = total.argmax(dim=-1)  # [1+r h]
             offset[site, layer] = interval((modal - middle).double())
             share[site, layer] = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
-            tables.append(_table((site, layer), total[0], interval(shares)))
+            tables.append(_table((site, layer), total[0], shares))
             for head in head_ids((site, layer), total.shape[1]):
                 if share[site, layer].value[head.head] >= THRESHOLD:
                     findings.label(head, f"positional:{int(offset[site, layer].value[head.head]):+d}")
@@ -59,18 +60,19 @@ class Positional(Analysis):
         return findings
 
 
-def _table(place: tuple[Site, int], counts: torch.Tensor, share: Estimate) -> pd.DataFrame:
-    """One row per head and offset that occurs; counts [h o]."""
-    head, cell = (index.numpy() for index in counts.nonzero(as_tuple=True))
+def _table(place: tuple[Site, int], counts: Tensor, shares: Tensor) -> pd.DataFrame:
+    """One row per head and offset that occurs; counts [h o], shares [1+r h o]."""
+    head, cell = counts.nonzero(as_tuple=True)
+    share = interval(shares[:, head, cell])
     return pd.DataFrame(
         {
             "site": place[0].value,
             "layer": place[1],
-            "head": head,
-            "offset": cell - counts.shape[-1] // 2,
-            "count": counts.numpy()[head, cell].astype(int),
-            "share": share.value[head, cell],
-            "share_low": share.low[head, cell],
-            "share_high": share.high[head, cell],
+            "head": head.numpy(),
+            "offset": cell.numpy() - counts.shape[-1] // 2,
+            "count": counts[head, cell].numpy().astype(int),
+            "share": share.value,
+            "share_low": share.low,
+            "share_high": share.high,
         }
     )

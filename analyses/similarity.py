@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,18 +33,18 @@ class Similarity(Analysis):
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        context = heads.context if heads.context.dtype == torch.float64 else heads.context.float()
-        b, h, t, k = context.shape
-        context = context * heads.queries[:, None, :, None]  # [b h t k], zero where not counted
+        b, h, t, k = heads.context.shape
+        context = heads.context * heads.queries[:, None, :, None]  # [b h t k], zero where not counted
         count = heads.queries.sum(dim=-1).to(context.dtype)[:, None, None]  # [b 1 1]
         unit = torch.nn.functional.normalize(context, dim=-1).reshape(b, h, t * k)
         tokens = context.transpose(1, 2)[heads.queries]  # [n h k]
         spread = torch.zeros(b, t, h, h, dtype=context.dtype, device=context.device)
         spread[heads.queries] = pairwise_l2(tokens)
         flat = tokens.reshape(len(tokens), h * k)  # [n d]
+        first, second = torch.triu_indices(h, h, device=context.device)  # [p]: each pair of heads once
+        pairs = torch.stack([unit @ unit.transpose(1, 2), spread.sum(dim=1)], dim=1)[..., first, second]
         return {
-            "cosine": Ratio(unit @ unit.transpose(1, 2), count),
-            "l2": Ratio(spread.sum(dim=1), count),
+            "pairs": Ratio(pairs, count),  # cosine and L2 [b 2 p]
             "moments": Ratio(gram(flat)[None], flat.sum(dim=0)[None, None], whole=True),
             "tokens": Ratio(count.sum()[None], count.new_ones(1), whole=True),
         }
@@ -50,15 +52,15 @@ class Similarity(Analysis):
     def report(self, tally: Tally) -> Findings:  # noqa: D102
         findings = Findings()
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
-        for place in tally.places("cosine"):
-            heads = tally.kept("cosine", place).total.shape[1]
-            total, count = tally.bootstrap.sums(tally.kept("cosine", place))
-            cosine, l2 = interval(total / count), tally.ratio("l2", *place)
-            samples = recentred(cka_samples(tally, place, heads))
-            for measure, estimate in {"cosine": cosine, "l2": l2, "cka": interval(samples)}.items():
-                findings.arrays.update(matrices(place, measure, estimate))
-            columns["similarity_cosine"][place] = interval(mean_of_others(total / count))
-            columns["similarity_cka"][place] = interval(mean_of_others(samples))
+        for place in tally.places("pairs"):
+            total, count = tally.bootstrap.sums(tally.kept("pairs", place))
+            cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
+            heads = heads_of(cosine.shape[-1])
+            samples = {"cosine": cosine, "l2": l2, "cka": recentred(cka_samples(tally, place, heads))}
+            for measure, found in samples.items():
+                findings.arrays.update(matrices(place, measure, square(interval(found), heads)))
+            for measure, column in columns.items():
+                column[place] = interval(mean_of_others(samples[measure.removeprefix("similarity_")], heads))
         findings.columns = [Column(name, estimates) for name, estimates in columns.items()]
         return findings
 
@@ -77,8 +79,7 @@ class JensenShannon(Analysis):
     default = False
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        weights = heads.weights if heads.weights.dtype == torch.float64 else heads.weights.float()
-        weights = weights.transpose(1, 2)[heads.queries]  # [n h s]
+        weights = heads.weights.transpose(1, 2)[heads.queries]  # [n h s]
         n, h, _ = weights.shape
         own = torch.special.entr(weights).sum(dim=-1)  # [n h]
         pairs = torch.combinations(torch.arange(h), r=2, with_replacement=True).to(weights.device)  # [p 2]
@@ -113,7 +114,7 @@ def gram(flat: Tensor) -> Tensor:
 
 
 def cka_samples(tally: Tally, place: tuple[Site, int], heads: int) -> Tensor:
-    """CKA of the whole corpus, then of each replicate: [1+r h h]."""
+    """CKA of the whole corpus, then of each replicate: [1+r p]."""
     kept, counts = tally.kept("moments", place), tally.kept("tokens", place)
     while counts.groups > kept.groups:
         counts.halve()
@@ -124,7 +125,7 @@ def cka_samples(tally: Tally, place: tuple[Site, int], heads: int) -> Tensor:
 
 
 def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: int) -> Tensor:
-    """Linear CKA between heads, for every way of drawing folds: [r h h].
+    """Linear CKA between heads, each pair once, for every way of drawing folds: [r p].
 
     moments [f d d] and sums [f d] of the contexts of each fold, tokens [f]; draws [r f] says how often
     each fold counts. CKA is ‖X_iᵀX_j‖²_F / (‖X_iᵀX_i‖_F ‖X_jᵀX_j‖_F) with X centred on the corpus mean, in
@@ -133,20 +134,21 @@ def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: 
     """
     f, d, _ = moments.shape
     mean = sums.sum(dim=0) / tokens.sum()  # [d]
-    shift = (sums - tokens[:, None] * mean / 2)[:, :, None] * mean
-    centred = (moments - shift).sub_(shift.transpose(1, 2))
-    blocks = centred.view(f, heads, d // heads, heads, d // heads).permute(1, 3, 0, 2, 4)
-    flat = blocks.reshape(heads, heads, f, -1)  # [h h f k·k]
-    products = flat @ flat.transpose(-1, -2)  # [h h f f]
-    squared = torch.einsum("ijra,ra->rij", draws @ products, draws).clamp(min=0)  # [r h h]
-    own = squared.diagonal(dim1=1, dim2=2)  # [r h]
+    half = sums - tokens[:, None] * mean / 2  # [f d]
+    left, right = torch.stack([half, mean.expand_as(half)], 2), torch.stack([mean.expand_as(half), half], 1)
+    centred = torch.baddbmm(moments, left, right, alpha=-1)  # moments − half·meanᵀ − mean·halfᵀ
+    first, second = torch.triu_indices(heads, heads)  # [p]
+    flat = centred.view(f, heads, d // heads, heads, d // heads)[:, first, :, second].flatten(2)  # [p f k·k]
+    products = flat @ flat.transpose(-1, -2)  # [p f f]
+    squared = torch.einsum("pra,ra->rp", draws @ products, draws).clamp(min=0)  # [r p]
+    own = squared[:, first == second]  # [r h]
     energy, spread = (matrix.sum(dim=0).diagonal().view(heads, -1).sum(dim=-1) for matrix in (moments, centred))
     own = own.masked_fill(spread <= CONSTANT * energy, torch.nan)
-    return squared / (own[:, :, None] * own[:, None, :]).sqrt()
+    return squared / (own[:, first] * own[:, second]).sqrt()
 
 
 def recentred(samples: Tensor) -> Tensor:
-    """Replicates [1+r h h] moved so that their mean is the value, the first row.
+    """Replicates [1+r p] moved so that their mean is the value, the first row.
 
     CKA grows when the sample shrinks, and a resample holds fewer different sentences than the corpus:
     without the shift an interval of replicates can lie beside the value.
@@ -155,10 +157,28 @@ def recentred(samples: Tensor) -> Tensor:
     return torch.cat([samples[:1], (samples[1:] + shift).clamp(0, 1)])
 
 
-def mean_of_others(matrices: Tensor) -> Tensor:
-    """Mean over the other heads of the layer of matrices [r h h]: [r h]; NaN for a layer of one head."""
-    own = torch.eye(matrices.shape[-1], dtype=torch.bool)
-    return matrices.masked_fill(own, torch.nan).nanmean(dim=-1)
+def heads_of(pairs: int) -> int:
+    """How many heads have that many pairs, each with itself included."""
+    return (math.isqrt(8 * pairs + 1) - 1) // 2
+
+
+def mean_of_others(pairs: Tensor, heads: int) -> Tensor:
+    """Mean over the other heads of the layer of what pairs [r p] say: [r h]; NaN for a layer of one head."""
+    first, second = torch.triu_indices(heads, heads)
+    full = pairs.new_full((len(pairs), heads, heads), torch.nan)
+    full[:, first, second] = full[:, second, first] = pairs
+    return full.masked_fill(torch.eye(heads, dtype=torch.bool), torch.nan).nanmean(dim=-1)
+
+
+def square(pairs: Estimate, heads: int) -> Estimate:
+    """Estimates of pairs [p] as symmetric matrices [h h]."""
+    first, second = np.triu_indices(heads)
+    found = []
+    for values in (pairs.value, pairs.low, pairs.high):
+        matrix = np.empty((heads, heads))
+        matrix[first, second] = matrix[second, first] = values
+        found.append(matrix)
+    return Estimate(*found)
 
 
 def matrices(place: tuple[Site, int], measure: str, estimate: Estimate) -> dict[str, Array]:

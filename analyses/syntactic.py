@@ -29,9 +29,9 @@ class Syntactic(Analysis):
     Word-level weights: summed over the key word's pieces, averaged over the query word's pieces (Clark et
     al. 2019, §4.1); special tokens are no words. Accuracy: share of the relation's instances in which the
     largest word-level weight at one word lies on the other. Baseline: accuracy of always choosing the
-    relation's most frequent word offset (the smallest one where several tie; intervals keep it fixed). A head is syntactic where it beats the baseline by at least
-    10 points (Voita et al. 2019, §5.2). `nsubj>` is read from head to dependent, `nsubj<` from dependent to
-    head. UD 2 calls Voita's dobj `obj`.
+    relation's most frequent word offset (the smallest one where several tie; intervals keep it fixed).
+    A head is syntactic where it beats the baseline by at least 10 points (Voita et al. 2019, §5.2).
+    `nsubj>` is read from head to dependent, `nsubj<` from dependent to head. UD 2 calls Voita's dobj `obj`.
     """
 
     name = "syntactic"
@@ -51,7 +51,9 @@ class Syntactic(Analysis):
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
         if heads.key_side is not heads.batch.source or not heads.batch.aligned:
             return {}
-        plan = heads.cache.setdefault("syntactic plan", _Plan(heads, self.names))
+        if "syntactic plan" not in heads.cache:
+            heads.cache["syntactic plan"] = _Plan(heads, self.names)
+        plan: _Plan = heads.cache["syntactic plan"]
         hits = plan.hits(heads.weights)  # [n h]
         b, h = heads.weights.shape[:2]
         cells = torch.zeros(b, len(self.names) * 2, h, device=hits.device)
@@ -190,7 +192,6 @@ class _Plan:
 
     def hits(self, weights: Tensor) -> Tensor:
         """Whether the largest word-level weight of each instance's word lies on its partner: [n h]."""
-        weights = weights if weights.dtype == torch.float64 else weights.float()
         to_words = torch.einsum("bhts,bws->bhtw", weights, self.member.to(weights.dtype))
         words = torch.einsum("bhtv,bwt->bhwv", to_words, self.mean.to(weights.dtype))  # [b h w v]
         words = words.masked_fill(~self.is_word[:, None, None, :], -1.0)

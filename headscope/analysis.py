@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 class Heads:
     """One site and layer at work on one batch, with what analyses share computed once.
 
-    weights [b h t s], context [b h t k] (before mixing and gates). `queries` [b t] and `keys` [b s] say
-    which positions count: real tokens, without special ones unless they are kept; where no key counts, no
-    query does. `visible` [b t s] says where a query may look, special tokens included, padding excluded.
+    weights [b h t s], context [b h t k] (before mixing and gates), in float32 at least, whatever the model
+    computes in. `queries` [b t] and `keys` [b s] say which positions count: real tokens, without special
+    ones unless they are kept; where no key counts, no query does. `visible` [b t s] says where a query may
+    look, special tokens included, padding excluded.
     """
 
     site: Site
@@ -82,16 +83,20 @@ class Heads:
         return Ratio(total, weights.sum(dim=-1, keepdim=True))
 
 
+# Weights nearer than this share of the larger one are equal. Of the million rows that a real BERT has on
+# 1,000 sentences none has its two largest weights within 1e-6 in float32, 19 have them within 8e-6.
+TIE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
 def peaks(values: Tensor) -> tuple[Tensor, Tensor]:
     """The largest value along the last axis, and its first place.
 
-    Values that differ by rounding only (64 units in the last place; none in half precision) count as tied.
+    Values that differ by rounding only (see `TIE`) count as tied.
     A model may give two keys the same weight, as T5 does for one token twice in one bucket of distance:
     their last digits change with the shape of the batch, and the place must not.
     """
     peak = values.amax(dim=-1)
-    slack = 64 * torch.finfo(values.dtype).eps if values.dtype in (torch.float32, torch.float64) else 0.0
-    near = values >= (peak * (1 - slack))[..., None]
+    near = values >= (peak * (1 - TIE[values.dtype]))[..., None]
     return peak, near.to(torch.uint8).argmax(dim=-1)
 
 

@@ -253,8 +253,8 @@ class _Survey:
         return Heads(
             site=place.site,
             layer=place.layer,
-            weights=call.weights,
-            context=call.context,
+            weights=_precise(call.weights),
+            context=_precise(call.context),
             queries=self._counted(query_side) & keys.any(dim=-1, keepdim=True),
             keys=keys,
             visible=_visible(call, key_side, cache),
@@ -321,6 +321,11 @@ class _Survey:
         seen = {(site, layer) for mine in self.sums.values() for _, site, layer in mine}
         layout = self.checkpoint.layout
         return list(all_heads({place: count for place, count in layout.items() if place in seen or not seen}))
+
+
+def _precise(values: Tensor) -> Tensor:
+    """At least float32: a sum of a few hundred weights in half precision has an error in the third digit."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def _visible(call: AttentionCall, key_side: Side, cache: dict[str, Any]) -> Tensor:

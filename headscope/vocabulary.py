@@ -82,8 +82,14 @@ class Splitter:
         return found
 
     def _sentence_pieces(self, text: str) -> list[Piece]:
-        coded = self._model.encode(text, out_type="immutable_proto")
-        return [Piece(each.piece, each.begin, each.end) for each in coded.pieces]
+        """Places from the surface of each piece; its own offsets count bytes in some releases."""
+        whole = "immutable_proto" if hasattr(self._model, "EncodeAsImmutableProto") else "proto"
+        found, place = list[Piece](), 0
+        for each in self._model.encode(text, out_type=whole).pieces:
+            start = max(text.find(each.surface, place), place)
+            place = start + len(each.surface)
+            found.append(Piece(each.piece, place - len(each.surface.lstrip()), place))
+        return found
 
     @cached_property
     def _merges(self) -> Merges:

@@ -300,7 +300,11 @@ def test_long_sentences_are_cut_and_counted() -> None:
     losses = Losses()
     found = cut(corpus([3, 8, 9, 200]), limit=9, losses=losses)
     assert losses.truncated == 2  # 8 words and the special token just fit
-    lengths = {int(n): int(l) for b in found for n, l in zip(b.indices, b.source.real.sum(-1), strict=True)}
+    lengths = {
+        int(number): int(length)
+        for batch in found
+        for number, length in zip(batch.indices, batch.source.real.sum(-1), strict=True)
+    }
     assert lengths == {0: 4, 1: 9, 2: 9, 3: 9}
 
 

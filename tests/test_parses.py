@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import re
 import tracemalloc
@@ -175,15 +176,16 @@ def test_broken_gzip(write: Write) -> None:
 
 
 def test_memory_is_flat(write: Write) -> None:
-    path = write(*[*SENTENCE, ""] * 997)
-    assert len(list(read_conllu(path))) == 997  # imports and caches are filled
+    path = write(*[*SENTENCE, ""] * 4999)
+    assert len(list(read_conllu(path))) == 4999  # imports and caches are filled
     peaks = []
-    for count in (97, 997):
+    for count in (499, 4999):
+        gc.collect()
         tracemalloc.start()
         assert sum(1 for _, _ in zip(range(count), read_conllu(path), strict=False)) == count
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.1 * peaks[0] + 10_000
+    assert peaks[1] < 1.1 * peaks[0] + 300_000  # what the collector has not come to yet; all would be megabytes
 
 
 def test_every_shared_treebank_reads(shared: Path) -> None:

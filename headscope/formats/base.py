@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -106,11 +107,33 @@ class Checkpoint(ABC):
         return parameters_by_part(self.model)
 
 
+@dataclass(frozen=True)
+class Companions:
+    """Files that belong to a checkpoint and lie elsewhere.
+
+    `dicts`: folder of dictionaries or vocabularies (default: beside the checkpoint); `hp`: hyper-parameters
+    of a story-of-heads file; `bpe`: codes or SentencePiece model that split text into pieces (default: text
+    is taken as already split).
+    """
+
+    dicts: Path | None = None
+    hp: Path | None = None
+    bpe: Path | None = None
+
+    def given(self) -> list[str]:
+        """Names of the companions that were given."""
+        return [each.name for each in fields(self) if getattr(self, each.name) is not None]
+
+
 class CheckpointFormat(ABC):
-    """A kind of checkpoint on disk: recognised by content, opened into a `Checkpoint`."""
+    """A kind of checkpoint on disk: recognised by content, opened into a `Checkpoint`.
+
+    `takes` names the companions (fields of `Companions`) that mean something for the format.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    takes: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def recognise(self, path: Path) -> bool:
@@ -121,23 +144,37 @@ class CheckpointFormat(ABC):
         return False
 
     @abstractmethod
-    def load(self, path: str, *, device: str, dtype: str) -> Checkpoint:
-        """Open the checkpoint; CheckpointError for what is broken or unsupported."""
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> Checkpoint:
+        """Open the checkpoint; CheckpointError for what is broken or unsupported.
+
+        Of `companions` only those that the format's `takes` names are ever given.
+        """
 
 
 FORMATS: Registry[CheckpointFormat] = Registry("checkpoint format", package="headscope.formats")
 
 
-def open_checkpoint(path: str, *, format: str | None = None, device: str = "auto", dtype: str = "auto") -> Checkpoint:
+def open_checkpoint(
+    path: str,
+    *,
+    format: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    companions: Companions | None = None,
+) -> Checkpoint:
     """Open a checkpoint: a file, a directory or a hub id; the format is found from content.
 
     `format` overrides that. CheckpointError where no format fits, ConfigError for an unknown format,
-    device or dtype.
+    device or dtype, or for a companion file that the format has no use for.
     """
+    companions = companions or Companions()
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
     chosen = FORMATS.get(format) if format else _detect(path)
-    return chosen.load(path, device=pick_device(device), dtype=dtype)
+    if useless := [f"--{name}" for name in companions.given() if name not in chosen.takes]:
+        takes = ", ".join(f"--{name}" for name in sorted(chosen.takes)) or "none of these"
+        raise ConfigError(f"{', '.join(useless)} means nothing for a {chosen.name} checkpoint, which takes {takes}")
+    return chosen.load(path, device=pick_device(device), dtype=dtype, companions=companions)
 
 
 def _detect(path: str) -> CheckpointFormat:

@@ -6,6 +6,7 @@ says so in a log line at most, so every missing, left-over and mismatched weight
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -23,7 +24,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from headscope.data import Batch, Encoded
 from headscope.errors import CheckpointError, DataError
-from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, SideName, file_digest
+from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, Companions, SideName, file_digest
+from headscope.model.interface import hushed
 from headscope.model.places import base_of, text_config
 from headscope.syntax import piece_spans
 
@@ -177,26 +179,27 @@ class HuggingFaceFormat(CheckpointFormat):
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         except OSError:
             return False
-        except ValueError:
+        except (ValueError, RecursionError):
             return True  # not JSON: `load` says so
         return isinstance(config, dict) and "model_type" in config
 
     def recognise_name(self, name: str) -> bool:  # noqa: D102
         return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
 
-    def load(self, path: str, *, device: str, dtype: str) -> HuggingFaceCheckpoint:  # noqa: D102
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> HuggingFaceCheckpoint:  # noqa: D102
+        options = {"trust_remote_code": False, "local_files_only": not _hub_answers(path)}
         with _quiet(path):
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(path, **options)
             model, info = _model_class(path, config).from_pretrained(
                 path,
                 config=config,
                 dtype=_dtype(dtype, config, device),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, with their names
-                trust_remote_code=False,
+                **options,
             )
         _check_weights(path, info)
-        tokenizer, without = _open_tokenizer(path)
+        tokenizer, without = _open_tokenizer(path, options)
         return HuggingFaceCheckpoint(
             path=path,
             model=model.to(device).eval(),
@@ -209,19 +212,30 @@ class HuggingFaceFormat(CheckpointFormat):
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
 
 
+def _hub_answers(path: str) -> bool:
+    """Whether to ask the hub: transformers itself would try an absent network for half a minute."""
+    if Path(path).exists():
+        return False
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().model_info(path, timeout=10)
+    except HfHubHTTPError:
+        return True  # it answers that there is no such model: transformers says so
+    except Exception:  # no network, whatever the client raises then
+        return False
+    return True
+
+
 def _model_class(path: str, config: Any) -> Any:
     """The class that config.json names (with its task head), or the plain model where it names none."""
     named = config.architectures or [None]
-    known = getattr(transformers, str(named[0]), None) if isinstance(named, list) else None
+    known: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) else None
     if known is None:
         return AutoModel
-    if not (isinstance(known, type) and issubclass(known, PreTrainedModel)):
+    if not (inspect.isclass(known) and issubclass(known, PreTrainedModel)):
         raise CheckpointError(f"{path}: config.json names the architecture {named[0]}, which is no model")
-    if not isinstance(config, known.config_class):
-        raise CheckpointError(
-            f"{path}: config.json names the architecture {named[0]} and the model_type {config.model_type!r}, "
-            "which do not belong together"
-        )
     return known
 
 
@@ -259,11 +273,11 @@ def _disagree(path: str, how: str, keys: list[str]) -> str:
     return f"{path}: weights are {how}: {', '.join(keys[:3])}{more}; config.json and the weights file must agree"
 
 
-def _open_tokenizer(path: str) -> tuple[Any, str]:
+def _open_tokenizer(path: str, options: dict[str, bool]) -> tuple[Any, str]:
     """The tokenizer, or None and the reason."""
     try:
         with _quiet(path):
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except CheckpointError as error:
         found = _has_vocabulary(path)
         return None, str(error).removeprefix(f"{path} ") if found else "it has no vocabulary file"
@@ -284,7 +298,7 @@ def _folder(path: str) -> Path:
         return folder
     from transformers.utils import cached_file
 
-    return Path(cached_file(path, "config.json")).parent
+    return Path(cached_file(path, "config.json", local_files_only=True)).parent
 
 
 def _digest(path: str) -> str:
@@ -310,12 +324,11 @@ def _quiet(path: str) -> Iterator[None]:
     """Keep transformers' log lines and progress bars away; turn what it raises into one line."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
+    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
-        with warnings.catch_warnings():
+        with hushed(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected pickle protocol")  # torch, of foreign pickles
             yield
     except CheckpointError:
@@ -323,7 +336,6 @@ def _quiet(path: str) -> Iterator[None]:
     except Exception as error:
         raise CheckpointError(f"{path} cannot be loaded: {_one_line(error)}") from error
     finally:
-        logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
 
@@ -348,6 +360,8 @@ def _one_line(error: Exception) -> str:
         return "it is no local directory, and the model hub cannot be reached; check the path or the connection"
     if isinstance(error, json.JSONDecodeError):
         return f"one of its json files is broken ({text})"
+    if isinstance(error, AttributeError):
+        return f"its config.json does not fit the architecture that it names ({text})"
     if isinstance(error, KeyError):
         return f"its json files hold or lack the entry {text}, which transformers cannot go on with"
     return text if len(text) <= 300 else text[:300] + "…"

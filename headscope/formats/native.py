@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
-from headscope.formats.base import FORMATS, CheckpointFormat, file_digest
+from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.model.search import SearchConfig
 from headscope.model.transformer import Transformer
@@ -80,7 +80,7 @@ class NativeFormat(CheckpointFormat):
         except HeadscopeError:
             return False
 
-    def load(self, path: str, *, device: str, dtype: str) -> TransformerCheckpoint:  # noqa: D102
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> TransformerCheckpoint:  # noqa: D102
         folder = Path(path)
         content = _read_config(folder)
         state = _read_weights(folder / WEIGHTS)

@@ -189,12 +189,14 @@ class StoryBeams(BeamRule):
 
     def __init__(self, config: SearchConfig, limits: Limits, *, end: int) -> None:
         super().__init__(config, limits, end=end)
-        self.best_score = torch.full_like(self.log_p[:, 0], -torch.inf)
-        self.best_log_p = self.best_score.clone()
+        self.best_score = self.best_log_p = torch.empty(0)
         self.empty = torch.ones_like(self.running, dtype=torch.bool)  # no best yet, or one without words
 
     def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> Chosen | None:  # noqa: D102
         length = step + 1
+        if step == 0:
+            self.best_score = logits.new_full((len(logits),), -torch.inf)
+            self.best_log_p = self.best_score.clone()
         found = self.candidates(logits, normaliser, self.config.beam)
         scores = found.log_p / (1 + length / 6) ** self.config.power
         there = found.log_p > -torch.inf

@@ -7,6 +7,7 @@ the one of eager attention: padding, causality and sliding windows all arrive in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.utils import logging
 
 from headscope.errors import CheckpointError
 from headscope.model.attention import attend
@@ -143,12 +143,15 @@ def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
 @contextmanager
 def hushed() -> Iterator[None]:
     """Within the block transformers logs nothing: it warns of models that ignore the implementation's name."""
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def is_half(dtype: torch.dtype) -> bool:

@@ -115,7 +115,7 @@ def _slices(states: Tensor) -> Slices | None:
         (gradient,) = torch.autograd.grad((head * push).sum(), GradientEdge(product, 0), retain_graph=True)
         units.append(gradient.abs().flatten(0, -2).sum(dim=0).nonzero()[:, 0])
     own = {len(unit) for unit in units} == {states.shape[-1]}
-    if not own or len(torch.cat(units).unique()) != len(units) * states.shape[-1]:
+    if not own or len(set(torch.cat(units).tolist())) != len(units) * states.shape[-1]:
         return None
     return Slices(*source, tuple(units))
 

@@ -126,7 +126,8 @@ def search(
     state = model.begin(source, source_mask)
     ids = source.new_full((b,), start)
     for step in range(int(rule.limits.most.max()) + 2):
-        logits = model.step(ids, state).float()
+        logits = model.step(ids, state)
+        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         normaliser = logits.logsumexp(dim=-1, keepdim=True)
         if pad is not None:
             logits[:, pad] = -torch.inf

@@ -243,9 +243,11 @@ class Transformer(nn.Module):
         return Places(tuple(order), calls)
 
     def attention_projections(self) -> dict[tuple[Site, int], Projections]:
-        """What `headscope.model.projections` would find out from gradients."""
+        """What `headscope.model.projections` would find out from gradients; nothing for layers without heads."""
         found = {}
         for site, layer, _, module in self.attention_modules():
+            if not module.heads:
+                continue
             query, key, value = (_rows(part.weight, module, width) for part, width in module.inputs())
             columns = torch.arange(module.heads * module.d_value).view(module.heads, module.d_value)
             output = Slices(module.output.weight, 1, tuple(columns.to(module.output.weight.device)))

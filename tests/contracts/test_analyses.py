@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,9 @@ every_analysis = pytest.mark.parametrize("name", NAMES)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
+@cache
 def made(kind: str) -> tuple[HuggingFaceCheckpoint, Corpus]:
     return tiny.checkpoint(kind, 7), tiny.corpus(7, count=SENTENCES, target=tiny.KINDS[kind].two_sided)
-
-
-MADE = {kind: made(kind) for kind in (*KINDS, "single")}
 
 
 def study(
@@ -49,7 +48,7 @@ def study(
     its: tuple[HuggingFaceCheckpoint, Corpus] | None = None,
 ) -> Study:
     """One analysis alone on a tiny model; skips where the model has no such site."""
-    checkpoint, corpus = its or MADE[kind]
+    checkpoint, corpus = its or made(kind)
     cls = ANALYSES.get(analysis) if isinstance(analysis, str) else analysis
     options = Options(keep_special=keep, ranks=RANKS, frequencies="made", parse="made", seed=seed)
     try:
@@ -126,7 +125,7 @@ def test_says_what_it_is(name: str) -> None:
 @every_kind
 def test_numbers_are_sound(name: str, kind: str) -> None:
     its = study(kind, name)
-    check(its, *MADE[kind])
+    check(its, *made(kind))
     assert its.signatures[name]["m"].startswith(name.partition(".")[0])
     assert len(its.heads.columns) > 4 or its.arrays, "it measured nothing"
 
@@ -134,7 +133,7 @@ def test_numbers_are_sound(name: str, kind: str) -> None:
 @every_analysis
 @every_kind
 def test_special_tokens_can_be_kept(name: str, kind: str) -> None:
-    check(study(kind, name, keep=True), *MADE[kind])
+    check(study(kind, name, keep=True), *made(kind))
 
 
 @every_analysis
@@ -214,13 +213,13 @@ def _tensors(heads: Heads) -> dict[str, Tensor]:
 
 @every_analysis
 def test_layer_of_one_head(name: str) -> None:
-    check(study("single", name), *MADE["single"])
+    check(study("single", name), *made("single"))
 
 
 @every_analysis
 def test_gates_are_no_obstacle(name: str) -> None:
     """Contexts are those before gates: a closed head is measured as before, later layers change."""
-    checkpoint, corpus = MADE["bert"]
+    checkpoint, _ = made("bert")
     last = [HeadId(Site.ENCODER_SELF, 1, head) for head in range(3)]
     gates: list[AbstractContextManager[None]] = [nullcontext(), gated(checkpoint.model, last)]
     found = []
@@ -233,7 +232,7 @@ def test_gates_are_no_obstacle(name: str) -> None:
 @pytest.fixture(scope="module")
 def ragged() -> tuple[HuggingFaceCheckpoint, Corpus]:
     """BERT whose second layer has two of three heads left."""
-    checkpoint, corpus = made("bert")
+    checkpoint, corpus = made.__wrapped__("bert")
     attention = checkpoint.model.encoder.layer[1].attention
     for projection in (attention.self.query, attention.self.key, attention.self.value):
         projection.weight, projection.bias = (
@@ -255,7 +254,7 @@ def test_layers_of_different_width(name: str, ragged: tuple[HuggingFaceCheckpoin
 @every_kind
 def test_corpus_with_nothing_to_measure(name: str, kind: str) -> None:
     """One sentence of one word, whose relations lie inside it."""
-    checkpoint, corpus = MADE[kind]
+    checkpoint, corpus = made(kind)
     first = next(iter(corpus))
     lonely = Corpus("one", 1, "0" * 40, lambda: iter([first]), corpus.has_target, corpus.has_parses)
     its = study(kind, name, its=(checkpoint, lonely))

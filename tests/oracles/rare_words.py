@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headscope.heads import Site
 from oracles.seen import Place, Seen, Term
+
+from headscope.heads import Site
 
 FREQUENT = 500
 

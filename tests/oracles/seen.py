@@ -38,6 +38,7 @@ class Seen:
     calls: dict[Place, Call] = field(default_factory=dict)
     units: list[list[int]] | None = None
     relations: list[tuple[str, int, int]] = field(default_factory=list)
+    tie: float = 0.0  # weights nearer than this share of the largest one are equal
 
     def query_side(self, site: Site) -> tuple[list[int], list[bool]]:
         """Ids of the queries, and which are special."""
@@ -75,10 +76,10 @@ class Seen:
     def focus(self, place: Place, head: int, keep: bool) -> Iterator[tuple[int, int]]:
         """(query, the counted key with its largest weight, the first one where several tie)."""
         for t, row, keys in self.rows(place, head, keep):
-            yield t, keys[first_peak([row[s] for s in keys], self.calls[place].weights.dtype)]
+            yield t, keys[first_peak([row[s] for s in keys], self.tie)]
 
 
-def first_peak(values: Sequence[float], dtype: np.dtype) -> int:
-    """Place of the largest value, the first of those that are equal but for rounding of their type."""
-    least = max(values) * (1 - 64 * np.finfo(dtype).eps)
+def first_peak(values: Sequence[float], tie: float) -> int:
+    """Place of the largest value, the first of those that are equal but for rounding."""
+    least = max(values) * (1 - tie)
     return next(place for place, value in enumerate(values) if value >= least)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from headscope.heads import Site
 from oracles.seen import Place, Seen, Term
+
+from headscope.heads import Site
 
 
 def _later(seen: Seen, place: Place, head: int, keep: bool) -> list:

@@ -40,7 +40,7 @@ def word_focus(seen: Seen, place: Place, head: int) -> list[int]:
         words = []
         for keys in seen.units:
             words.append(sum(weights[t, s].item() for t in queries for s in keys) / len(queries))
-        focus.append(first_peak(words, weights.dtype))
+        focus.append(first_peak(words, seen.tie))
     return focus
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -182,7 +183,7 @@ def _parse(words: list[str], luck: random.Random) -> Parse:
         cuts = [0, len(word)]
         if luck.random() < 0.3:
             cuts.insert(1, luck.randrange(1, len(word)))
-        tokens += [Token(place + a, place + b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        tokens += [Token(place + a, place + b) for a, b in pairwise(cuts)]
         place += len(word) + 1
     relations = []
     for dependent in range(len(tokens)):
@@ -219,10 +220,15 @@ def observed(kind: str, its: HuggingFaceCheckpoint, seen: Seen) -> Seen:
         inputs["decoder_input_ids"] = torch.tensor([seen.target])
     with torch.no_grad(), capture(its.model, ("weights", "context")) as captured:
         its.model(**inputs, use_cache=False)
+    seen.tie = 1e-12 if its.dtype is torch.float64 else 1e-6
     for place in its.layout:
-        weights, context = (captured[place][name][0].numpy() for name in ("weights", "context"))
+        weights, context = (_precise(captured[place][name][0]) for name in ("weights", "context"))
         seen.calls[place] = Call(weights, context, _visible(KINDS[kind], place, *weights.shape[1:]))
     return seen
+
+
+def _precise(values: torch.Tensor) -> np.ndarray:
+    return (values.float() if values.element_size() < 4 else values).numpy()
 
 
 def _visible(its: Kind, place: Place, queries: int, keys: int) -> np.ndarray:

@@ -25,5 +25,5 @@ class Alpha(Mixing):
 
     def fold(self, w_o: Tensor) -> Tensor:
         """W_O · (alpha ⊗ I): column block j is Σ_i W_O[:, block i] · alpha[i, j]."""
-        blocks = w_o.view(-1, self.heads, self.d_value)  # [d h k]
+        blocks = w_o.view(len(w_o), self.heads, self.d_value)  # [d h k]
         return torch.einsum("dik,ij->djk", blocks, self.alpha).reshape(w_o.shape)

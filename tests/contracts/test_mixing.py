@@ -1,0 +1,144 @@
+"""What every mixing variant promises: identity at the start, no look ahead, gradients, folding, capture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles import native
+
+from headscope.capture import capture
+from headscope.errors import ConfigError
+from headscope.heads import Site
+from headscope.model.attention import repeat_groups
+from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build, resolve
+from headscope.model.transformer import Transformer
+
+NAMES = MIXINGS.names()
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def modules(model: Transformer) -> list[Mixing]:
+    return [module for module in model.modules() if isinstance(module, Mixing)]
+
+
+def disturbed(name: str, **options: str) -> Transformer:
+    """A model that mixes at every site, all its parameters random."""
+    model = native.model(self_mixing=name, **options)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for module in modules(model):
+            for parameter in module.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.3)
+    return model
+
+
+def fresh(name: str) -> tuple[Transformer, Transformer]:
+    """A model with fresh mixings and the same model without."""
+    torch.manual_seed(0)
+    mixed = Transformer(native.config(self_mixing=name)).double().eval()
+    plain = Transformer(native.config()).double().eval()
+    plain.load_state_dict({k: v for k, v in mixed.state_dict().items() if ".mixing." not in k})
+    return mixed, plain
+
+
+@every
+def test_identity_at_the_start_where_it_says_so(name: str) -> None:
+    mixed, plain = fresh(name)
+    source, target, source_mask, target_mask = native.texts()
+    found = mixed(source, target, source_mask=source_mask, target_mask=target_mask)
+    same = torch.allclose(found, plain(source, target, source_mask=source_mask, target_mask=target_mask), atol=1e-12)
+    assert same == MIXINGS.get(name).identity_at_start
+
+
+@every
+def test_no_look_at_what_comes_later(name: str) -> None:
+    model = disturbed(name)
+    source, target, _, _ = native.texts()
+    before = model(source, target)
+    target[:, 3] = (target[:, 3] + 1) % native.TARGET
+    assert torch.equal(model(source, target)[:, :3], before[:, :3])
+
+
+@every
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_step_by_step_is_the_full_forward(name: str, norm: str) -> None:
+    model = disturbed(name, norm=norm)
+    source, target, source_mask, _ = native.texts()
+    expected = model(source, target, source_mask=source_mask)
+    state = model.begin(source, source_mask)
+    for step in range(target.shape[1]):
+        torch.testing.assert_close(model.step(target[:, step], state), expected[:, step], rtol=0, atol=1e-10)
+
+
+@every
+def test_padding_changes_nothing(name: str) -> None:
+    model = disturbed(name)
+    source, target, source_mask, target_mask = native.texts()
+    found = model(source, target, source_mask=source_mask, target_mask=target_mask)
+    alone = model(source[1:2, :4], target[1:2, :2])
+    torch.testing.assert_close(found[1:2, :2], alone, rtol=0, atol=1e-10)
+
+
+@every
+def test_the_gradient_reaches_every_parameter(name: str) -> None:
+    model = disturbed(name).train()
+    source, target, _, _ = native.texts()
+    model(source, target).square().sum().backward()
+    for module in modules(model):
+        if module.heads:
+            assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
+
+
+@every
+def test_folding_gives_the_same_model(name: str) -> None:
+    model = disturbed(name)
+    source, target, source_mask, target_mask = native.texts()
+    masks = {"source_mask": source_mask, "target_mask": target_mask}
+    expected = model(source, target, **masks)
+    for _, _, _, attention in model.attention_modules():
+        folded = attention.mixing.fold(attention.output.weight.detach())
+        if folded is None:
+            pytest.skip(f"{name} is not fixed and linear")
+        attention.output.weight = torch.nn.Parameter(folded)
+        attention.mixing = None
+    torch.testing.assert_close(model(source, target, **masks), expected, rtol=0, atol=1e-10)
+
+
+@every
+def test_capture_sees_heads_before_mixing(name: str) -> None:
+    model = disturbed(name)
+    source, target, _, _ = native.texts()
+    with capture(model, ("weights", "value", "context")) as seen:
+        model(source, target)
+    for site in Site:
+        call = seen[site, 0]
+        heads = call["weights"].shape[1]
+        assert torch.equal(call["context"], call["weights"] @ repeat_groups(call["value"], heads))
+
+
+def test_alpha_is_the_sum_of_heads_with_the_weights_of_its_row() -> None:
+    alpha = build("alpha", heads=3, d_value=5, d_model=7, options={}).double()
+    with torch.no_grad():
+        alpha.alpha.copy_(torch.randn(3, 3))
+    context = torch.randn(2, 3, 4, 5).double()
+    found = alpha(context, Queries(torch.randn(2, 4, 7)))
+    for i in range(3):
+        expected = sum(alpha.alpha[i, j] * context[:, j] for j in range(3))
+        torch.testing.assert_close(found[:, i], expected, rtol=0, atol=1e-12)
+
+
+def test_folding_alpha_block_by_block() -> None:
+    """W_O · (A ⊗ I): mhr.md §1.1."""
+    alpha = build("alpha.v1", heads=3, d_value=5, d_model=7, options={})
+    with torch.no_grad():
+        alpha.alpha.copy_(torch.randn(3, 3))
+    w_o = torch.randn(7, 15)
+    torch.testing.assert_close(alpha.fold(w_o), w_o @ torch.kron(alpha.alpha.detach(), torch.eye(5)))
+
+
+def test_names_carry_versions_and_the_newest_is_the_default() -> None:
+    assert resolve("alpha") == "alpha.v1"
+    with pytest.raises(ConfigError, match=r"unknown mixing 'alpa'; did you mean 'alpha.v1'\?"):
+        resolve("alpa")
+    with pytest.raises(ConfigError, match="does not take these options"):
+        build("alpha", heads=1, d_value=1, d_model=1, options={"experts": 2})

@@ -1,0 +1,390 @@
+"""The native format: what is saved is what is loaded, byte for byte; what does not fit is named in one line."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import native
+from safetensors.torch import load_file, save_file
+
+from headscope.analysis import Options
+from headscope.data import Batch, side
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.formats.base import open_checkpoint
+from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.heads import Site
+from headscope.model.search import SearchConfig
+from headscope.plain import from_plain, to_plain, to_toml
+from headscope.vocabulary import Splitter, Vocabulary
+
+CODES = b"#version: 0.2\na b\nab c</w>\nd e\nde f\n"
+SOURCE = (
+    "<s>",
+    "<pad>",
+    "</s>",
+    "<unk>",
+    "abc",
+    "a@@",
+    "b@@",
+    "ab@@",
+    "c",
+    "de@@",
+    "f",
+    "def@@",
+    "g",
+    *map(str, range(10)),
+)
+TARGET = ("<s>", "<pad>", "</s>", "<unk>", "x", "`y", "z", *"klmnopqrstuv")
+
+
+def checkpoint(**options: Any) -> TransformerCheckpoint:
+    """A small checkpoint with a vocabulary on each side, never written."""
+    return TransformerCheckpoint(
+        path="memory",
+        format="test",
+        model=native.model(**options).float(),
+        model_type="transformer",
+        digest="",
+        source=Vocabulary(SOURCE, Splitter("bpe", CODES), start=2, end=2, unknown=3, pad=1, special=frozenset({0})),
+        target=Vocabulary(TARGET, Splitter("backtick"), start=0, end=2, unknown=3, pad=1, prefix=(0,)),
+        search=SearchConfig(beam=3, max_extra=5),
+    )
+
+
+def saved(folder: Path, **options: Any) -> Path:
+    NATIVE.save(checkpoint(**options), folder)
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norm": "pre", "final_norm": True, "embedding_bias": True, "whole": {"start": "zero"}},
+        {"whole": {"tie_output": True, "output_bias": True}, "positions": "learned", "max_positions": 9},
+        {"vocabulary": 19, "whole": {"share_embeddings": True, "tie_output": True}},
+        {"self_mixing": "alpha.v1", "head_input": "slice", "d_model": 15},
+        {"d_embedding": 3, "embedding_norm": True, "whole": {"d_output": 2}},
+    ],
+)
+def test_save_and_load_is_the_identity(tmp_path: Path, options: dict[str, Any]) -> None:
+    made = checkpoint(**options) if options.get("vocabulary") is None else _without_vocabularies(**options)
+    NATIVE.save(made, tmp_path / "one")
+    loaded = open_checkpoint(str(tmp_path / "one"), device="cpu")
+    assert isinstance(loaded, TransformerCheckpoint)
+    assert loaded.format == "native"
+    assert loaded.model.config == made.model.config
+    assert (loaded.source, loaded.target, loaded.search) == (made.source, made.target, made.search)
+    before, after = made.model.state_dict(), loaded.model.state_dict()
+    assert list(before) == list(after)
+    assert all(torch.equal(before[key], after[key]) and before[key].dtype == after[key].dtype for key in before)
+    NATIVE.save(loaded, tmp_path / "two")
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def _without_vocabularies(**options: Any) -> TransformerCheckpoint:
+    model = native.model(**options).float()
+    return TransformerCheckpoint(
+        path="memory", format="test", model=model, model_type="t", digest="", source=None, target=None
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_types_survive_and_half_is_widened_on_a_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
+    made = checkpoint()
+    made.model.to(dtype)
+    NATIVE.save(made, tmp_path / "one")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "one" / WEIGHTS).values()} == {dtype}
+    loaded = open_checkpoint(str(tmp_path / "one"), device="cpu")
+    assert loaded.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    NATIVE.save(loaded, tmp_path / "two")
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert open_checkpoint(str(tmp_path / "one"), device="cpu", dtype="float64").dtype == torch.float64
+
+
+def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None:
+    loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
+    assert isinstance(loaded, TransformerCheckpoint)
+    texts = ["abc  defg ü 7", "f"]
+    encoded = loaded.encode(texts, side="source", limit=20)
+    assert loaded.pieces(encoded[0].ids) == ["abc", "def@@", "g", "<unk>", "7", "</s>"]
+    assert encoded[0].special == [False] * 5 + [True]
+    assert loaded.spans(texts[0], encoded[0].ids) == [(0, 3), (5, 8), (8, 9), (10, 11), (12, 13), None]
+    assert loaded.encode(texts[:1], side="source", limit=4)[0].cut == 2
+    target = loaded.encode(["x `y x"], side="target", limit=20)[0]
+    assert (target.ids, target.special) == ([0, 4, 5, 4], [True, False, False, False])
+    assert loaded.labels(["x `y x"], limit=20) == [[4, 5, 4, 2]]
+    assert loaded.target.decode([4, 5, 4, 2]) == "xy x"
+    together = loaded.translate(texts)
+    alone = [loaded.translate([text])[0] for text in texts]
+    assert [h.ids for each in together for h in each] == [h.ids for each in alone for h in each]
+    assert loaded.facts()["tokenizer"] == {
+        "class": "bpe + backtick",
+        "vocabulary": 23,
+        "special": ["</s>", "<pad>", "<s>"],
+    }
+    assert (loaded.two_sided, loaded.vocabulary, loaded.limit, loaded.start_ids()) == (True, 23, None, [])
+
+
+def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
+    from headscope.capture import capture
+
+    loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
+    sides = [side(loaded.encode(["abc f", "f"], side=name, limit=9)) for name in ("source", "target")]
+    batch = Batch(torch.tensor([0, 1]), 0, *sides)
+    with capture(loaded.model) as seen, torch.no_grad():
+        loaded.forward(batch)
+    assert {site for site, _ in seen.calls} == set(Site)
+
+
+def test_the_driver_analyses_it(tmp_path: Path) -> None:
+    from headscope.analyze import Pace, analyze, choose
+    from headscope.data import open_corpus
+
+    loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
+    (tmp_path / "s").write_text("abc f g\nf f abc\n" * 5, encoding="utf-8")
+    (tmp_path / "t").write_text("x z k l\nm n o\n" * 5, encoding="utf-8")
+    corpus = open_corpus(tmp_path / "s", target=tmp_path / "t")
+    chosen = choose(only=("confidence", "entropy", "distinctness"), skip=(), also=())
+    study = analyze(
+        loaded,
+        corpus,
+        analyses=chosen,
+        options=Options(),
+        pace=Pace(tokens=64, limit=20, long="truncate"),
+        replicates=10,
+    )
+    assert len(study.heads) == 16
+    assert study.heads["confidence"].between(0, 1).all()
+
+
+def test_a_decoder_alone(tmp_path: Path) -> None:
+    model = native.model(decoder_only=True).float()
+    vocabulary = Vocabulary(TARGET, Splitter(), start=2, end=2, unknown=3, pad=1)
+    made = TransformerCheckpoint(
+        path="memory", format="t", model=model, model_type="lm", digest="", source=None, target=vocabulary
+    )
+    NATIVE.save(made, tmp_path / "lm")
+    loaded = open_checkpoint(str(tmp_path / "lm"), device="cpu")
+    assert isinstance(loaded, TransformerCheckpoint)
+    assert loaded.encode(["x z"], side="source", limit=9)[0].ids == [2, 4, 6]
+    assert (loaded.start_ids(), loaded.two_sided) == ([2], False)
+    loaded.forward(Batch(torch.tensor([0]), 0, side(loaded.encode(["x z"], side="source", limit=9))))
+    with pytest.raises(CheckpointError, match="decoder-only; it cannot translate"):
+        loaded.translate(["x"])
+
+
+# What is refused.
+
+
+def _edit(folder: Path, old: str, new: str) -> None:
+    text = (folder / CONFIG).read_text(encoding="utf-8")
+    assert old in text
+    lines = [line for line in text.replace(old, new, 1).splitlines() if not line.startswith("checksum")]
+    (folder / CONFIG).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _reweigh(folder: Path, change: Any) -> None:
+    state = load_file(folder / WEIGHTS)
+    change(state)
+    save_file(state, folder / WEIGHTS)
+    lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if not line.startswith(("checksum", f'"{WEIGHTS}"'))]
+    (folder / CONFIG).write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("version = 1", "version = 2", "version 2 of the native format, this headscope reads version 1"),
+        ("d_ffn = 17", "d_fn = 17", r"unknown field model.decoder.d_fn \(did you mean d_ffn\?\); .*d_ffn is missing"),
+        ("d_ffn = 17", "d_ffn = '17'", "field model.decoder.d_ffn is '17', which is of the wrong type"),
+        ("d_ffn = 17", "d_ffn = 18", r"of another size .*ffn.inner.weight \(17×13 instead of 18×13\)"),
+        ("d_ffn = 17", "d_ffn = 1000000000000", "of another size"),
+        ("cross_heads = [3, 2, 1]", "cross_heads = [3, 2, 2]", r"cross_attention.*\(7?5?×?13 instead of"),
+        ("self_heads = [2, 0, 3]", "self_heads = [2, 0]", "cross_heads names 3 layers and self_heads 2"),
+        ('kind = "bpe"', 'kind = "magic"', "unknown way of splitting 'magic'"),
+        ("end = 2", "end = 99", "there is no special id 99; the vocabulary has 23 pieces"),
+        ("beam = 3", "beam = 0", "beam is 0"),
+        ("[model]", "[model", "is no TOML"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    folder = saved(tmp_path / "c")
+    _edit(folder, old, new)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_checkpoint(str(folder), format="native", device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    name = "decoder.layers.0.ffn.inner.weight"
+    changes = {
+        f"missing: {name}": lambda state: state.pop(name),
+        "left over: extra.weight": lambda state: state.update({"extra.weight": torch.zeros(1)}),
+        rf"{name} \(2 instead of 17×13\)": lambda state: state.update({name: torch.zeros(2)}),
+        f"{name} is of type torch.int64": lambda state: state.update({name: torch.zeros(17, 13, dtype=torch.int64)}),
+    }
+    for number, (message, change) in enumerate(changes.items()):
+        folder = saved(tmp_path / str(number))
+        _reweigh(folder, change)
+        with pytest.raises(CheckpointError, match=message):
+            open_checkpoint(str(folder), device="cpu")
+
+
+def test_damage_is_noticed(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "c")
+    text = (folder / CONFIG).read_text(encoding="utf-8")
+    (folder / CONFIG).write_text(text.replace("norm_epsilon = 1e-05", "norm_epsilon = 1e-04"), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="was changed after it was written; take out its line `checksum`"):
+        open_checkpoint(str(folder), device="cpu")
+    (folder / CONFIG).write_text(text, encoding="utf-8")
+    (folder / "source.codes").unlink()
+    with pytest.raises(CheckpointError, match=r"source.codes is missing; copy the checkpoint again"):
+        open_checkpoint(str(folder), device="cpu")
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"model.safetensors was changed .* or is incomplete"):
+        open_checkpoint(str(folder), device="cpu")
+
+
+@pytest.mark.slow
+def test_five_hundred_mutations_give_the_same_model_or_one_line(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "c")
+    expected = open_checkpoint(str(folder), device="cpu").model.state_dict()
+    originals = content(folder)
+    draw = random.Random(1)
+    for _ in range(500):
+        name = draw.choice(sorted(originals))
+        data = bytearray(originals[name])
+        if draw.random() < 0.3:
+            del data[draw.randrange(len(data)) :]
+        else:
+            for _ in range(draw.choice((1, 1, 3))):
+                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        (folder / name).write_bytes(bytes(data))
+        try:
+            found = open_checkpoint(str(folder), format="native", device="cpu").model.state_dict()
+            assert all(torch.equal(found[key], expected[key]) for key in expected)
+        except HeadscopeError as error:
+            assert "\n" not in str(error)
+        (folder / name).write_bytes(originals[name])
+
+
+def test_tied_weights_must_agree() -> None:
+    model = native.model(whole={"tie_output": True})
+    state = model.state_dict() | {"output.weight": torch.zeros(19, 13)}
+    with pytest.raises(CheckpointError, match=r"output.weight and decoder.embeddings.tokens.weight differ"):
+        build("x", model.config, state)
+
+
+def test_a_vocabulary_of_another_size_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="the source vocabulary has 23 pieces, the source embeddings 29"):
+        TransformerCheckpoint(
+            path="x",
+            format="t",
+            model=native.model(vocabulary=29),
+            model_type="t",
+            digest="",
+            source=checkpoint().source,
+            target=None,
+        )
+
+
+def test_saving_over_something(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "c")
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match="already holds"):
+        NATIVE.save(checkpoint(), folder)
+    other = _without_vocabularies()
+    NATIVE.save(other, folder, force=True)
+    assert sorted(content(folder)) == [CONFIG, WEIGHTS, "notes.txt"]
+    shutil.rmtree(folder)
+
+
+def test_text_without_a_vocabulary(tmp_path: Path) -> None:
+    made = _without_vocabularies()
+    with pytest.raises(CheckpointError, match="has no source vocabulary, so it cannot read text"):
+        made.encode(["a"], side="source", limit=9)
+    assert made.facts()["tokenizer"] is None
+
+
+# Vocabularies and plain values.
+
+
+def test_bpe_splits_as_subword_nmt_does() -> None:
+    splitter = Splitter("bpe", CODES)
+    assert [p.text for p in splitter.split("abc abcd defc")] == ["abc", "ab@@", "c@@", "d", "def@@", "c"]
+    strict = Splitter("bpe", CODES, frozenset({"abc", "d@@", "e@@", "f"}))
+    assert [p.text for p in strict.split("abc def")] == ["abc", "d@@", "e@@", "f"]
+    assert splitter.join(["ab@@", "c", "d@@", "e"]) == "abc de"
+
+
+def test_ranked_rules_of_story_of_heads() -> None:
+    splitter = Splitter("backtick", b"a\tb\t0\nab\tc\t1\n^\tabc\t2\n")
+    assert [p.text for p in splitter.split("abcd ^a")] == ["abc", "`d", "^", "`a"]
+    assert splitter.join(["abc", "`d", "x"]) == "abcd x"
+
+
+def test_text_that_is_already_split() -> None:
+    its = Vocabulary(TARGET, Splitter("backtick"), start=0, end=2, unknown=3)
+    assert its.encode("x `y q?") == [4, 5, 3]
+    assert its.spans("x `y q?", [4, 5, 3, 2]) == [(0, 1), (3, 4), (5, 7), None]
+    assert its.spans("x `y", [5]) is None
+    assert its.decode([4, 5, 2], keep_pieces=True) == "x `y"
+    assert its.plain_ids() == [1, *range(4, 19)]
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        (b"#version: 0.2\na b\nthree words here\n", "line 3 of the BPE codes is 'three words here'"),
+        (b"a\tb\t1\na\tb\tc\n", "line 2 of the BPE codes"),
+        (b"\xff\xfe", "are not UTF-8"),
+    ],
+)
+def test_codes_that_cannot_be_read(codes: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Splitter("bpe", codes)
+    with pytest.raises(DataError, match="SentencePiece model cannot be read"):
+        Splitter("sentencepiece", codes)
+
+
+def test_a_sentencepiece_model(tmp_path: Path) -> None:
+    import io
+
+    import sentencepiece
+
+    model = io.BytesIO()
+    words = [f"{a}{b}{c} tee über" for a in "abc" for b in "xyz" for c in "uvw"]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(words * 5), model_writer=model, vocab_size=30, minloglevel=2, hard_vocab_limit=False
+    )
+    splitter = Splitter("sentencepiece", model.getvalue())
+    text = " axu  über tee ü "
+    pieces = splitter.split(text)
+    assert splitter.join([piece.text for piece in pieces]) == "axu über tee ü"
+    for piece in pieces:
+        assert text[piece.start : piece.end] == piece.text.removeprefix("▁")
+
+
+def test_plain_values_come_back(tmp_path: Path) -> None:
+    config = native.config(self_mixing="alpha.v1", mixing_options={"experts": 2, "name": 'a"b\\\n'})
+    path = tmp_path / "c.toml"
+    path.write_text(to_toml(to_plain(config)), encoding="utf-8")
+    from headscope.plain import read_toml
+
+    assert from_plain(type(config), read_toml(path)) == config
+    with pytest.raises(ConfigError, match="field decoder is missing"):
+        from_plain(type(config), {})
+    assert json.loads(json.dumps(to_plain(config)))["decoder"]["self_heads"] == [2, 0, 3]

@@ -1,0 +1,226 @@
+"""Beam search against searches on plain lists, against all sequences there are, and against itself in batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from oracles import beam as slow
+from oracles import native
+from torch import Tensor
+
+from headscope.capture import capture
+from headscope.errors import ConfigError
+from headscope.gates import gated
+from headscope.heads import HeadId, Site
+from headscope.model.search import Hypothesis, SearchConfig, search
+from headscope.model.transformer import Transformer
+
+START = END = 2
+PAD, UNKNOWN = 1, 3
+
+
+def model(seed: int = 0, **options: Any) -> Transformer:
+    """A model whose distributions are neither flat nor sure, over a tiny vocabulary."""
+    made = native.model(seed, **options)
+    with torch.no_grad():
+        made.output.weight.mul_(0.7)
+    return made
+
+
+def sources() -> tuple[Tensor, Tensor]:
+    source, _, mask, _ = native.texts()
+    return source, mask
+
+
+def next_log_p(made: Transformer, source: Tensor, mask: Tensor, start: int = START) -> slow.NextLogP:
+    """The full model on every prefix, without any cache."""
+    memory = made.encode(source[mask][None])
+    known: dict[tuple[int, ...], list[float]] = {}
+
+    def look(ids: tuple[int, ...]) -> list[float]:
+        if ids not in known:
+            states = made.decode(torch.tensor([[start, *ids]]), memory)
+            known[ids] = made.logits(states)[0, -1].log_softmax(-1).tolist()
+        return known[ids]
+
+    return look
+
+
+def agree(found: list[Hypothesis], expected: slow.Found) -> None:
+    assert [h.ids for h in found] == [ids for ids, _ in expected[: len(found)]]
+    assert [h.score for h in found] == pytest.approx([score for _, score in expected[: len(found)]], abs=1e-9)
+
+
+def find(made: Transformer, source: Tensor, mask: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
+    return search(made, source, mask, start=START, end=END, pad=PAD, unknown=UNKNOWN, config=config)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("beam", "power", "least"), [(1, 1.0, 1), (3, 1.0, 1), (5, 0.0, 2), (7, 2.0, 0)])
+def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, power: float, least: int) -> None:
+    made = model(seed, norm=norm)
+    source, mask = sources()
+    config = SearchConfig(beam=beam, best=beam, power=power, max_extra=6, min_extra=least)
+    for n, found in enumerate(find(made, source, mask, config)):
+        look = next_log_p(made, source[n], mask[n])
+        expected = slow.fairseq(look, beam=beam, end=END, pad=PAD, most=6, least=least, power=power)
+        assert len(found) == len(expected)
+        agree(found, expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("beam", "spread"), [(1, 3.0), (4, 3.0), (5, 0.4)])
+def test_story_rule_finds_what_lists_find(seed: int, beam: int, spread: float) -> None:
+    made = model(seed, norm="pre", whole={"start": "zero"})
+    source, mask = sources()
+    config = SearchConfig.story_of_heads(beam=beam, best=beam, spread=spread)
+    found = search(made, source, mask, start=0, end=END, config=config)
+    for n, its in enumerate(found):
+        length = int(mask[n].sum())
+        look = next_log_p(made, source[n], mask[n], start=0)
+        bounds = {"most": 2 * length + 3, "least": length // 4 - 1}
+        agree(its, slow.story(look, beam=beam, end=END, power=0.6, spread=spread, **bounds))
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_a_wide_beam_finds_the_best_of_all_sequences(power: float) -> None:
+    made = model(3, vocabulary=6)
+    source, mask = sources()
+    source = source % 6
+    config = SearchConfig(beam=200, best=20, power=power, max_extra=3)
+    for n, found in enumerate(find(made, source, mask, config)):
+        look = next_log_p(made, source[n], mask[n])
+        agree(found, slow.exhaustive(look, words=[0, 3, 4, 5], end=END, most=3, least=1, power=power))
+
+
+def test_a_beam_of_one_is_greedy() -> None:
+    made = model(5)
+    source, mask = sources()
+    for n, found in enumerate(find(made, source, mask, SearchConfig(beam=1, max_extra=9))):
+        look = next_log_p(made, source[n], mask[n])
+        assert found[0].ids == slow.greedy(look, end=END, most=9, pad=PAD)
+
+
+@pytest.mark.parametrize("rule", ["fairseq", "story-of-heads"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> None:
+    made = model(seed)
+    source, mask = sources()
+    config = (
+        SearchConfig(beam=3, best=3, max_ratio=1.0, max_extra=3) if rule == "fairseq" else SearchConfig.story_of_heads()
+    )
+    together = find(made, source, mask, config)
+    for n in range(3):
+        (alone,) = find(made, source[n][mask[n]][None], None, config)
+        assert [h.ids for h in alone] == [h.ids for h in together[n]]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in together[n]], abs=1e-10)
+
+
+def test_scores_are_made_of_their_tokens() -> None:
+    source, mask = sources()
+    for found in find(model(1), source, mask, SearchConfig(beam=4, best=4, max_extra=5, power=0.7)):
+        for hypothesis in found:
+            assert len(hypothesis.token_log_p) == len(hypothesis.ids)
+            assert sum(hypothesis.token_log_p) == pytest.approx(hypothesis.log_p)
+            assert hypothesis.log_p / len(hypothesis.ids) ** 0.7 == pytest.approx(hypothesis.score)
+            assert PAD not in hypothesis.ids
+            assert hypothesis.ids[-1] == END
+
+
+def test_length_bounds() -> None:
+    source, mask = sources()
+    config = SearchConfig(beam=3, max_ratio=1.0, max_extra=0, min_ratio=1.0, min_extra=0)
+    found = find(model(2), source, mask, config)
+    assert [len(its[0].ids) - 1 for its in found] == mask.sum(dim=1).tolist()
+    short = find(model(2), source, mask, SearchConfig(beam=3, max_extra=50, min_extra=50, limit=4))
+    assert [len(its[0].ids) for its in short] == [5, 5, 5]
+    padded = search(model(2), source, mask, start=2, end=2, pad=1, config=config, lengths=torch.tensor([7, 7, 7]))
+    assert [len(its[0].ids) - 1 for its in padded] == [7, 7, 7]
+
+
+def test_capture_and_gates_reach_the_search() -> None:
+    made = model(4)
+    source, mask = sources()
+    config = SearchConfig(beam=3, max_extra=5)
+    with capture(made) as seen:
+        plain = find(made, source, mask, config)
+    steps = max(len(h.ids) for its in plain for h in its)
+    assert len(seen.calls[Site.ENCODER_SELF, 0]) == 1
+    for site in (Site.DECODER_SELF, Site.CROSS):
+        calls = seen.calls[site, 0]
+        assert len(calls) >= steps
+        assert calls[0]["weights"].shape[0] == 3
+        assert calls[1]["weights"].shape[:1] == (9,)
+        assert all(torch.allclose(c["weights"].sum(-1), torch.ones(1).double()) for c in calls)
+    heads = [HeadId(Site.CROSS, 0, head) for head in range(3)]
+    with gated(made, heads):
+        closed = find(made, source, mask, config)
+    assert [its[0].score for its in closed] != [its[0].score for its in plain]
+    assert [its[0].score for its in find(made, source, mask, config)] == [its[0].score for its in plain]
+
+
+class Scripted:
+    """A decoder without a network: what search asks of a model is no more than this."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def begin(self, source: Tensor, source_mask: Tensor | None = None) -> Scripted:
+        return self
+
+    def step(self, ids: Tensor, state: Scripted) -> Tensor:
+        return self.table[ids].clone()
+
+    def select(self, order: Tensor, *, within: bool = False) -> None:
+        pass
+
+
+def test_any_model_with_two_methods_can_be_searched() -> None:
+    table = torch.full((4, 4), -9.0).log_softmax(-1)
+    table[2, 0], table[0, 3], table[3, 2] = 5.0, 5.0, 5.0
+    (found,) = search(
+        Scripted(table), torch.zeros(1, 1).long(), start=2, end=2, config=SearchConfig(beam=2, max_extra=9)
+    )
+    assert found[0].ids == (0, 3, 2)
+
+
+def test_the_unknown_token_can_be_made_dear() -> None:
+    table = torch.tensor([[0.0, 0.0, 1.0, 3.0]]).repeat(4, 1)
+
+    def first(penalty: float) -> int:
+        config = SearchConfig(beam=1, max_extra=9, unknown_penalty=penalty)
+        source = torch.zeros(1, 1).long()
+        return search(Scripted(table), source, start=2, end=2, unknown=UNKNOWN, config=config)[0][0].ids[0]
+
+    assert first(0.0) == UNKNOWN
+    assert first(4.0) != UNKNOWN
+
+
+def test_ties_are_kept_in_the_order_in_which_they_ended() -> None:
+    table = torch.zeros(5, 5)
+    (found,) = search(
+        Scripted(table),
+        torch.zeros(1, 1).long(),
+        start=2,
+        end=2,
+        pad=1,
+        config=SearchConfig(beam=2, best=2, max_extra=3),
+    )
+    assert all(h.score == pytest.approx(-math.log(5), abs=1e-6) for h in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 0}, "beam is 0; it must be at least 1"),
+        ({"beam": 2, "best": 3}, "a beam of 2 gives 1 to 2 translations"),
+        ({"rule": "magic"}, "unknown search rule 'magic'; available: fairseq, story-of-heads"),
+    ],
+)
+def test_search_configs_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SearchConfig(**options)

@@ -1,0 +1,298 @@
+"""The native Transformer against a slow one of plain loops; its heads, sizes, caches and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracles import native
+
+from headscope.capture import capture
+from headscope.errors import ConfigError, DataError
+from headscope.gates import gated
+from headscope.heads import HeadId, Site
+from headscope.model.layers import Attention
+from headscope.model.places import places_of
+from headscope.model.projections import projections
+from headscope.model.transformer import Transformer
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "post": {},
+    "pre": {"norm": "pre", "final_norm": True, "norm_epsilon": 1e-6},
+    "story": {"norm": "pre", "final_norm": True, "embedding_bias": True, "whole": {"start": "zero"}},
+    "fairseq": {"position_offset": 2, "embedding_norm": True, "whole": {"tie_output": True, "output_bias": True}},
+    "learned": {"positions": "learned", "max_positions": 11, "position_offset": 2, "activation": "gelu"},
+    "plain": {"positions": "none", "scale_embedding": False, "qkv_bias": False, "attention_bias": False},
+    "projected": {"d_embedding": 3, "whole": {"d_output": 2}},
+    "slice": {"head_input": "slice", "d_model": 15},
+    "shared": {"head_input": "slice", "d_model": 15, "shared_qkv": True},
+    "mixed": {"self_mixing": "alpha.v1", "norm": "pre"},
+}
+every = pytest.mark.parametrize("name", VARIANTS)
+
+
+def agree(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+@every
+def test_logits_are_those_of_the_slow_model_also_with_padding(name: str) -> None:
+    model = native.model(**VARIANTS[name])
+    source, target, source_mask, target_mask = native.texts()
+    found = model(source, target, source_mask=source_mask, target_mask=target_mask)
+    for n in range(3):
+        s, t = source[n][source_mask[n]].tolist(), target[n][target_mask[n]].tolist()
+        agree(found[n, : len(t)], native.logits(model, s, t))
+
+
+@every
+def test_padding_on_the_left_changes_nothing(name: str) -> None:
+    model = native.model(**VARIANTS[name])
+    source, target, source_mask, target_mask = native.texts()
+    right = model(source, target, source_mask=source_mask, target_mask=target_mask)
+    flipped = [row.flip(1) for row in (source, target, source_mask, target_mask)]
+    for side, mask in ((flipped[0], flipped[2]), (flipped[1], flipped[3])):
+        for n in range(3):
+            side[n][mask[n]] = side[n][mask[n]].flip(0)
+    left = model(flipped[0], flipped[1], source_mask=flipped[2], target_mask=flipped[3])
+    agree(left[1, 3:], right[1, :2])
+
+
+@every
+def test_decoding_step_by_step_is_the_full_forward(name: str) -> None:
+    model = native.model(**VARIANTS[name])
+    source, target, source_mask, _ = native.texts()
+    expected = model(source, target, source_mask=source_mask)
+    state = model.begin(source, source_mask)
+    for step in range(target.shape[1]):
+        agree(model.step(target[:, step], state), expected[:, step])
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_decoder_alone(norm: str) -> None:
+    model = native.model(decoder_only=True, norm=norm, positions="learned", max_positions=7)
+    _, target, _, target_mask = native.texts()
+    found = model(target=target, target_mask=target_mask)
+    for n in range(3):
+        t = target[n][target_mask[n]].tolist()
+        agree(found[n, : len(t)], native.logits(model, None, t))
+
+
+def test_a_decoder_alone_reads_prompts_padded_on_the_left() -> None:
+    model = native.model(decoder_only=True, position_offset=2)
+    _, target, _, _ = native.texts()
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1, :2] = False
+    state = model.begin(target[:, :4], mask)
+    for ids in (target[:, 3], target[:, 4]):
+        found = model.step(ids, state)
+    agree(found[0], native.logits(model, None, target[0].tolist())[-1])
+    agree(found[1], native.logits(model, None, target[1, 2:].tolist())[-1])
+
+
+def test_the_cache_follows_the_order_of_hypotheses() -> None:
+    model = native.model(self_mixing="alpha.v1")
+    source, target, source_mask, _ = native.texts()
+    state = model.begin(source, source_mask)
+    model.step(target[:, 0], state)
+    order = torch.tensor([2, 0, 0, 1])
+    state.select(order)
+    found = model.step(target[order, 1], state)
+    agree(found, model(source[order], target[order, :2], source_mask=source_mask[order])[:, -1])
+    state.select(torch.tensor([0, 2, 1, 3]), within=True)  # rows 1 and 2 are of one sentence
+    swapped = order[[0, 2, 1, 3]]
+    found = model.step(target[swapped, 2], state)
+    agree(found, model(source[swapped], target[swapped, :3], source_mask=source_mask[swapped])[:, -1])
+
+
+def test_no_head_looks_ahead() -> None:
+    model = native.model()
+    source, target, _, _ = native.texts()
+    before = model(source, target)
+    target[:, 3] = (target[:, 3] + 1) % native.TARGET
+    agree(model(source, target)[:, :3], before[:, :3])
+
+
+# Sizes.
+
+
+def _narrow(**options: Any) -> StackConfig:
+    return StackConfig(vocabulary=2, d_model=256, d_ffn=1, self_heads=(8,), qkv_bias=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"d_head": 32}, 262_400),
+        ({"d_head": 256}, 2_097_408),
+        ({"d_head": 32, "head_input": "slice"}, 90_368),
+        ({"d_head": 32, "head_input": "slice", "shared_qkv": True}, 68_864),
+    ],
+    ids=["canonical", "wide", "narrow", "narrow-shared"],
+)
+def test_parameter_counts_of_canonical_wide_and_narrow_attention(options: dict[str, Any], count: int) -> None:
+    """papers.md §7: k = 256 and h = 8; 4k² + k, 4hk² + k, 3k²/h + k² + k, 3(k/h)² + k² + k."""
+    attention = Attention(_narrow(**options), 8, d_memory=256)
+    assert sum(parameter.numel() for parameter in attention.parameters()) == count
+
+
+def test_a_layer_without_heads_adds_its_bias_only() -> None:
+    attention = Attention(native.config().decoder, 0, d_memory=13).double()
+    torch.nn.init.normal_(attention.output.bias)
+    agree(attention(torch.randn(2, 3, 13).double()), attention.output.bias.expand(2, 3, 13))
+    assert sum(p.numel() for p in attention.parameters()) == 13
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    whole = {"share_embeddings": True, "tie_output": True}
+    model = native.model(vocabulary=7, whole=whole)
+    assert model.output.weight is model.encoder.embeddings.tokens.weight is model.decoder.embeddings.tokens.weight
+    assert set(model.tied()) == {"output.weight", "encoder.embeddings.tokens.weight"}
+
+
+# Heads.
+
+
+def test_places_name_every_head_count() -> None:
+    layout = places_of(native.model()).layout
+    assert layout == {
+        (Site.ENCODER_SELF, 0): 3,
+        (Site.ENCODER_SELF, 1): 2,
+        (Site.DECODER_SELF, 0): 2,
+        (Site.DECODER_SELF, 1): 0,
+        (Site.DECODER_SELF, 2): 3,
+        (Site.CROSS, 0): 3,
+        (Site.CROSS, 1): 2,
+        (Site.CROSS, 2): 1,
+    }
+
+
+def test_capture_sees_every_site_in_full_and_step_by_step() -> None:
+    model = native.model(self_mixing="alpha.v1")
+    source, target, source_mask, _ = native.texts()
+    with capture(model, ("weights", "context")) as whole:
+        model(source, target, source_mask=source_mask)
+    with capture(model, ("weights", "context")) as stepwise:
+        state = model.begin(source, source_mask)
+        for step in range(5):
+            model.step(target[:, step], state)
+    assert len(whole.calls) == 7
+    for place, calls in whole.calls.items():
+        for name in ("weights", "context"):
+            if place[0] is Site.ENCODER_SELF:
+                agree(stepwise[place][name], calls[0][name])
+                continue
+            for step, call in enumerate(stepwise.calls[place]):
+                row = calls[0][name][:, :, step : step + 1]
+                agree(call[name], row[..., : call[name].shape[-1]])
+    assert not whole[Site.CROSS, 0]["weights"][1, :, :, 4:].any()
+
+
+@pytest.mark.parametrize("name", ["post", "pre", "slice", "shared", "mixed"])
+def test_a_gate_of_zero_is_a_head_without_output_columns(name: str) -> None:
+    model = native.model(**VARIANTS[name])
+    source, target, source_mask, target_mask = native.texts()
+    masks = {"source_mask": source_mask, "target_mask": target_mask}
+    plain = model(source, target, **masks)
+    for head in (HeadId(Site.ENCODER_SELF, 1, 1), HeadId(Site.DECODER_SELF, 2, 0), HeadId(Site.CROSS, 0, 2)):
+        with gated(model, [head]):
+            closed = model(source, target, **masks)
+        output = projections(model)[head.site, head.layer].output
+        kept = output.weight.detach().clone()
+        with torch.no_grad():
+            output.weight[:, output.units[head.head]] = 0
+        agree(model(source, target, **masks), closed)
+        with torch.no_grad():
+            output.weight.copy_(kept)
+        assert not torch.allclose(closed, plain)
+    agree(model(source, target, **masks), plain)
+
+
+@pytest.mark.parametrize("name", ["post", "slice"])
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+def test_rows_of_a_projection_belong_to_one_head(name: str, part: str) -> None:
+    model = native.model(**VARIANTS[name])
+    source, target, _, _ = native.texts()
+    for site, layer in ((Site.ENCODER_SELF, 0), (Site.DECODER_SELF, 0), (Site.CROSS, 0)):
+        slices = getattr(projections(model)[site, layer], part)
+        with capture(model, (part,)) as before:
+            model(source, target)
+        with torch.no_grad():
+            slices.weight[slices.units[1]] += 1.0
+        with capture(model, (part,)) as after:
+            model(source, target)
+        changed = (after[site, layer][part] - before[site, layer][part]).abs().amax(dim=(0, 2, 3)) > 0
+        assert changed.tolist() == [head == 1 for head in range(len(changed))]
+        with torch.no_grad():
+            slices.weight[slices.units[1]] -= 1.0
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "middle"}, "norm is 'middle'; it must be one of pre, post"),
+        ({"activation": "sine"}, "activation is 'sine'; it must be one of relu, gelu"),
+        ({"d_ffn": 0}, "d_ffn is 0; it must be at least 1"),
+        ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and less than 1"),
+        ({"cross_heads": (2,)}, "cross_heads names 1 layers and self_heads 3"),
+        ({"self_heads": (2, -1, 3)}, "must not be negative"),
+        ({"head_input": "slice"}, r"width 13 cannot be cut into 3 slices; choose from \[1, 13\]"),
+        ({"head_input": "slice", "slices": 2}, "3 heads cannot each have one of 2 slices"),
+        ({"shared_qkv": True}, "belong to head_input = 'slice'"),
+        ({"positions": "learned"}, "learned positions need max_positions"),
+    ],
+)
+def test_config_errors_name_sizes_and_what_is_allowed(options: dict[str, Any], message: str) -> None:
+    sizes = native.STACK | {"vocabulary": 3, "self_heads": (2, 0, 3), "cross_heads": (3, 2, 1)}
+    with pytest.raises(ConfigError, match=message):
+        StackConfig(**(sizes | options))
+
+
+def test_two_stacks_that_do_not_fit() -> None:
+    its = native.config()
+    with pytest.raises(ConfigError, match="the decoder has no cross_heads; give 3 head counts"):
+        TransformerConfig(encoder=its.encoder, decoder=StackConfig(**native.STACK, vocabulary=3, self_heads=(1, 1, 1)))
+    with pytest.raises(ConfigError, match="decoder-only model has cross_heads"):
+        TransformerConfig(decoder=its.decoder)
+    with pytest.raises(ConfigError, match=r"tables of \(23, 13\) and \(19, 13\)"):
+        native.config(whole={"share_embeddings": True})
+    with pytest.raises(ConfigError, match="the embedding is 13 wide and the output projection's input 5"):
+        native.config(whole={"tie_output": True, "d_output": 5})
+
+
+def test_a_text_beyond_the_learned_positions() -> None:
+    model = native.model(decoder_only=True, positions="learned", max_positions=3)
+    with pytest.raises(DataError, match="reaches position 4, the model has learned 3"):
+        model(target=torch.zeros(1, 5, dtype=torch.long))
+
+
+def test_forward_asks_for_the_sides_it_has() -> None:
+    with pytest.raises(ConfigError, match="takes source and target"):
+        native.model()(target=torch.zeros(1, 2, dtype=torch.long))
+    with pytest.raises(ConfigError, match="takes target alone"):
+        native.model(decoder_only=True)(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_training_differs_from_evaluation_only_by_dropout() -> None:
+    model = native.model(dropout=0.3, attention_dropout=0.2, activation_dropout=0.1, context_dropout=0.1)
+    source, target, _, _ = native.texts()
+    plain = model(source, target)
+    assert not torch.allclose(model.train()(source, target), plain)
+    agree(model.eval()(source, target), plain)
+    loss = model.train()(source, target).square().sum()
+    loss.backward()
+    unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert all(".layers.1.self_attention." in name for name in unused)  # the layer without heads
+
+
+def test_a_model_can_be_copied_and_reads_its_own_state() -> None:
+    model = native.model(self_mixing="alpha.v1")
+    source, target, _, _ = native.texts()
+    twin = Transformer(model.config).double().eval()
+    twin.load_state_dict(model.state_dict())
+    agree(twin(source, target), model(source, target))
