@@ -91,7 +91,7 @@ def principal_cosines(basis: Tensor, triangle: Tensor) -> Tensor:
     inner = (side_by_side.T @ side_by_side).view(h, k, h, k)
     first, second = torch.triu_indices(h, h, offset=1)
     found = torch.linalg.svdvals(inner[first, :, second]).clamp(max=1.0)  # [p k]
-    every = found.new_ones(h, h, k)
+    every: Tensor = found.new_ones(h, h, k)
     every[first, second] = every[second, first] = found
     every[lacking] = every[:, lacking] = torch.nan
     return every

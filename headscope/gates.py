@@ -3,6 +3,8 @@
 A gate acts between weights·V (after mixing, if the model mixes heads) and the output projection, as in
 Voita et al. 2019, §5 and Michel et al. 2019, §2.3: gate one is exactly the unmodified model, gate zero
 equals zeroing the head's slice of the output projection. The output projection's bias is not gated.
+A *mask* (`masked`) closes heads before mixing: the head attends to nothing, as the MHR fork masks heads.
+Where heads are not mixed, both are the same.
 """
 
 from __future__ import annotations
@@ -37,8 +39,15 @@ def closed(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int], Te
 
 
 @contextmanager
-def gated(model: nn.Module, gates: Gates | Iterable[HeadId]) -> Iterator[None]:
-    """Within the block every head's context [b h t k] is multiplied by its gate.
+def masked(model: nn.Module, heads: Iterable[HeadId]) -> Iterator[None]:
+    """Within the block these heads attend to nothing: their context is zero, before any mixing."""
+    with gated(model, heads, before_mixing=True):
+        yield
+
+
+@contextmanager
+def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: bool = False) -> Iterator[None]:
+    """Within the block every head's context [b h t k] is multiplied by its gate, after mixing or before it.
 
     `gates` maps (site, layer) to [h] or [b h]; layers that are not named keep their heads. An iterable of
     heads closes these. Gradients flow into the gates. ConfigError where a gate's size is not the number
@@ -60,5 +69,5 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId]) -> Iterator[None]:
             gate = None if place is None else chosen.get((place.site, place.layer))
             return None if gate is None else context * gate.to(context)[..., :, None, None]
 
-        with tapped(tap):
+        with tapped(tap, before_mixing=before_mixing):
             yield

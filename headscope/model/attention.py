@@ -47,16 +47,21 @@ class Tap(Protocol):
 
 
 _TAPS: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps", default=())
+_BEFORE_MIXING: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps_before_mixing", default=())
 
 
 @contextmanager
-def tapped(tap: Tap) -> Iterator[None]:
-    """Within the block, `tap` is called by every `attend`; taps entered later are called later."""
-    token = _TAPS.set((*_TAPS.get(), tap))
+def tapped(tap: Tap, *, before_mixing: bool = False) -> Iterator[None]:
+    """Within the block, `tap` is called by every `attend`; taps entered later are called later.
+
+    A tap sees contexts as mixing left them, or with `before_mixing` as weights·V gives them.
+    """
+    taps = _BEFORE_MIXING if before_mixing else _TAPS
+    token = taps.set((*taps.get(), tap))
     try:
         yield
     finally:
-        _TAPS.reset(token)
+        taps.reset(token)
 
 
 def attention_scores(
@@ -140,12 +145,17 @@ def attend(
     weights = attention_weights(scores, sinks=sinks).to(value.dtype)  # [b h t s]
     kept = nn.functional.dropout(weights, p=dropout, training=module.training)
     context = torch.matmul(kept, repeat_groups(value, heads))  # [b h t k]
-    taps = _TAPS.get()
-    call = AttentionCall(module, query, key, value, mask, weights, context) if taps else None
+    early, taps = _BEFORE_MIXING.get(), _TAPS.get()
+    call = AttentionCall(module, query, key, value, mask, weights, context) if early or taps else None
+    context = _through(early, call, context)
     if mixing is not None:
         context = mixing(context)
+    return _through(taps, call, context), weights
+
+
+def _through(taps: tuple[Tap, ...], call: AttentionCall | None, context: Tensor) -> Tensor:
     for tap in taps:
         assert call is not None
         changed = tap(call, context)
         context = context if changed is None else changed
-    return context, weights
+    return context

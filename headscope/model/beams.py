@@ -67,6 +67,7 @@ class BeamRule(ABC):
         self.tokens = torch.zeros(sentences, 0, dtype=torch.long, device=limits.most.device)  # [n step]
         self.history = torch.zeros(sentences, 0, device=limits.most.device)  # [n step] Σ log p so far
         self.horizon = int(limits.most.min())
+        self.shortest = int(limits.least.max())
 
     @abstractmethod
     def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> Chosen | None:
@@ -165,9 +166,9 @@ class FairseqBeams(BeamRule):
             ends = logits[rows, self.end]
             logits[rows] = -torch.inf
             logits[rows, self.end] = ends
-        early = step < self.limits.least
-        if bool(early.any()):
-            logits[:, self.end] = logits[:, self.end].masked_fill(early.repeat_interleave(r), -torch.inf)
+        if step < self.shortest:
+            early = (step < self.limits.least).repeat_interleave(r)
+            logits[:, self.end] = logits[:, self.end].masked_fill(early, -torch.inf)
 
     def _finish(self, step: int, ends: Tensor, found: Candidates) -> None:
         first = Candidates(*(each[:, : self.config.beam] for each in found))

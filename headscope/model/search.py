@@ -40,7 +40,7 @@ class Decoder(Protocol[S]):
         ...
 
     def step(self, ids: Tensor, state: S) -> Tensor:
-        """Logits [n V] of the token after `ids` [n], the newest token of each row."""
+        """Logits [n V] of the token after `ids` [n], the newest token of each row; search writes into them."""
         ...
 
 

