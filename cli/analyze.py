@@ -77,7 +77,11 @@ def analyze(
     ] = "truncate",
     only: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Run only these analyses, comma-separated.", rich_help_panel=ANALYSES),
+        typer.Option(
+            metavar="NAMES",
+            help="Run only these analyses, comma-separated; `headscope show CKPT` lists them.",
+            rich_help_panel=ANALYSES,
+        ),
     ] = None,
     skip: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Leave these analyses out.", rich_help_panel=ANALYSES)

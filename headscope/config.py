@@ -14,7 +14,8 @@ class AnalyzeConfig:
     """Everything that `headscope analyze` can be told.
 
     `only`, `skip` and `also` name analyses; `parse` is "stanza" or a CoNLL-U file; `max_length` None is
-    512 pieces or the model's limit, whichever is less; `relations` is "default", "all" or a list.
+    512 pieces or the model's limit, whichever is less; `relations` is "default", "all" or a list; `mask` names
+    heads that are off while the others are measured; `dicts`, `hp` and `bpe` belong to the checkpoint.
     """
 
     checkpoint: str
@@ -42,6 +43,10 @@ class AnalyzeConfig:
     device: str = "auto"
     dtype: str = "auto"
     format: str | None = None
+    dicts: Path | None = None
+    hp: Path | None = None
+    bpe: Path | None = None
+    mask: str | None = None
     detail: bool = False
     figures: bool = True
     force: bool = False
@@ -59,6 +64,64 @@ class AnalyzeConfig:
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+
+METRICS = ("bleu", "chrf", "perplexity", "accuracy")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Everything that `headscope evaluate` can be told.
+
+    `metrics` empty: all that fit the model (with `each_head` perplexity and accuracy); `text` says what BLEU
+    and chrF compare: "raw" (detokenised, as it is) or "tokenised-lowercase"; `hiding` is what an encoder-only
+    model is asked for: "each" token in turn, or a "random" 15 % at once. `beam` and the like: None is as the
+    checkpoint says.
+    """
+
+    checkpoint: str
+    source: Path
+    target: Path | None = None
+    metrics: tuple[str, ...] = ()
+    text: Literal["raw", "tokenised-lowercase"] = "raw"
+    hiding: Literal["each", "random"] = "each"
+    each_head: bool = False
+    heads: str | None = None
+    mask: str | None = None
+    beam: int | None = None
+    lenpen: float | None = None
+    max_len_a: float | None = None
+    max_len_b: int | None = None
+    max_length: int | None = None
+    long: Literal["truncate", "refuse"] = "truncate"
+    max_sentences: int | None = None
+    batch_tokens: int = 2048
+    bootstrap: int = 1000
+    seed: int = 1
+    device: str = "auto"
+    dtype: str = "auto"
+    format: str | None = None
+    dicts: Path | None = None
+    hp: Path | None = None
+    bpe: Path | None = None
+    per_sentence: Path | None = None
+    out: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.long not in ("truncate", "refuse"):
+            raise ConfigError(f"--long {self.long!r} is not known; choose truncate or refuse")
+        if self.text not in ("raw", "tokenised-lowercase"):
+            raise ConfigError(f"--text {self.text!r} is not known; choose raw or tokenised-lowercase")
+        if self.hiding not in ("each", "random"):
+            raise ConfigError(f"--hiding {self.hiding!r} is not known; choose each or random")
+        if strange := [name for name in self.metrics if name not in METRICS]:
+            raise ConfigError(f"--metrics {strange[0]!r} is not known; available: {', '.join(METRICS)}")
+        if self.each_head and self.per_sentence:
+            raise ConfigError("--per-sentence and --each-head are two runs; give one of them")
+        if not self.each_head and (self.out or self.heads):
+            which = "--out" if self.out else "--heads"
+            raise ConfigError(f"{which} is for the table of --each-head; give --each-head too")
 
 
 def _plain(value: Any) -> Any:

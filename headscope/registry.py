@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from headscope.errors import ConfigError
@@ -79,15 +76,3 @@ def unknown(kind: str, name: str, available: list[str]) -> str:
     near = get_close_matches(name, available, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {name!r}; {hint}available: {', '.join(available)}"
-
-
-def outline(package: str) -> dict[str, str]:
-    """First docstring line of every file of a package, read without importing it (for `--help`)."""
-    spec = importlib.util.find_spec(package)
-    lines: dict[str, str] = {}
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for path in sorted(Path(folder).glob("*.py")):
-            if path.name != "__init__.py":
-                doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-                lines[path.stem] = doc.partition("\n")[0]
-    return lines

@@ -34,6 +34,7 @@ def signature(checkpoint: Checkpoint, corpus: Corpus, study: Study, settings: Ma
             "len": f"{settings['limit']}-{settings['long']}",
             "data": f"sha1={corpus.digest[:12]},n={count}",
             "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
+            **({"mask": settings["mask"]} if settings.get("mask") else {}),
             "dtype": str(checkpoint.dtype).removeprefix("torch."),
             "device": checkpoint.device.type,
             "torch": importlib.metadata.version("torch"),

@@ -12,8 +12,10 @@ from headscope.analysis import Analysis, Options
 from headscope.analyze import Pace, Study, analyze, choose, sentence_limit
 from headscope.config import AnalyzeConfig
 from headscope.data import Corpus, open_corpus, read_lines
-from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.frequencies import count_pieces, frequency_ranks, read_counts
+from headscope.gates import masked
+from headscope.heads import select_heads
 from headscope.results import Signature, check_folder, clear_run
 from headscope.runfiles import write_run
 from headscope.syntax import Parse, parse_with_stanza
@@ -46,13 +48,20 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = _no_progress) ->
     corpus = open_corpus(
         config.source, target=config.target, parses=_conllu(config), max_sentences=config.max_sentences
     )
-    checkpoint = open_checkpoint(config.checkpoint, format=config.format, device=config.device, dtype=config.dtype)
+    checkpoint = open_checkpoint(
+        config.checkpoint,
+        format=config.format,
+        device=config.device,
+        dtype=config.dtype,
+        companions=Companions(config.dicts, config.hp, config.bpe),
+    )
+    off = select_heads(config.mask, checkpoint.layout) if config.mask else []
     pace = Pace(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
     limit = sentence_limit(checkpoint, pace)
     if config.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
         corpus = _with_stanza(corpus, config, progress)
     options = _options(config, checkpoint, corpus, analyses, limit)
-    with progress("analysing", corpus.count) as step:
+    with masked(checkpoint.model, off), progress("analysing", corpus.count) as step:
         study = analyze(
             checkpoint,
             corpus,
@@ -64,7 +73,7 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = _no_progress) ->
             progress=step,
         )
     clear_run(config.out)
-    settings = {**config.settings(), "limit": limit}
+    settings = {**config.settings(), "limit": limit, "mask": ",".join(map(str, off)) or None}
     signature = write_run(config.out, study, checkpoint, corpus, settings, sys.argv)
     return Finished(study, config.out, signature, _figures(config))
 

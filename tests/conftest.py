@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
 
 @pytest.fixture(scope="session")

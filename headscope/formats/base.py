@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headscope.data import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
@@ -23,6 +23,38 @@ from headscope.registry import Registry
 SideName = Literal["source", "target"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+IGNORED = -100  # a label where nothing is to be predicted
+
+
+class Translation(NamedTuple):
+    """One translation, and what the search ranks it by (0 for a Hugging Face model that was not asked for scores)."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions:
+    """How to translate; None means: as the checkpoint itself says.
+
+    `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the `power`, n source
+    tokens give at most `max_ratio` · n + `max_extra` tokens, `best` translations are returned. `keep_pieces`
+    leaves pieces apart; `scores` says that scores will be looked at.
+    """
+
+    beam: int | None = None
+    power: float | None = None
+    max_ratio: float | None = None
+    max_extra: int | None = None
+    best: int = 1
+    keep_pieces: bool = False
+    scores: bool = False
+
+    def __post_init__(self) -> None:
+        if self.beam is not None and not 1 <= self.best <= self.beam:
+            raise ConfigError(
+                f"--nbest {self.best} with --beam {self.beam}: a beam gives 1 to {self.beam} translations"
+            )
 
 
 class Checkpoint(ABC):
@@ -97,6 +129,34 @@ class Checkpoint(ABC):
     @abstractmethod
     def forward(self, batch: Batch) -> None:
         """One pass over a batch, without the output layer where the model can be run without it."""
+
+    @abstractmethod
+    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
+        """What a decoder must say after each of its inputs, which are `encode`'s; `IGNORED` where nothing."""
+
+    @abstractmethod
+    def memory(self, batch: Batch) -> Any:
+        """What the encoder makes of a batch, to give to `logits`; None for models of one side."""
+
+    @abstractmethod
+    def logits(self, batch: Batch, memory: Any = None) -> Tensor:
+        """Scores of the vocabulary [b t V] after each decoder input, or in place of each encoder input."""
+
+    @abstractmethod
+    def mask_id(self) -> int:
+        """The id that stands for a hidden token; CheckpointError for models that have none."""
+
+    @abstractmethod
+    def joined(self, text: str) -> str:
+        """A reference as translations are written: where texts are given split into pieces, put together."""
+
+    @abstractmethod
+    def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
+        """Translations of texts, all in one batch, best first; CheckpointError where the model cannot."""
+
+    @abstractmethod
+    def search_facts(self, options: TranslateOptions) -> dict[str, str]:
+        """What shapes a translation, for signatures: beam, length penalty, bounds of the length."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

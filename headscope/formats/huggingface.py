@@ -19,12 +19,15 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from headscope.data import Batch, Encoded
 from headscope.errors import CheckpointError, DataError
+from headscope.formats import generation
 from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, Companions, SideName, file_digest
+from headscope.formats.base import TranslateOptions as Options
+from headscope.formats.base import Translation
 from headscope.model.interface import hushed
 from headscope.model.places import base_of, text_config
 from headscope.syntax import piece_spans
@@ -142,6 +145,27 @@ class HuggingFaceCheckpoint(Checkpoint):
                 "decoder_attention_mask": batch.target.real.long(),
             }
             base_of(self.model)(**source, **target, use_cache=False)
+
+    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:  # noqa: D102
+        return generation.labels(self, texts, limit=limit)
+
+    def memory(self, batch: Batch) -> Any:  # noqa: D102
+        return generation.memory(self, batch)
+
+    def logits(self, batch: Batch, memory: Any = None) -> Tensor:  # noqa: D102
+        return generation.logits(self, batch, memory)
+
+    def mask_id(self) -> int:  # noqa: D102
+        return generation.mask_id(self)
+
+    def joined(self, text: str) -> str:  # noqa: D102
+        return text
+
+    def translations(self, texts: Sequence[str], options: Options) -> list[list[Translation]]:  # noqa: D102
+        return generation.translations(self, texts, options)
+
+    def search_facts(self, options: Options) -> dict[str, str]:  # noqa: D102
+        return generation.search_facts(self, options)
 
     def facts(self) -> dict[str, Any]:  # noqa: D102
         tokenizer = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.data import Batch, Encoded, side
 from headscope.errors import CheckpointError, DataError
-from headscope.formats.base import Checkpoint, SideName
+from headscope.formats.base import Checkpoint, SideName, TranslateOptions, Translation
 from headscope.model.search import Hypothesis, SearchConfig, search
 from headscope.model.transformer import Transformer
 from headscope.model.transformer_config import StackConfig, TransformerConfig
@@ -81,7 +81,7 @@ class TransformerCheckpoint(Checkpoint):
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What the decoder must say after each of the inputs that `encode` gives for targets."""
         its = self._side("target")
-        return [[*its.encode(text)[: limit - 1], its.end] for text in texts]
+        return [[*its.encode(text), its.end][:limit] for text in texts]
 
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:  # noqa: D102
         return self._side("source").spans(text, ids)
@@ -108,6 +108,43 @@ class TransformerCheckpoint(Checkpoint):
         memory = model.encode(batch.source.ids, source_mask)
         if batch.target is not None:
             model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
+
+    def memory(self, batch: Batch) -> Tensor | None:  # noqa: D102
+        return self.model.encode(batch.source.ids, _mask(batch.source.real)) if self.two_sided else None
+
+    def logits(self, batch: Batch, memory: Tensor | None = None) -> Tensor:  # noqa: D102
+        model, inputs = self.model, batch.target if self.two_sided else batch.source
+        assert inputs is not None, "an encoder's output has no logits without targets"
+        memory = self.memory(batch) if memory is None else memory
+        seen = _mask(batch.source.real) if self.two_sided else None
+        return model.logits(model.decode(inputs.ids, memory, memory_mask=seen, target_mask=_mask(inputs.real)))
+
+    def mask_id(self) -> int:  # noqa: D102
+        raise CheckpointError(f"{self.path} is no masked language model")
+
+    def joined(self, text: str) -> str:  # noqa: D102
+        its = self._side("target").splitter
+        return its.join(text.split()) if its.codes is None else text
+
+    def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:  # noqa: D102
+        found = self.translate(texts, self._searching(options))
+        its = self._side("target")
+        return [
+            [Translation(its.decode(one.ids, keep_pieces=options.keep_pieces), one.score) for one in each]
+            for each in found
+        ]
+
+    def search_facts(self, options: TranslateOptions) -> dict[str, str]:  # noqa: D102
+        how = self._searching(options)
+        spread = {} if how.spread is None else {"spread": f"{how.spread:g}"}
+        lengths = f"{how.min_ratio:g}n{how.min_extra:+d}..{how.max_ratio:g}n{how.max_extra:+d}"
+        return {"search": how.rule, "beam": str(how.beam), "lenpen": f"{how.power:g}", "tgt-len": lengths, **spread}
+
+    def _searching(self, options: TranslateOptions) -> SearchConfig:
+        """The checkpoint's own way to search, with what `options` says instead."""
+        wished = {name: getattr(options, name) for name in ("beam", "power", "max_ratio", "max_extra")}
+        given = {name: value for name, value in wished.items() if value is not None}
+        return replace(self.search, **given, best=options.best)
 
     def translate(self, texts: Sequence[str], config: SearchConfig | None = None) -> list[list[Hypothesis]]:
         """Search translations of texts, all in one batch, best first; `self.target.decode` makes text of them."""

@@ -220,7 +220,7 @@ def observed(kind: str, its: HuggingFaceCheckpoint, seen: Seen) -> Seen:
         inputs["decoder_input_ids"] = torch.tensor([seen.target])
     with torch.no_grad(), capture(its.model, ("weights", "context")) as captured:
         its.model(**inputs, use_cache=False)
-    seen.tie = 1e-12 if its.dtype is torch.float64 else 1e-6
+    seen.tie = 1e-12 if its.dtype is torch.float64 else 2.5e-7
     for place in its.layout:
         weights, context = (_precise(captured[place][name][0]) for name in ("weights", "context"))
         seen.calls[place] = Call(weights, context, _visible(KINDS[kind], place, *weights.shape[1:]))

@@ -1,0 +1,150 @@
+"""What a Hugging Face model predicts and translates: the part of its checkpoint that evaluation needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from headscope.data import Batch, Encoded, Side, side
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import IGNORED, TranslateOptions, Translation
+from headscope.heads import Site
+from headscope.model.interface import hushed, through_attend
+from headscope.model.places import text_config
+
+if TYPE_CHECKING:
+    from headscope.formats.huggingface import HuggingFaceCheckpoint
+
+LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
+
+
+def labels(checkpoint: HuggingFaceCheckpoint, texts: Sequence[str], *, limit: int) -> list[list[int]]:
+    """The tokenizer's own ids of a target text; a decoder-only model says each id after the one before."""
+    tokenizer = checkpoint._tokenizer()
+    given = {"text_target" if checkpoint.two_sided else "text": list(texts)}
+    whole = tokenizer(**given, verbose=False)["input_ids"]
+    ids = tokenizer(**given, truncation=True, max_length=limit, verbose=False)["input_ids"]
+    if not checkpoint.two_sided:
+        return [[*own[1:], IGNORED] for own in ids]
+    # the end that truncation puts behind a cut text is not what comes next there
+    return [own if len(own) == len(full) else [*own[:-1], IGNORED] for own, full in zip(ids, whole, strict=True)]
+
+
+def memory(checkpoint: HuggingFaceCheckpoint, batch: Batch) -> Any:
+    """The encoder's output object."""
+    if not checkpoint.two_sided:
+        return None
+    model: Any = checkpoint.model
+    with through_attend(model):
+        return model.get_encoder()(input_ids=batch.source.ids, attention_mask=batch.source.real.long())
+
+
+def logits(checkpoint: HuggingFaceCheckpoint, batch: Batch, memory: Any) -> Tensor:
+    """One pass through the whole model, or through its decoder where `memory` is given."""
+    mask = batch.source.real.long()
+    if not checkpoint.two_sided:
+        given = {"input_ids": batch.source.ids, "attention_mask": mask}
+    else:
+        assert batch.target is not None, "a decoder has no logits without targets"
+        given = {
+            "decoder_input_ids": batch.target.ids,
+            "decoder_attention_mask": batch.target.real.long(),
+            "attention_mask": mask,
+            **({"input_ids": batch.source.ids} if memory is None else {"encoder_outputs": memory}),
+        }
+    causal = not checkpoint.two_sided and Site.ENCODER_SELF not in {place.site for place in checkpoint.places.order}
+    with through_attend(checkpoint.model):
+        output = checkpoint.model(**given, **({"use_cache": False} if causal or checkpoint.two_sided else {}))
+    found = getattr(output, "logits", None)
+    if found is None:
+        found = getattr(output, "prediction_logits", None)
+    if found is None or found.ndim != 3 or found.shape[-1] < text_config(checkpoint.config, target=True).vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.path} is a {type(checkpoint.model).__name__}, which predicts no words; perplexity and "
+            "accuracy need the model with its language-model head (…ForMaskedLM, …ForCausalLM, …)"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def mask_id(checkpoint: HuggingFaceCheckpoint) -> int:
+    """The tokenizer's mask token."""
+    found: int | None = checkpoint._tokenizer().mask_token_id
+    if found is None:
+        raise CheckpointError(f"the tokenizer of {checkpoint.path} has no mask token, so no token can be hidden")
+    return found
+
+
+def translations(
+    checkpoint: HuggingFaceCheckpoint, texts: Sequence[str], options: TranslateOptions
+) -> list[list[Translation]]:
+    """`generate` with every head going through `attend`, so that masks work."""
+    config = settings(checkpoint, options)
+    model: Any = checkpoint.model
+    encoded = checkpoint.encode(texts, side="source", limit=checkpoint.limit or 10**9)
+    source = side(encoded).to(checkpoint.device)
+    with through_attend(model), hushed(), torch.no_grad():
+        ids = model.generate(source.ids, attention_mask=source.real.long(), generation_config=config)
+        scores = _scores(checkpoint, source, ids, config) if options.scores else [0.0] * len(ids)
+    tokenizer = checkpoint._tokenizer()
+    if options.keep_pieces:
+        written = [" ".join(tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True)) for row in ids.tolist()]
+    else:
+        written = [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+    found = [Translation(*each) for each in zip(written, scores, strict=True)]
+    return [found[first : first + options.best] for first in range(0, len(found), options.best)]
+
+
+def settings(checkpoint: HuggingFaceCheckpoint, options: TranslateOptions) -> GenerationConfig:
+    """The checkpoint's own generation config, without sampling, with what `options` says instead."""
+    model: Any = checkpoint.model
+    if not (checkpoint.two_sided and model.can_generate()):
+        raise CheckpointError(
+            f"{checkpoint.path} is a {type(model).__name__}, which cannot translate; a model with an encoder and a "
+            "decoder can (…ForConditionalGeneration, MarianMTModel)"
+        )
+    if options.max_ratio:
+        raise ConfigError("--max-len-a means nothing for a Hugging Face checkpoint; bound lengths by --max-len-b")
+    own = model.generation_config.to_dict()
+    own.update(do_sample=False, num_return_sequences=options.best, num_beams=options.beam or own["num_beams"] or 1)
+    if options.best > own["num_beams"]:
+        raise ConfigError(f"--nbest {options.best} needs a wider beam than {own['num_beams']}; give --beam")
+    if options.power is not None:
+        own["length_penalty"] = options.power
+    if options.max_extra is not None:
+        own.update(max_new_tokens=options.max_extra + 1, max_length=None)
+    elif not (own.get("max_length") or own.get("max_new_tokens")):
+        own["max_new_tokens"] = min(LONGEST, (checkpoint.limit or LONGEST + 1) - 1)
+    for name in ("temperature", "top_k", "top_p", "typical_p", "min_p"):
+        own.pop(name, None)  # for sampling; transformers warns of them
+    if own["num_beams"] == 1:
+        own.pop("length_penalty", None), own.pop("early_stopping", None)
+    return GenerationConfig.from_dict(own)
+
+
+def search_facts(checkpoint: HuggingFaceCheckpoint, options: TranslateOptions) -> dict[str, str]:
+    """Beam, length penalty and the longest translation, as `generate` gets them."""
+    config = settings(checkpoint, options)
+    penalty = 1.0 if config.length_penalty is None else config.length_penalty
+    longest = config.max_new_tokens or config.max_length
+    return {"search": "generate", "beam": str(config.num_beams), "lenpen": f"{penalty:g}", "tgt-len": f"..{longest}"}
+
+
+def _scores(checkpoint: HuggingFaceCheckpoint, source: Side, ids: Tensor, config: GenerationConfig) -> list[float]:
+    """Σ log p / length ** penalty of generated ids, from one more pass: `generate` would keep every step's logits."""
+    wide = len(ids) // len(source.ids)
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ended = torch.isin(ids[:, 1:], torch.tensor([end for end in ends if end is not None], device=ids.device))
+    said = (ended.long().cumsum(dim=1) - ended.long()) == 0  # up to the first end, that one included
+    inputs = [Encoded(row[: int(n)], [False] * int(n)) for row, n in zip(ids.tolist(), said.sum(dim=1), strict=True)]
+    repeated = Side(*(each.repeat_interleave(wide, 0) for each in (source.ids, source.real, source.special)))
+    target = side(inputs).to(ids.device)
+    log_p = logits(checkpoint, Batch(torch.arange(len(ids)), 0, repeated, target), None).float().log_softmax(-1)
+    width = target.ids.shape[1]
+    each = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * said[:, :width]
+    penalty = 1.0 if config.length_penalty is None else config.length_penalty
+    found: list[float] = (each.sum(dim=1) / said.sum(dim=1) ** penalty).tolist()
+    return found

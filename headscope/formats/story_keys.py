@@ -1,0 +1,100 @@
+"""Which array of a story-of-heads file is which weight of the `Transformer`: one table, both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headscope.model.transformer_config import TransformerConfig
+
+Form = Literal["matrix", "vector", "embedding bias", "gates"]
+SOURCE, TARGET = "mod/emb_inp/mat:0", "mod/emb_out/mat:0"
+QKV = ("query", "key", "value")
+NORM = ("weight", "scale:0"), ("bias", "bias:0")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One array of theirs and the weights of ours that it joins, along their first axis.
+
+    A "matrix" is stored input-major: transposed. Embedding tables count as vectors: they stay as they are.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    form: Form = "vector"
+
+    def pack(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Their array of our weights."""
+        joined = torch.cat([state[name] for name in self.ours])
+        if self.form == "matrix":
+            return joined.T
+        if self.form == "embedding bias":
+            return joined.view(1, 1, -1)
+        return joined.view(1, -1, 1, 1) if self.form == "gates" else joined
+
+    def unpack(self, array: Tensor, shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Our weights of their array; the sizes of the parts are those in `shapes`."""
+        joined = array.T if self.form == "matrix" else array
+        joined = joined.flatten() if self.form in ("embedding bias", "gates") else joined
+        parts = joined.split([len(shapes[name]) for name in self.ours])
+        return {name: part.contiguous() for name, part in zip(self.ours, parts, strict=True)}
+
+
+def rows(config: TransformerConfig, *, loss: str, combined: bool, shared: bool) -> Iterator[Row]:
+    """All arrays of a model.
+
+    `loss` is the scope of the output projection, `combined` says that cross attention has one matrix for
+    queries, keys and values, `shared` that there is one embedding table.
+    """
+    encoder, decoder = config.encoder, config.decoder
+    assert encoder is not None
+    table = "decoder.embeddings.tokens.weight"
+    yield Row(SOURCE, (table if config.share_embeddings else "encoder.embeddings.tokens.weight",))
+    if not shared:
+        yield Row(TARGET, (table,))
+    if encoder.embedding_bias:
+        yield Row("mod/emb_inp_bias:0", ("encoder.embeddings.bias",), "embedding bias")
+    for side, ours, stack in (("enc", "encoder", encoder), ("dec", "decoder", decoder)):
+        gates = "hard-concrete.v1"
+        for i in range(stack.layers):
+            layer = f"{ours}.layers.{i}"
+            yield from _attention(f"mod/{side}_attn-{i}", f"{layer}.self_attention", True, stack.self_mixing == gates)
+            if side == "dec":
+                its, mine = f"mod/dec_enc_attn-{i}", f"{layer}.cross_attention"
+                yield from _attention(its, mine, combined, stack.cross_mixing == gates)
+            for theirs, part in (("conv1", "inner"), ("conv2", "outer")):
+                yield from _linear(f"mod/{side}_ffn-{i}/{theirs}", (f"{layer}.ffn.{part}",))
+            yield from _norm(f"mod/{side}_ffn-{i}/layer_norm", f"{layer}.ffn_norm")
+        if stack.final_norm:
+            yield from _norm(f"mod/{side}_out_norm", f"{ours}.norm")
+    if not config.tie_output:
+        yield Row(f"{loss}/logits/W:0", ("output.weight",), "matrix")
+    if config.output_bias:
+        yield Row(f"{loss}/logits/b:0", ("output.bias",))
+
+
+def _attention(theirs: str, ours: str, combined: bool, gated: bool) -> Iterator[Row]:
+    if combined:
+        yield from _linear(f"{theirs}/mem_conv", tuple(f"{ours}.{part}" for part in QKV))
+    else:
+        yield from _linear(f"{theirs}/query_conv", (f"{ours}.query",))
+        yield from _linear(f"{theirs}/mem_conv", (f"{ours}.key", f"{ours}.value"))
+    yield from _linear(f"{theirs}/out_conv", (f"{ours}.output",))
+    yield from _norm(f"{theirs}/layer_norm", f"{ours}_norm")
+    if gated:
+        yield Row(f"{theirs}/gate/log_a:0", (f"{ours}.mixing.log_a",), "gates")
+
+
+def _linear(theirs: str, ours: tuple[str, ...]) -> Iterator[Row]:
+    yield Row(f"{theirs}/W:0", tuple(f"{each}.weight" for each in ours), "matrix")
+    yield Row(f"{theirs}/b:0", tuple(f"{each}.bias" for each in ours))
+
+
+def _norm(theirs: str, ours: str) -> Iterator[Row]:
+    for mine, its in NORM:
+        yield Row(f"{theirs}/{its}", (f"{ours}.{mine}",))

@@ -1,0 +1,206 @@
+"""How likely a model finds a corpus: Σ -log p and hits of every sentence, under one mask of heads or many.
+
+Counted are all tokens that the model says after its inputs: for decoders (teacher-forced) every token of the
+text and the one that closes it, except what a length limit cuts off; for encoders every token that is no
+special one, each hidden in turn (pseudo-log-likelihood, Salazar et al. 2020) or in a random share of 15 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Array, GroupSums, Ratio
+from headscope.data import Batch, Corpus, Encoded, Long, Losses, Sentence, side
+from headscope.errors import DataError
+from headscope.formats.base import IGNORED, Checkpoint
+from headscope.gates import masked
+from headscope.heads import HeadId, Site
+
+Hiding = Literal["each", "random"]
+WINDOW = {"text": 2048, "hidden": 128}  # sentences held at a time; hiding each token makes many rows of one
+SHARE = 0.15
+
+
+class Row(NamedTuple):
+    """What goes through the model for (a part of) one sentence; `last` closes the sentence."""
+
+    number: int
+    source: Encoded
+    target: Encoded | None
+    labels: list[int]
+    last: bool = True
+
+    def length(self) -> int:
+        """Positions that it takes in a batch."""
+        return max(len(self.source.ids), len(self.target.ids) if self.target else 0)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A batch, and what must be predicted at each of its positions [b t]; `done` sentences end with it."""
+
+    batch: Batch
+    labels: Tensor
+    done: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a corpus is read: positions a batch, pieces a sentence, and what encoders hide."""
+
+    tokens: int
+    limit: int
+    long: Long = "truncate"
+    hiding: Hiding = "each"
+    seed: int = 1
+
+
+@dataclass
+class Likelihood:
+    """Sums over a corpus; `nll` and `right` have a cell for every mask, `count` and `first` are of sentences.
+
+    `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] its number of tokens.
+    """
+
+    nll: GroupSums = field(default_factory=GroupSums)
+    right: GroupSums = field(default_factory=GroupSums)
+    first: Array = field(default_factory=lambda: np.zeros(0))
+    counts: Array = field(default_factory=lambda: np.zeros(0))
+    losses: Losses = field(default_factory=Losses)
+    sentences: int = 0
+    complete: bool = True
+
+
+def likelihood(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    reading: Reading,
+    *,
+    masks: Sequence[Sequence[HeadId]] = ((),),
+    progress: Callable[[int], None] = lambda sentences: None,
+) -> Likelihood:
+    """Run the corpus once for all masks; what they have in common is computed once per batch.
+
+    A KeyboardInterrupt ends the pass; the sums then cover what was done and say `complete=False`.
+    """
+    found = Likelihood(first=np.zeros(corpus.count), counts=np.zeros(corpus.count))
+    try:
+        with torch.inference_mode():
+            for each in labelled(checkpoint, corpus, reading, found.losses):
+                nll, right, count = _under_masks(checkpoint, each, masks)
+                found.nll.add(each.batch.indices, Ratio(nll, count[:, None]))
+                found.right.add(each.batch.indices, Ratio(right, count[:, None]))
+                np.add.at(found.first, each.batch.indices.numpy(), nll[:, 0].numpy())
+                np.add.at(found.counts, each.batch.indices.numpy(), count.numpy())
+                found.sentences += each.done
+                progress(each.done)
+    except KeyboardInterrupt:
+        if not found.sentences:
+            raise
+        found.complete = False
+    return found
+
+
+def _under_masks(
+    checkpoint: Checkpoint, each: Labelled, masks: Sequence[Sequence[HeadId]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ -log p and hits [b mask], and counts [b]; the encoder runs again only where its own heads are masked."""
+    batch, labels = each.batch.to(checkpoint.device), each.labels.to(checkpoint.device)
+    shared: Any = checkpoint.memory(batch)
+    columns = []
+    for heads in masks:
+        with masked(checkpoint.model, heads):
+            of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
+            memory = checkpoint.memory(batch) if of_encoder else shared
+            columns.append(token_sums(checkpoint.logits(batch, memory), labels))
+    nll, right, count = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
+    return nll, right, count[:, 0]
+
+
+def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ -log p of labels, how often they are the likeliest, and how many there are: [b] each, in float64."""
+    counted = labels != IGNORED
+    row = counted.nonzero()[:, 0].cpu()
+    scores, wanted = logits[counted], labels[counted]  # [n V], [n]
+    scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    nll = scores.logsumexp(dim=-1) - scores.gather(1, wanted[:, None])[:, 0]
+    right = scores.argmax(dim=-1) == wanted
+    sums = torch.zeros(3, len(labels), dtype=torch.float64)
+    for total, values in zip(sums, (nll, right, torch.ones_like(right)), strict=True):
+        total.index_add_(0, row, values.cpu().double())
+    return sums[0], sums[1], sums[2]
+
+
+def labelled(checkpoint: Checkpoint, corpus: Corpus, reading: Reading, losses: Losses) -> Iterator[Labelled]:
+    """The corpus in batches of at most `reading.tokens` positions a side, sorted by length within windows."""
+    hides = not checkpoint.two_sided and any(place.site is Site.ENCODER_SELF for place in checkpoint.places.order)
+    sentences = iter(corpus)
+    while window := list(islice(sentences, WINDOW["hidden" if hides else "text"])):
+        rows = _hidden(checkpoint, window, reading) if hides else _texts(checkpoint, window, reading)
+        _count_cut(rows, corpus, reading, losses)
+        group: list[Row] = []
+        for row in sorted(rows, key=Row.length):
+            if group and row.length() * (len(group) + 1) > reading.tokens:
+                yield _collate(group)
+                group = []
+            group.append(row)
+        yield _collate(group)
+
+
+def _texts(checkpoint: Checkpoint, window: list[Sentence], reading: Reading) -> list[Row]:
+    said = [sentence.source if sentence.target is None else sentence.target for sentence in window]
+    sources = checkpoint.encode([each.source for each in window], side="source", limit=reading.limit)
+    targets: Sequence[Encoded | None] = [None] * len(window)
+    if checkpoint.two_sided:
+        targets = checkpoint.encode(said, side="target", limit=reading.limit)
+    labels = checkpoint.labels(said, limit=reading.limit)
+    return [Row(sentence.number, *parts) for sentence, *parts in zip(window, sources, targets, labels, strict=True)]
+
+
+def _hidden(checkpoint: Checkpoint, window: list[Sentence], reading: Reading) -> list[Row]:
+    """Sentences with one token hidden in each row, or one row each with a random share of its tokens hidden."""
+    mask = checkpoint.mask_id()
+    rows: list[Row] = []
+    encoded = checkpoint.encode([each.source for each in window], side="source", limit=reading.limit)
+    for sentence, source in zip(window, encoded, strict=True):
+        plain = [place for place, special in enumerate(source.special) if not special]
+        groups = [[place] for place in plain] or [[]]
+        if reading.hiding == "random":
+            chance = np.random.default_rng([reading.seed, sentence.number])
+            groups = [chance.permutation(plain)[: max(1, round(SHARE * len(plain)))].tolist()]
+        for hidden in groups:
+            ids = [mask if place in hidden else own for place, own in enumerate(source.ids)]
+            labels = [own if place in hidden else IGNORED for place, own in enumerate(source.ids)]
+            rows.append(Row(sentence.number, source._replace(ids=ids), None, labels, hidden is groups[-1]))
+    return rows
+
+
+def _count_cut(rows: list[Row], corpus: Corpus, reading: Reading, losses: Losses) -> None:
+    for row in rows:
+        cut = max(row.source.cut, row.target.cut if row.target else 0)
+        if cut and reading.long == "refuse":
+            raise DataError(
+                f"{corpus.name}:{row.number + 1}: {reading.limit + cut} pieces, the limit is {reading.limit}; "
+                "shorten the line, raise --max-length, or take --long truncate"
+            )
+        losses.truncated += bool(cut) and row.last
+
+
+def _collate(group: list[Row]) -> Labelled:
+    targets = [row.target for row in group if row.target is not None]
+    longest = max(len(row.labels) for row in group)
+    batch = Batch(
+        indices=torch.tensor([row.number for row in group]),
+        fold=0,
+        source=side([row.source for row in group]),
+        target=side(targets) if targets else None,
+    )
+    labels = torch.tensor([row.labels + [IGNORED] * (longest - len(row.labels)) for row in group])
+    return Labelled(batch, labels, sum(row.last for row in group))
