@@ -128,7 +128,9 @@ class Syntactic(Analysis):
         return pd.DataFrame(columns)
 
     def signature(self) -> dict[str, str]:  # noqa: D102
-        return {"parse": self.options.parse, "rel": self.options.relations, "word": "sum-keys,mean-queries"}
+        enough = f"(min={self.options.relation_minimum})" if self.options.relations == "all" else ""
+        rel = self.options.relations + enough
+        return {"parse": self.options.parse, "rel": rel, "word": "sum-keys,mean-queries"}
 
 
 def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> list[str]:

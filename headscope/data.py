@@ -130,7 +130,7 @@ def read_lines(path: Path) -> Iterator[str]:
     number = 0
     for number, raw in enumerate(_raw_lines(path), start=1):
         try:
-            text = raw.decode("utf-8").rstrip("\r\n")
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -t utf-8)"
@@ -256,8 +256,9 @@ def _encode(
     for entry in ready:
         cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
         if cut and long == "refuse":
+            where = name if entry.source.cut else f"the target of {name}"
             raise DataError(
-                f"{name}:{entry.sentence.number + 1}: {limit + cut} pieces, the limit is {limit}; shorten the line, "
+                f"{where}:{entry.sentence.number + 1}: {limit + cut} pieces, the limit is {limit}; shorten the line, "
                 "raise --max-length, or take --long truncate"
             )
         losses.truncated += bool(cut)

@@ -17,10 +17,13 @@ CHUNK = 1024
 
 
 def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor:
-    """Rank of every id [V], 1 for the most frequent: by (count, descending; piece, ascending)."""
+    """Rank of every id [V], 1 for the most frequent: by (count, descending; piece, ascending).
+
+    Special ids, which stand for no text, come last and take no rank from others.
+    """
     ids = range(checkpoint.vocabulary)
-    pieces = checkpoint.pieces(ids)
-    ordered = sorted(ids, key=lambda number: (-counts.get(number, 0), pieces[number] or ""))
+    pieces, plain = checkpoint.pieces(ids), set(checkpoint.plain_ids())
+    ordered = sorted(ids, key=lambda number: (number not in plain, -counts.get(number, 0), pieces[number] or ""))
     ranks = torch.empty(len(ordered), dtype=torch.long)
     ranks[torch.tensor(ordered)] = torch.arange(1, len(ordered) + 1)
     return ranks

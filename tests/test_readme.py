@@ -23,10 +23,10 @@ def folder(tmp_path: Path) -> Path:
     """A folder that looks like the checkout, without its virtual environment."""
     (tmp_path / "headscope").symlink_to(ROOT / "headscope")
     (tmp_path / "bin").mkdir()
-    starter = tmp_path / "bin" / "headscope"
-    starter.write_text(f"#!{sys.executable}\nfrom headscope.cli.main import run\nrun()\n")
-    starter.chmod(0o755)
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    for name, arguments in (("python", ""), ("headscope", "-m headscope")):
+        starter = tmp_path / "bin" / name
+        starter.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        starter.chmod(0o755)
     return tmp_path
 
 
