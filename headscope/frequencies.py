@@ -19,12 +19,11 @@ CHUNK = 1024
 def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor:
     """Rank of every id [V], 1 for the most frequent: by (count, descending; piece, ascending).
 
-    Special ids, which stand for no text, come last and take no rank from others.
+    Special ids stand for no text: they have rank 0 and are never rare, not even where they are kept.
     """
-    ids = range(checkpoint.vocabulary)
-    pieces, plain = checkpoint.pieces(ids), set(checkpoint.plain_ids())
-    ordered = sorted(ids, key=lambda number: (number not in plain, -counts.get(number, 0), pieces[number] or ""))
-    ranks = torch.empty(len(ordered), dtype=torch.long)
+    pieces, plain = checkpoint.pieces(range(checkpoint.vocabulary)), checkpoint.plain_ids()
+    ordered = sorted(plain, key=lambda number: (-counts.get(number, 0), pieces[number] or ""))
+    ranks = torch.zeros(checkpoint.vocabulary, dtype=torch.long)
     ranks[torch.tensor(ordered)] = torch.arange(1, len(ordered) + 1)
     return ranks
 

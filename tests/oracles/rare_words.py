@@ -11,10 +11,10 @@ from headscope.heads import Site
 FREQUENT = 500
 
 
-def ranks(counts: dict[int, int], pieces: Sequence[str]) -> list[int]:
-    """Rank of each id, from 1: by count descending, then by piece."""
-    ordered = sorted(range(len(pieces)), key=lambda i: (-counts.get(i, 0), pieces[i]))
-    return [ordered.index(i) + 1 for i in range(len(pieces))]
+def ranks(counts: dict[int, int], pieces: Sequence[str], plain: Sequence[int]) -> list[int]:
+    """Rank of each id, from 1: by count descending, then by piece; 0 for ids that are no text."""
+    ordered = sorted(plain, key=lambda i: (-counts.get(i, 0), pieces[i]))
+    return [ordered.index(i) + 1 if i in ordered else 0 for i in range(len(pieces))]
 
 
 def _rarest(seen: Seen, site: Site, rank: Sequence[int], keep: bool, types: int) -> set[int]:
