@@ -17,7 +17,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,6 +101,8 @@ class Page:
         """A slim bar; its label is left out where the bar is shorter than the words."""
         axes = self.axes(left, top, 0.1, height)
         bar = self.figure.colorbar(shades, cax=axes, ticks=MaxNLocator(5 if height > 0.8 else 2))
+        bar.formatter = ScalarFormatter(useOffset=False)  # an offset would be printed over the panel's title
+        bar.update_ticks()
         bar.outline.set(linewidth=0.4, edgecolor=RULE)
         axes.tick_params(length=1.5, width=0.4, pad=1.5, labelsize=TICK, color=RULE)
         if text_width(label, LABEL) <= height + 0.2:
