@@ -1,0 +1,117 @@
+"""CPU time of headscope's beam search, as a multiple of Hugging Face's `generate` on the same converted model.
+
+Run: python benchmarks/beam_search.py CKPT SOURCE [--beam N] [--sentences N] [--batch N] [--rounds N] [--threads N]
+
+CKPT is any checkpoint that `headscope convert --to huggingface` takes. Both sides search the same batches of
+the same process, in alternation, by the same rule (fairseq's: done when `beam` hypotheses have ended); the best
+round of each side counts, in CPU seconds of all threads. The translations must be the same. Limit: 1.0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from headscope.data import Side, read_lines, side
+from headscope.formats.base import open_checkpoint
+from headscope.formats.convert import convert
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.model.search import search
+
+LIMIT = 1.0
+
+
+def timed(work: Callable[[], list[list[int]]]) -> tuple[float, list[list[int]]]:
+    """CPU seconds, of all threads, that `work` takes, and what it finds."""
+    began = time.process_time()
+    found = work()
+    return time.process_time() - began, found
+
+
+def batches(checkpoint: TransformerCheckpoint, path: Path, *, sentences: int, size: int) -> list[Side]:
+    """Sentences sorted by length, `size` a batch."""
+    lines = list(islice(read_lines(path), sentences))
+    encoded = sorted(checkpoint.encode(lines, side="source", limit=512), key=lambda each: len(each.ids))
+    return [side(encoded[first : first + size]) for first in range(0, len(encoded), size)]
+
+
+def ours(checkpoint: TransformerCheckpoint, batch: Side, *, beam: int, longest: int) -> list[list[int]]:
+    """What headscope finds: ids with the closing one."""
+    target = checkpoint.target
+    assert target is not None
+    config = replace(checkpoint.search, rule="fairseq", beam=beam, power=1.0, spread=None)
+    config = replace(config, max_ratio=0.0, max_extra=longest, min_ratio=0.0, min_extra=1)
+    mask = None if bool(batch.real.all()) else batch.real
+    special = {"start": target.start, "end": target.end, "pad": target.pad}
+    found = search(checkpoint.model, batch.ids, mask, config=config, **special)
+    return [list(best[0].ids) for best in found]
+
+
+def theirs(model: Any, batch: Side, *, beam: int, longest: int, end: int, pad: int | None) -> list[list[int]]:
+    """What `generate` finds: ids with the closing one."""
+    found = model.generate(
+        batch.ids.masked_fill(~batch.real, pad or 0),
+        attention_mask=batch.real.long(),
+        num_beams=beam,
+        do_sample=False,
+        length_penalty=1.0,
+        early_stopping=True,
+        max_new_tokens=longest + 1,
+        min_new_tokens=2,
+    )
+    rows = [row[1:] for row in found.tolist()]
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("checkpoint")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--beam", type=int, default=5)
+    parser.add_argument("--sentences", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--longest", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    checkpoint = open_checkpoint(given.checkpoint, device="cpu")
+    assert isinstance(checkpoint, TransformerCheckpoint) and checkpoint.target is not None
+    with tempfile.TemporaryDirectory() as folder:
+        convert(checkpoint, Path(folder) / "model", goal="huggingface")
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(Path(folder) / "model").eval()
+    work = batches(checkpoint, given.source, sentences=given.sentences, size=given.batch)
+    how = {"beam": given.beam, "longest": given.longest}
+    special = {"end": checkpoint.target.end, "pad": checkpoint.target.pad}
+
+    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for each in range(given.rounds + 1):
+        mine, mine_found = timed(lambda: [ids for batch in work for ids in ours(checkpoint, batch, **how)])
+        other, other_found = timed(lambda: [ids for batch in work for ids in theirs(model, batch, **how, **special)])
+        if each:  # the first round warms up
+            seconds["ours"].append(mine)
+            seconds["theirs"].append(other)
+    same = sum(one == two for one, two in zip(mine_found, other_found, strict=True))
+    ratio = min(seconds["ours"]) / min(seconds["theirs"])
+    rule = f"beam {given.beam}, batches of {given.batch}, {given.threads} thread(s)"
+    print(
+        f"{checkpoint.model_type}, {len(mine_found)} sentences, {rule}, torch {torch.__version__}, {platform.machine()}"
+    )
+    print(f"transformers {transformers.__version__} generate {min(seconds['theirs']):.2f} s CPU, ", end="")
+    print(f"headscope {min(seconds['ours']):.2f} s; same translations: {same} of {len(mine_found)}")
+    print(f"ratio {ratio:.3f} (limit {LIMIT})")
+
+
+if __name__ == "__main__":
+    main()
