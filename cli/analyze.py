@@ -13,13 +13,17 @@ from headscope.cli.options import (
     DATA,
     MODEL,
     OUTPUT,
+    Bpe,
     CheckpointName,
     Config,
     Device,
+    Dicts,
     Dtype,
     Force,
     FormatName,
+    HyperParameters,
     Json,
+    Mask,
     Seed,
     names,
 )
@@ -129,6 +133,10 @@ def analyze(
     dtype: Dtype = "auto",
     batch_tokens: Annotated[int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)] = 2048,
     format: FormatName = None,
+    dicts: Dicts = None,
+    hp: HyperParameters = None,
+    bpe: Bpe = None,
+    mask: Mask = None,
     detail: Annotated[
         bool, typer.Option("--detail", help="Also write every sentence's values.", rich_help_panel=OUTPUT)
     ] = False,
@@ -136,6 +144,22 @@ def analyze(
         bool,
         typer.Option("--figures/--no-figures", help="Draw the standard figures.", rich_help_panel=OUTPUT),
     ] = True,
+    mhr_pickles: Annotated[
+        bool,
+        typer.Option(
+            "--mhr-pickles",
+            help="Also write pickles/mhr: confidence, cosine, L2 and alphas as the MHR fork writes them.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    mhr_rows: Annotated[
+        str,
+        typer.Option(
+            metavar="corpus|batch|generate",
+            help="What a row of these is: the corpus, a batch of the fork, or (decoders) its last decoding step.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = "corpus",
     config: Config = None,
     json: Json = False,
     force: Force = False,

@@ -66,3 +66,25 @@ def progress(what: str, total: int, *, unit: str = "sentences") -> Iterator[Call
             bar.update(task, advance=count, rate=f"{speed:.0f} {unit}/s" if speed else "")
 
         yield step
+
+
+@contextmanager
+def counter(what: str, *, unit: str = "lines") -> Iterator[Callable[[int], None]]:
+    """A count with its rate on stderr, for a stream of unknown length; nothing where stderr is no terminal."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    console = err()
+    columns = (
+        SpinnerColumn(),
+        TextColumn(what),
+        TextColumn("{task.completed:.0f} " + unit),
+        TextColumn("{task.fields[rate]}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None, rate="")
+
+        def step(count: int) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(task, advance=count, rate=f"{speed:.0f} {unit}/s" if speed else "")
+
+        yield step

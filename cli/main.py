@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
 
 from headscope.cli.analyze import analyze
+from headscope.cli.convert import convert
 from headscope.cli.demo import demo
+from headscope.cli.evaluate import evaluate
 from headscope.cli.plot import app as plot
 from headscope.cli.show import show
+from headscope.cli.translate import translate
 from headscope.errors import HeadscopeError
 
 EPILOG = """\
@@ -29,6 +33,9 @@ app = typer.Typer(
 app.command()(show)
 app.command()(analyze)
 app.add_typer(plot, name="plot")
+app.command()(evaluate)
+app.command()(translate)
+app.command()(convert)
 app.command()(demo)
 
 
@@ -51,14 +58,32 @@ def main(
 
 def run() -> None:
     """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130."""
+    pressed: list[int] = []
+
+    def press(number: int, _: object) -> None:
+        pressed.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, press)
     try:
         app()
-    except HeadscopeError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except BaseException as error:
+        if _interrupted(error) or (pressed and not isinstance(error, SystemExit)):
+            print("interrupted before there was anything to keep", file=sys.stderr)
+            sys.exit(130)
+        if isinstance(error, HeadscopeError):
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            sys.exit(2)
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: typer makes a status of it, lazy imports a missing module."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import typer
 
 from headscope.errors import ConfigError
 
-DATA, ANALYSES, MODEL, OUTPUT = "Data", "Analyses", "Model and speed", "Output"
+DATA, ANALYSES, SEARCH, MODEL, OUTPUT = "Data", "Analyses", "Search", "Model and speed", "Output"
 
 CheckpointName = Annotated[
     str, typer.Argument(metavar="CKPT", help="Checkpoint: a file, a directory or a hub id (owner/name).")
@@ -30,6 +30,57 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 Force = Annotated[
     bool, typer.Option("--force", help="Replace the results that the output holds.", rich_help_panel=OUTPUT)
 ]
+Dicts = Annotated[
+    Path | None,
+    typer.Option(
+        "--dicts",
+        metavar="DIR",
+        help="Dictionaries or vocabularies of fairseq and story-of-heads files; default: beside the checkpoint.",
+        rich_help_panel=MODEL,
+    ),
+]
+HyperParameters = Annotated[
+    Path | None,
+    typer.Option("--hp", metavar="FILE", help="Hyper-parameters of a story-of-heads file.", rich_help_panel=MODEL),
+]
+Bpe = Annotated[
+    Path | None,
+    typer.Option(
+        "--bpe",
+        metavar="CODES",
+        help="Codes or SentencePiece model that split text; default: text is already split into pieces.",
+        rich_help_panel=MODEL,
+    ),
+]
+Mask = Annotated[
+    str | None,
+    typer.Option(
+        "--mask",
+        metavar="LIST",
+        help="Heads to switch off: decoder-self.1.3,cross.0.*, or a file with a name a line.",
+        rich_help_panel=MODEL,
+    ),
+]
+Beam = Annotated[
+    int | None, typer.Option("--beam", min=1, help="Beam; default: the checkpoint's own.", rich_help_panel=SEARCH)
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option("--lenpen", help="Power of the length penalty; default: the checkpoint's.", rich_help_panel=SEARCH),
+]
+MaxLenA = Annotated[
+    float | None,
+    typer.Option(
+        "--max-len-a",
+        min=0,
+        help="n source tokens give at most A · n + B; default: the checkpoint's.",
+        rich_help_panel=SEARCH,
+    ),
+]
+MaxLenB = Annotated[int | None, typer.Option("--max-len-b", min=0, help="B of it.", rich_help_panel=SEARCH)]
+KeepBpe = Annotated[bool, typer.Option("--keep-bpe", help="Leave the pieces of words apart.", rich_help_panel=OUTPUT)]
+BatchTokens = Annotated[int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)]
+MaxSentences = Annotated[int | None, typer.Option(min=1, help="Use only the first N lines.", rich_help_panel=DATA)]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of bootstrap and random tokens.", rich_help_panel=ANALYSES)]
 
 

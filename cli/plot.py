@@ -23,6 +23,10 @@ RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that `hea
 RunsArg = Annotated[
     list[Path], typer.Argument(metavar="RUN…", help="Directories that `headscope analyze --out` wrote.")
 ]
+FilesArg = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN|PICKLE…", help="Directories of runs, or pickles that the MHR fork wrote."),
+]
 Out = Annotated[
     Path,
     typer.Option(
@@ -40,7 +44,7 @@ DPI = 200
 
 @app.command()
 def heads(
-    runs: RunsArg,
+    runs: FilesArg,
     out: Out,
     measure: Annotated[
         list[str] | None,
@@ -51,10 +55,11 @@ def heads(
     dpi: Dpi = DPI,
     as_json: AsJson = False,
 ) -> None:
-    """Layers × heads maps of measures, with the functions of the heads."""
+    """Layers × heads maps of measures, with the functions of the heads; also of the MHR fork's confidence files."""
+    from headscope.report.fork import confidence_run
     from headscope.report.headmap import heads_figure
 
-    draw = _Draw("heads", lambda run: heads_figure(run, measure, sort=sort))
+    draw = _Draw("heads", lambda run: heads_figure(run, measure, sort=sort), from_pickle=confidence_run)
     draw(runs, out, force=force, dpi=dpi, as_json=as_json)
 
 
@@ -84,20 +89,35 @@ def syntactic(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_
 
 @app.command()
 def similarity(
-    runs: RunsArg,
+    runs: FilesArg,
     out: Out,
     measure: Annotated[
-        str, typer.Option("--measure", metavar="NAME", help="cosine, l2, cka, or js where the run has it.")
-    ] = "cosine",
+        str | None,
+        typer.Option("--measure", metavar="NAME", help="cosine (unasked), l2, cka, or js where the run has it."),
+    ] = None,
     force: Force = False,
     dpi: Dpi = DPI,
     as_json: AsJson = False,
 ) -> None:
-    """How alike the heads of each layer are."""
-    from headscope.report.similarity import similarity_matrices
+    """How alike the heads of each layer are; also from the MHR fork's cosine and L2 files."""
+    from headscope.report.fork import ForkRun, similarity_run
+    from headscope.report.similarity import similarity_matrices, similarity_measures
 
-    draw = _Draw("similarity", lambda run: similarity_matrices(run, measure))
+    def drawn(run: Run) -> Figure:
+        only = similarity_measures(run)[0] if isinstance(run, ForkRun) else "cosine"
+        return similarity_matrices(run, measure or only)
+
+    draw = _Draw("similarity", drawn, from_pickle=similarity_run)
     draw(runs, out, force=force, dpi=dpi, as_json=as_json)
+
+
+@app.command()
+def alphas(runs: FilesArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
+    """Matrices of models that mix heads, with their singular values; also from the MHR fork's alpha files."""
+    from headscope.report.alphas import alphas_figure
+    from headscope.report.fork import alphas_run
+
+    _Draw("alphas", alphas_figure, from_pickle=alphas_run)(runs, out, force=force, dpi=dpi, as_json=as_json)
 
 
 @app.command()
@@ -160,17 +180,23 @@ def attention(
 
 
 class _Draw:
-    """One figure for every run named: all places to write to are checked before anything is drawn."""
+    """One figure for every run named: all places to write to are checked before anything is drawn.
 
-    def __init__(self, name: str, draw: Callable[[Run], Figure]) -> None:
+    `from_pickle` reads a run from a file of the MHR fork, where the figure can be drawn from one.
+    """
+
+    def __init__(
+        self, name: str, draw: Callable[[Run], Figure], *, from_pickle: Callable[[Path], Run] | None = None
+    ) -> None:
         self.name = name
         self.draw = draw
+        self.from_pickle = from_pickle
 
     def __call__(self, paths: Sequence[Path], out: Path, *, force: bool, dpi: int, as_json: bool) -> None:
         from headscope.report.run import load_run
         from headscope.report.save import target_paths, write_figure
 
-        runs = [load_run(path) for path in paths]
+        runs = [self.from_pickle(path) if self.from_pickle and path.is_file() else load_run(path) for path in paths]
         targets = target_paths(out, runs, figure=self.name, force=force)
         written = []
         for run, target in zip(runs, targets, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headscope.cli import console
-from headscope.cli.options import CheckpointName, Device, Dtype, FormatName, Json
+from headscope.cli.options import Bpe, CheckpointName, Device, Dicts, Dtype, FormatName, HyperParameters, Json, Mask
 
 
 def show(
@@ -13,13 +13,23 @@ def show(
     device: Device = "cpu",
     dtype: Dtype = "auto",
     format: FormatName = None,
+    dicts: Dicts = None,
+    hp: HyperParameters = None,
+    bpe: Bpe = None,
+    mask: Mask = None,
     json: Json = False,
 ) -> None:
     """Print format, architecture, sites × layers × heads, parameters by part, tokenizer, fitting analyses."""
-    from headscope.formats.base import open_checkpoint
+    from headscope.formats.base import Companions, open_checkpoint
+    from headscope.heads import select_heads
     from headscope.overview import overview
 
-    found = overview(open_checkpoint(checkpoint, format=format, device=device, dtype=dtype))
+    opened = open_checkpoint(
+        checkpoint, format=format, device=device, dtype=dtype, companions=Companions(dicts, hp, bpe)
+    )
+    found = overview(opened)
+    if mask:
+        found["mask"] = [str(head) for head in select_heads(mask, opened.layout)]
     if json:
         console.print_json(found)
     else:
@@ -33,6 +43,8 @@ def _print(found: dict[str, Any]) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     for name in ("path", "format", "architecture", "model_type", "dtype", "limit", "digest"):
         table.add_row(name.replace("_", " "), str(found[name]))
+    if "mask" in found:
+        table.add_row("mask", ", ".join(found["mask"]))
     tokenizer = found["tokenizer"]
     table.add_row("tokenizer", f"{tokenizer['class']}, {tokenizer['vocabulary']:,} pieces" if tokenizer else "none")
     screen = console.out()

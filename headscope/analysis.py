@@ -193,6 +193,11 @@ class Analysis:
     def __init__(self, options: Options) -> None:
         self.options = options
 
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        """Why a checkpoint is none that this analysis is for, None where it is one."""
+        return None
+
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:
         """Sums and counts per sentence of every statistic, for one site and layer of one batch."""
         return {}

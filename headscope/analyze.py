@@ -140,7 +140,7 @@ def _applicable(
         left_out.append(LeftOut("all", f"{' and '.join(unmeasured)} need a --target"))
     running = []
     for cls in analyses:
-        why = _missing(cls, corpus, options) or _elsewhere(cls, measured)
+        why = _missing(cls, corpus, options) or _elsewhere(cls, measured) or cls.applies(checkpoint)
         if why:
             left_out.append(LeftOut(cls.name, why))
         else:
@@ -187,7 +187,7 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator
     The text's usual start comes first. An encoder sees the block once, its decoder the repetition.
     """
     generator = torch.Generator().manual_seed(seed)
-    plain = torch.tensor(checkpoint.plain_ids())
+    plain = torch.tensor(checkpoint.common_ids())
     start = (
         checkpoint.encode(["a"], side="target", limit=limit)[0].ids[:1]
         if checkpoint.two_sided

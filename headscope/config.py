@@ -49,11 +49,17 @@ class AnalyzeConfig:
     mask: str | None = None
     detail: bool = False
     figures: bool = True
+    mhr_pickles: bool = False
+    mhr_rows: Literal["corpus", "batch", "generate"] = "corpus"
     force: bool = False
 
     def __post_init__(self) -> None:
         if self.long not in ("truncate", "refuse"):
             raise ConfigError(f"--long {self.long!r} is not known; choose truncate or refuse")
+        if self.mhr_rows not in ("corpus", "batch", "generate"):
+            raise ConfigError(f"--mhr-rows {self.mhr_rows!r} is not known; choose corpus, batch or generate")
+        if self.mhr_rows != "corpus" and not self.mhr_pickles:
+            raise ConfigError(f"--mhr-rows {self.mhr_rows} is about --mhr-pickles; give that too")
         if self.frequencies and self.frequency_corpus:
             raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
         if self.source is None and (self.parse is None or self.parse == "stanza"):

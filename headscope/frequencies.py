@@ -21,7 +21,8 @@ def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor
 
     Special ids stand for no text: they have rank 0 and are never rare, not even where they are kept.
     """
-    pieces, plain = checkpoint.pieces(range(checkpoint.vocabulary)), checkpoint.plain_ids()
+    plain = checkpoint.plain_ids()
+    pieces = dict(zip(plain, checkpoint.pieces(plain), strict=True))
     ordered = sorted(plain, key=lambda number: (-counts.get(number, 0), pieces[number] or ""))
     ranks = torch.zeros(checkpoint.vocabulary, dtype=torch.long)
     ranks[torch.tensor(ordered)] = torch.arange(1, len(ordered) + 1)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headscope.accumulate import Array, GroupSums, Ratio
 from headscope.data import Batch, Corpus, Encoded, Long, Losses, Sentence, side
@@ -22,10 +22,13 @@ from headscope.errors import DataError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.gates import masked
 from headscope.heads import HeadId, Site
+from headscope.model.reuse import Reuse
+from headscope.model.transformer import Transformer
 
 Hiding = Literal["each", "random"]
 WINDOW = {"text": 2048, "hidden": 128}  # sentences held at a time; hiding each token makes many rows of one
 SHARE = 0.15
+PART = 512  # positions whose logits are copied at a time
 
 
 class Row(NamedTuple):
@@ -111,12 +114,21 @@ def likelihood(
 def _under_masks(
     checkpoint: Checkpoint, each: Labelled, masks: Sequence[Sequence[HeadId]]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ -log p and hits [b mask], and counts [b]; the encoder runs again only where its own heads are masked."""
+    """Σ -log p and hits [b mask], and counts [b].
+
+    The encoder runs again only where its own heads are masked; layers below the masked heads do not run again.
+    """
     batch, labels = each.batch.to(checkpoint.device), each.labels.to(checkpoint.device)
-    shared: Any = checkpoint.memory(batch)
     columns = []
+    reuse = Reuse()
+    with reuse.recorded():
+        shared: Any = checkpoint.memory(batch)
+        plain = token_sums(checkpoint.logits(batch, shared), labels) if () in map(tuple, masks) else None
     for heads in masks:
-        with masked(checkpoint.model, heads):
+        if not heads and plain is not None:
+            columns.append(plain)
+            continue
+        with masked(checkpoint.model, heads), reuse.starting(_first_layers(checkpoint.model, heads)):
             of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
             memory = checkpoint.memory(batch) if of_encoder else shared
             columns.append(token_sums(checkpoint.logits(batch, memory), labels))
@@ -124,17 +136,27 @@ def _under_masks(
     return nll, right, count[:, 0]
 
 
+def _first_layers(model: nn.Module, heads: Sequence[HeadId]) -> dict[nn.Module, int]:
+    """The stack of a native model that masks change first, and its lowest layer that they change."""
+    if not isinstance(model, Transformer):
+        return {}
+    of_encoder = [head.layer for head in heads if head.site is Site.ENCODER_SELF]
+    if of_encoder and model.encoder is not None:
+        return {model.encoder: min(of_encoder)}
+    return {model.decoder: min(head.layer for head in heads)} if heads else {}
+
+
 def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Σ -log p of labels, how often they are the likeliest, and how many there are: [b] each, in float64."""
-    counted = labels != IGNORED
-    row = counted.nonzero()[:, 0].cpu()
-    scores, wanted = logits[counted], labels[counted]  # [n V], [n]
-    scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    nll = scores.logsumexp(dim=-1) - scores.gather(1, wanted[:, None])[:, 0]
-    right = scores.argmax(dim=-1) == wanted
     sums = torch.zeros(3, len(labels), dtype=torch.float64)
-    for total, values in zip(sums, (nll, right, torch.ones_like(right)), strict=True):
-        total.index_add_(0, row, values.cpu().double())
+    for part in torch.split((labels != IGNORED).nonzero(), PART):
+        row, place = part.unbind(dim=1)
+        scores, wanted = logits[row, place], labels[row, place]  # [n V], [n]
+        scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        nll = scores.logsumexp(dim=-1) - scores.gather(1, wanted[:, None])[:, 0]
+        right = scores.argmax(dim=-1) == wanted
+        for total, values in zip(sums, (nll, right, torch.ones_like(right)), strict=True):
+            total.index_add_(0, row.cpu(), values.cpu().double())
     return sums[0], sums[1], sums[2]
 
 
@@ -161,7 +183,8 @@ def _texts(checkpoint: Checkpoint, window: list[Sentence], reading: Reading) -> 
     if checkpoint.two_sided:
         targets = checkpoint.encode(said, side="target", limit=reading.limit)
     labels = checkpoint.labels(said, limit=reading.limit)
-    return [Row(sentence.number, *parts) for sentence, *parts in zip(window, sources, targets, labels, strict=True)]
+    columns = zip(window, sources, targets, labels, strict=True)
+    return [Row(sentence.number, source, target, wanted) for sentence, source, target, wanted in columns]
 
 
 def _hidden(checkpoint: Checkpoint, window: list[Sentence], reading: Reading) -> list[Row]:
@@ -186,8 +209,9 @@ def _count_cut(rows: list[Row], corpus: Corpus, reading: Reading, losses: Losses
     for row in rows:
         cut = max(row.source.cut, row.target.cut if row.target else 0)
         if cut and reading.long == "refuse":
+            where = corpus.name if row.source.cut else f"the target of {corpus.name}"
             raise DataError(
-                f"{corpus.name}:{row.number + 1}: {reading.limit + cut} pieces, the limit is {reading.limit}; "
+                f"{where}:{row.number + 1}: {reading.limit + cut} pieces, the limit is {reading.limit}; "
                 "shorten the line, raise --max-length, or take --long truncate"
             )
         losses.truncated += bool(cut) and row.last

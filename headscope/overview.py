@@ -48,5 +48,7 @@ def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, A
             why = "no: the checkpoint has no tokenizer"
         elif cls.passes and not cls.sites & there:
             why = "no: for " + " or ".join(site.value for site in SITES if site in cls.sites)
+        elif reason := cls.applies(checkpoint):
+            why = f"no: {reason.removeprefix('is ')}"
         rows.append({"name": cls.name, "fits": not why, "why": why, "summary": cls.summary, "default": cls.default})
     return rows

@@ -23,13 +23,12 @@ from headscope.errors import DataError
 class Inert:
     """Stands for an object of a class that a pickle names; knows what it was made from, does nothing."""
 
-    def __init__(self, *args: object) -> None:
-        self.args = args
-        self.state: object = None
+    args: tuple[object, ...]
+    state: object
 
-    def __new__(cls, *args: object) -> Inert:
+    def __new__(cls, *args: object) -> Inert:  # noqa: D102 — NEWOBJ calls this alone
         made = super().__new__(cls)
-        Inert.__init__(made, *args)
+        made.args, made.state = args, None
         return made
 
     def __setstate__(self, state: object) -> None:
@@ -60,7 +59,7 @@ _ALLOWED = (
     "MEMOIZE GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD"
 )
 Operation = Callable[[Any], None]
-_BASE: Any = pickle._Unpickler  # type: ignore[attr-defined]
+_BASE: Any = pickle._Unpickler
 
 
 class _Unpickler(_BASE):  # type: ignore[misc]

@@ -89,8 +89,10 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> Path:
 
 
 def write_pickle(path: Path, value: Any) -> Path:
-    """Write a pickle of plain containers and numpy arrays, protocol 3 as the MHR fork does."""
-    return written(path, lambda place: place.write_bytes(pickle.dumps(value, protocol=3)))
+    """Write a pickle of plain containers and numpy arrays, protocol 3 as the MHR fork does; numpy 1 opens it too."""
+    new, old = (f"cnumpy.{core}.multiarray\n_reconstruct\n".encode() for core in ("_core", "core"))
+    content = pickle.dumps(value, protocol=3).replace(new, old)
+    return written(path, lambda place: place.write_bytes(content))
 
 
 RUN_FILES = ("run.json", "heads.csv", "similarity.npz", "pickles", "figures", "detail")

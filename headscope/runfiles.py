@@ -58,8 +58,12 @@ def write_run(
     corpus: Corpus,
     settings: Mapping[str, Any],
     command: list[str],
+    pickles: Mapping[str, Any] | None = None,
 ) -> Signature:
-    """Write everything but the figures; returns the signature of the run as a whole."""
+    """Write everything but the figures; returns the signature of the run as a whole.
+
+    `pickles` are further files for the folder of that name (see `headscope.mhr_pickles`).
+    """
     common = signature(checkpoint, corpus, study, settings)
     whole = common.having(m="+".join(study.signatures), **_own_settings(study))
     files = [ResultTable("heads", study.heads, whole).to_csv(folder)]
@@ -67,8 +71,9 @@ def write_run(
         files.append(ResultTable(name, frame, whole).to_csv(folder))
     if study.arrays:
         files.append(write_arrays(folder / "similarity.npz", study.arrays))
-    for measure, nested in nested_measures(study).items():
-        files.append(write_pickle(folder / "pickles" / f"{measure}.pkl", nested))
+    nested_files = {f"{measure}.pkl": value for measure, value in nested_measures(study).items()}
+    for name, value in {**nested_files, **(pickles or {})}.items():
+        files.append(write_pickle(folder / "pickles" / name, value))
     for measure, arrays in study.detail.items():
         files.append(write_arrays(folder / "detail" / f"{measure}.npz", arrays))
     meta = _meta(study, checkpoint, corpus, settings, command, whole, common)

@@ -16,6 +16,7 @@ from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.gates import masked
 from headscope.heads import select_heads
+from headscope.mhr_pickles import mhr_pickles
 from headscope.results import Signature, check_folder, clear_run
 from headscope.runfiles import write_run
 from headscope.syntax import Parse, parse_with_stanza
@@ -72,9 +73,12 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = _no_progress) ->
             detail=config.detail,
             progress=step,
         )
+        pickles = {}
+        if config.mhr_pickles and study.complete:
+            pickles = mhr_pickles(checkpoint, corpus, rows=config.mhr_rows, limit=limit, tokens=config.batch_tokens)
     clear_run(config.out)
     settings = {**config.settings(), "limit": limit, "mask": ",".join(map(str, off)) or None}
-    signature = write_run(config.out, study, checkpoint, corpus, settings, sys.argv)
+    signature = write_run(config.out, study, checkpoint, corpus, settings, sys.argv, pickles)
     return Finished(study, config.out, signature, _figures(config))
 
 

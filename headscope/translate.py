@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from headscope.errors import CheckpointError, DataError
-from headscope.formats.base import Checkpoint, Translation, TranslateOptions
+from headscope.formats.base import Checkpoint, TranslateOptions, Translation
 
 WINDOW = 512
 NOTHING = [Translation("", 0.0)]
@@ -16,7 +16,7 @@ def decoded_lines(lines: Iterable[bytes], *, name: str = "stdin") -> Iterator[st
     """Lines of UTF-8 text, split at line feeds only; DataError names the first that is something else."""
     for number, raw in enumerate(lines, start=1):
         try:
-            yield raw.decode("utf-8").rstrip("\r\n")
+            yield raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert the text first (iconv -t utf-8)"

@@ -182,6 +182,17 @@ def test_checkpoints_that_are_none(headscope: Command, text: Path, tmp_path: Pat
     refused(headscope("show", broken), r"372|size")
 
 
+def test_a_vision_model_is_shown_but_reads_no_text(headscope: Command, text: Path, tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 17}
+    ViTModel(ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
+    status, shown, _ = headscope("show", tmp_path / "vit")
+    assert status == 0 and "encoder-self   2        3" in shown
+    ran = headscope("analyze", tmp_path / "vit", "--source", text, "--out", tmp_path / "run")
+    refused(ran, r"model type 'vit'\) takes pixel_values, not text")
+
+
 def test_broken_parses_and_missing_stanza_models(headscope: Command, text: Path, tmp_path: Path) -> None:
     path = tmp_path / "broken.conllu"
     path.write_text("# text = a\n1\ta\t_\tX\n\n", encoding="utf-8")

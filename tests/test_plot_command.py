@@ -1,6 +1,7 @@
 """`headscope plot`: what is written where, what is printed, and what is refused."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,19 @@ def test_options_of_heads_and_similarity(run_dir: Path) -> None:
         plot("heads", run_dir, "--measure", "lpr", "--out", out, "--force")
     with pytest.raises(ConfigError, match=r"unknown similarity 'js'"):
         plot("similarity", run_dir, "--measure", "js", "--out", out, "--force")
+
+
+def test_pickles_of_the_mhr_fork(run_dir: Path) -> None:
+    arrays = {"c": np.array([[0.5, 0.75, 2]]), "s": np.array([[0.0, 3, 3, 0, 1]]), "a": np.eye(2)}
+    for command, (name, array) in zip(("heads", "similarity", "alphas"), arrays.items(), strict=True):
+        path, out = run_dir.parent / f"{name}.pkl", run_dir.parent / f"{name}.svg"
+        path.write_bytes(pickle.dumps({"encoder": [{"self_attn": array}], "decoder": []}, protocol=3))
+        plot(command, path, "--out", out)
+        assert f"{name}.pkl" in out.read_text(encoding="utf-8")
+    with pytest.raises(HeadscopeError, match=r"a\.pkl holds no confidence scores"):
+        plot("heads", run_dir.parent / "a.pkl", "--out", run_dir.parent / "x.svg")
+    with pytest.raises(HeadscopeError, match=r"run bert has no alphas.csv; run .* --only alphas. first"):
+        plot("alphas", run_dir, "--out", run_dir.parent / "x.svg")
 
 
 def test_several_runs_write_a_figure_each(run_dir: Path) -> None:
@@ -140,5 +154,5 @@ def test_help_imports_nothing_heavy() -> None:
     code = "import sys, headscope.cli.plot; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"matplotlib", "pandas", "numpy", "torch"} & set(loaded)
-    for command in ("heads", "functions", "positional", "syntactic", "similarity", "attention", "compare"):
+    for command in ("heads", "functions", "positional", "syntactic", "similarity", "alphas", "attention", "compare"):
         assert "--out" in plot(command, "--help")

@@ -122,6 +122,10 @@ class Checkpoint(ABC):
     def plain_ids(self) -> list[int]:
         """Ids that text can have: without padding, start, end, and other special ones."""
 
+    def common_ids(self) -> list[int]:
+        """Ids that text can have on every side: what may be put before an encoder and its decoder alike."""
+        return self.plain_ids()
+
     @abstractmethod
     def start_ids(self) -> list[int]:
         """Special ids that every decoder-only text begins with (empty for most GPT-2-like models)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,18 +12,45 @@ from transformers import GenerationConfig
 
 from headscope.data import Batch, Encoded, Side, side
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import IGNORED, TranslateOptions, Translation
+from headscope.formats.base import IGNORED, Checkpoint, TranslateOptions, Translation
 from headscope.heads import Site
 from headscope.model.interface import hushed, through_attend
 from headscope.model.places import text_config
 
-if TYPE_CHECKING:
-    from headscope.formats.huggingface import HuggingFaceCheckpoint
-
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
 
 
-def labels(checkpoint: HuggingFaceCheckpoint, texts: Sequence[str], *, limit: int) -> list[list[int]]:
+class Predicting(Checkpoint):
+    """What a transformers model says and translates; `config` is its own, `_tokenizer` refuses where there is none."""
+
+    config: Any
+
+    @abstractmethod
+    def _tokenizer(self) -> Any: ...
+
+    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:  # noqa: D102
+        return labels(self, texts, limit=limit)
+
+    def memory(self, batch: Batch) -> Any:  # noqa: D102
+        return memory(self, batch)
+
+    def logits(self, batch: Batch, memory: Any = None) -> Tensor:  # noqa: D102
+        return logits(self, batch, memory)
+
+    def mask_id(self) -> int:  # noqa: D102
+        return mask_id(self)
+
+    def joined(self, text: str) -> str:  # noqa: D102
+        return text
+
+    def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:  # noqa: D102
+        return translations(self, texts, options)
+
+    def search_facts(self, options: TranslateOptions) -> dict[str, str]:  # noqa: D102
+        return search_facts(self, options)
+
+
+def labels(checkpoint: Predicting, texts: Sequence[str], *, limit: int) -> list[list[int]]:
     """The tokenizer's own ids of a target text; a decoder-only model says each id after the one before."""
     tokenizer = checkpoint._tokenizer()
     given = {"text_target" if checkpoint.two_sided else "text": list(texts)}
@@ -34,7 +62,7 @@ def labels(checkpoint: HuggingFaceCheckpoint, texts: Sequence[str], *, limit: in
     return [own if len(own) == len(full) else [*own[:-1], IGNORED] for own, full in zip(ids, whole, strict=True)]
 
 
-def memory(checkpoint: HuggingFaceCheckpoint, batch: Batch) -> Any:
+def memory(checkpoint: Predicting, batch: Batch) -> Any:
     """The encoder's output object."""
     if not checkpoint.two_sided:
         return None
@@ -43,7 +71,7 @@ def memory(checkpoint: HuggingFaceCheckpoint, batch: Batch) -> Any:
         return model.get_encoder()(input_ids=batch.source.ids, attention_mask=batch.source.real.long())
 
 
-def logits(checkpoint: HuggingFaceCheckpoint, batch: Batch, memory: Any) -> Tensor:
+def logits(checkpoint: Predicting, batch: Batch, memory: Any) -> Tensor:
     """One pass through the whole model, or through its decoder where `memory` is given."""
     mask = batch.source.real.long()
     if not checkpoint.two_sided:
@@ -70,7 +98,7 @@ def logits(checkpoint: HuggingFaceCheckpoint, batch: Batch, memory: Any) -> Tens
     return found  # type: ignore[no-any-return]
 
 
-def mask_id(checkpoint: HuggingFaceCheckpoint) -> int:
+def mask_id(checkpoint: Predicting) -> int:
     """The tokenizer's mask token."""
     found: int | None = checkpoint._tokenizer().mask_token_id
     if found is None:
@@ -78,9 +106,7 @@ def mask_id(checkpoint: HuggingFaceCheckpoint) -> int:
     return found
 
 
-def translations(
-    checkpoint: HuggingFaceCheckpoint, texts: Sequence[str], options: TranslateOptions
-) -> list[list[Translation]]:
+def translations(checkpoint: Predicting, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
     """`generate` with every head going through `attend`, so that masks work."""
     config = settings(checkpoint, options)
     model: Any = checkpoint.model
@@ -98,7 +124,7 @@ def translations(
     return [found[first : first + options.best] for first in range(0, len(found), options.best)]
 
 
-def settings(checkpoint: HuggingFaceCheckpoint, options: TranslateOptions) -> GenerationConfig:
+def settings(checkpoint: Predicting, options: TranslateOptions) -> GenerationConfig:
     """The checkpoint's own generation config, without sampling, with what `options` says instead."""
     model: Any = checkpoint.model
     if not (checkpoint.two_sided and model.can_generate()):
@@ -125,7 +151,7 @@ def settings(checkpoint: HuggingFaceCheckpoint, options: TranslateOptions) -> Ge
     return GenerationConfig.from_dict(own)
 
 
-def search_facts(checkpoint: HuggingFaceCheckpoint, options: TranslateOptions) -> dict[str, str]:
+def search_facts(checkpoint: Predicting, options: TranslateOptions) -> dict[str, str]:
     """Beam, length penalty and the longest translation, as `generate` gets them."""
     config = settings(checkpoint, options)
     penalty = 1.0 if config.length_penalty is None else config.length_penalty
@@ -133,7 +159,7 @@ def search_facts(checkpoint: HuggingFaceCheckpoint, options: TranslateOptions) -
     return {"search": "generate", "beam": str(config.num_beams), "lenpen": f"{penalty:g}", "tgt-len": f"..{longest}"}
 
 
-def _scores(checkpoint: HuggingFaceCheckpoint, source: Side, ids: Tensor, config: GenerationConfig) -> list[float]:
+def _scores(checkpoint: Predicting, source: Side, ids: Tensor, config: GenerationConfig) -> list[float]:
     """Σ log p / length ** penalty of generated ids, from one more pass: `generate` would keep every step's logits."""
     wide = len(ids) // len(source.ids)
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

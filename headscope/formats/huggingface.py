@@ -19,15 +19,13 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from headscope.data import Batch, Encoded
 from headscope.errors import CheckpointError, DataError
-from headscope.formats import generation
-from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, Companions, SideName, file_digest
-from headscope.formats.base import TranslateOptions as Options
-from headscope.formats.base import Translation
+from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
+from headscope.formats.generation import Predicting
 from headscope.model.interface import hushed
 from headscope.model.places import base_of, text_config
 from headscope.syntax import piece_spans
@@ -40,7 +38,7 @@ _MAY_BE_MISSING = re.compile(r"(^|\.)pooler\.")
 _LAYER = re.compile(r"\.\d+\.")
 
 
-class HuggingFaceCheckpoint(Checkpoint):
+class HuggingFaceCheckpoint(Predicting):
     """A transformers model with its tokenizer (None where there is none; `without` says why)."""
 
     def __init__(
@@ -59,6 +57,8 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     @property
     def limit(self) -> int | None:  # noqa: D102
+        if self._reads != "input_ids":
+            return None
         text = text_config(self.config)
         limits = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
         known = [int(number) - self._first_position() for number in limits if number]
@@ -74,7 +74,7 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     @property
     def vocabulary(self) -> int:  # noqa: D102
-        return max(int(text_config(self.config).vocab_size), len(self._tokenizer()))
+        return max(len(self._tokenizer()), int(text_config(self.config).vocab_size))
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:  # noqa: D102
         given = {"text": list(texts)} if side == "source" else {"text_target": list(texts)}
@@ -146,27 +146,6 @@ class HuggingFaceCheckpoint(Checkpoint):
             }
             base_of(self.model)(**source, **target, use_cache=False)
 
-    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:  # noqa: D102
-        return generation.labels(self, texts, limit=limit)
-
-    def memory(self, batch: Batch) -> Any:  # noqa: D102
-        return generation.memory(self, batch)
-
-    def logits(self, batch: Batch, memory: Any = None) -> Tensor:  # noqa: D102
-        return generation.logits(self, batch, memory)
-
-    def mask_id(self) -> int:  # noqa: D102
-        return generation.mask_id(self)
-
-    def joined(self, text: str) -> str:  # noqa: D102
-        return text
-
-    def translations(self, texts: Sequence[str], options: Options) -> list[list[Translation]]:  # noqa: D102
-        return generation.translations(self, texts, options)
-
-    def search_facts(self, options: Options) -> dict[str, str]:  # noqa: D102
-        return generation.search_facts(self, options)
-
     def facts(self) -> dict[str, Any]:  # noqa: D102
         tokenizer = None
         if self.tokenizer:
@@ -183,7 +162,17 @@ class HuggingFaceCheckpoint(Checkpoint):
             "tokenizer": tokenizer,
         }
 
+    @property
+    def _reads(self) -> str:
+        """What the model's main input is called: text models read input_ids."""
+        return str(getattr(self.model, "main_input_name", "input_ids"))
+
     def _tokenizer(self) -> Any:
+        if self._reads != "input_ids":
+            raise CheckpointError(
+                f"{self.path} (model type {self.model_type!r}) takes {self._reads}, not text, so there is nothing to "
+                "analyse a text with; `headscope show` and headscope.capture work on it"
+            )
         if self.tokenizer is None:
             raise CheckpointError(
                 f"{self.path} has no tokenizer, so it cannot read text ({self._without}); "

@@ -44,9 +44,10 @@ class Arrays:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._reading("the archive"), zipfile.ZipFile(path) as archive:
-            self.names = frozenset(
-                info.filename.removesuffix(".npy") for info in archive.infolist() if info.filename.endswith(".npy")
-            )
+            for info in archive.infolist():
+                archive.open(info).close()  # its name must be the same in both places: a bit flip hides no array
+            names = archive.namelist()
+        self.names = frozenset(name.removesuffix(".npy") for name in names if name.endswith(".npy"))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of one array, from its header."""

@@ -41,7 +41,7 @@ class Row:
         """Our weights of their array; the sizes of the parts are those in `shapes`."""
         joined = array.T if self.form == "matrix" else array
         joined = joined.flatten() if self.form in ("embedding bias", "gates") else joined
-        parts = joined.split([len(shapes[name]) for name in self.ours])
+        parts = torch.split(joined, [len(shapes[name]) for name in self.ours])
         return {name: part.contiguous() for name, part in zip(self.ours, parts, strict=True)}
 
 

@@ -96,6 +96,10 @@ class TransformerCheckpoint(Checkpoint):
     def plain_ids(self) -> list[int]:  # noqa: D102
         return self._side("source").plain_ids()
 
+    def common_ids(self) -> list[int]:  # noqa: D102
+        there = set(self._side("target").plain_ids())
+        return [number for number in self.plain_ids() if number in there]
+
     def start_ids(self) -> list[int]:  # noqa: D102
         return [] if self.two_sided else [self._side("target").start]
 

@@ -18,6 +18,7 @@ from headscope.model.layers import Attention, Layer, LayerCache, View, linear
 from headscope.model.places import Place, Places
 from headscope.model.positions import LearnedPositions, SinusoidalPositions, real_positions
 from headscope.model.projections import Projections, Slices
+from headscope.model.reuse import reused
 from headscope.model.transformer_config import StackConfig, TransformerConfig
 
 
@@ -73,7 +74,13 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor, view: View, caches: list[LayerCache] | None = None) -> Tensor:
         """Embedded states [b t d] through all layers."""
+        run = None if caches is not None else reused()
+        x, first = (x, 0) if run is None else run.enter(self, x)
         for number, layer in enumerate(self.layers):
+            if number < first:
+                continue
+            if run is not None:
+                run.note(self, number, x)
             x = layer(x, view, None if caches is None else caches[number])
         return x if self.norm is None else self.norm(x)
 

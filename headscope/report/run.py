@@ -23,6 +23,7 @@ PLACE = ("site", "layer", "head")
 COLUMNS = {
     "heads": (*PLACE, "functions"),
     "positional": (*PLACE, "offset", "share"),
+    "alphas": (*PLACE, "source", "alpha"),
     "syntactic": (*PLACE, "relation", "label", "count", "accuracy", "baseline", "margin"),
 }
 
@@ -108,6 +109,11 @@ class Run:
     def syntactic(self) -> pd.DataFrame:
         """`syntactic.csv`: one row per head, relation and direction."""
         return self._table("syntactic")
+
+    @cached_property
+    def alphas(self) -> pd.DataFrame:
+        """`alphas.csv`: one row per entry of a mixing matrix."""
+        return self._table("alphas")
 
     @cached_property
     def similarity(self) -> dict[str, NDArray[np.float64]]:

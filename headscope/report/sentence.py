@@ -42,9 +42,15 @@ def sentence_attention(
 
     from headscope.capture import capture
     from headscope.data import Batch, side
-    from headscope.formats.base import open_checkpoint
+    from headscope.formats.base import Companions, open_checkpoint
+    from headscope.gates import masked
+    from headscope.heads import select_heads
 
-    checkpoint = open_checkpoint(run.meta["checkpoint"]["path"], format=run.meta["checkpoint"]["format"])
+    options = run.meta["options"]
+    files = {name: Path(options[name]) for name in ("dicts", "hp", "bpe") if options.get(name)}
+    checkpoint = open_checkpoint(
+        run.meta["checkpoint"]["path"], format=run.meta["checkpoint"]["format"], companions=Companions(**files)
+    )
     if checkpoint.digest != run.meta["checkpoint"]["digest"]:
         raise CheckpointError(
             f"{checkpoint.path} is not the checkpoint that {run.path} measured (its digest differs); analyse it again"
@@ -53,11 +59,12 @@ def sentence_attention(
     text, other = _line(run, index) if index is not None else (sentence or "", target)
     if checkpoint.two_sided and site is not Site.ENCODER_SELF and other is None:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
-    limit = int(run.meta["options"].get("limit", 512))
+    off = select_heads(options["mask"], checkpoint.layout) if options.get("mask") else []
+    limit = int(options.get("limit", 512))
     source = checkpoint.encode([text], side="source", limit=limit)[0]
     decoder = checkpoint.encode([other], side="target", limit=limit)[0] if checkpoint.two_sided and other else None
     batch = Batch(torch.zeros(1, dtype=torch.long), 0, side([source]), side([decoder]) if decoder else None)
-    with torch.inference_mode(), capture(checkpoint.model) as captured:
+    with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as captured:
         checkpoint.forward(batch.to(checkpoint.device))
     weights = [captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
     query = source if decoder is None or site is Site.ENCODER_SELF else decoder

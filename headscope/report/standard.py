@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from headscope.report.alphas import alphas_figure
 from headscope.report.functionmap import functions_figure
 from headscope.report.headmap import heads_figure
 from headscope.report.offsets import offset_histograms
@@ -21,6 +22,7 @@ STANDARD: dict[str, Callable[[Run], Figure]] = {
     "offsets": offset_histograms,
     "relations": relation_accuracy,
     "similarity": lambda run: similarity_matrices(run, _first_similarity(run)),
+    "alphas": alphas_figure,
 }
 
 

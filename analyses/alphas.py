@@ -1,0 +1,112 @@
+"""How models that mix heads mix them: the matrices themselves, and what they have become since the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Estimate
+from headscope.analysis import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.mixing.alpha import Alpha
+
+Place = tuple[Site, int]
+
+
+class Matrix(NamedTuple):
+    """Numbers of one mixing matrix A [h h]; all are exact functions of it."""
+
+    nuclear_norm: float
+    off_diagonal: float
+    skew_share: float
+    from_identity: float
+    singular_values: Tensor
+
+    @classmethod
+    def of(cls, alpha: Tensor) -> Matrix:
+        """Nuclear norm Σσ; Σ_{i≠j}|a_ij| / Σ|a_ij|; ‖(A − Aᵀ)/2‖² / ‖A‖² and ‖A − I‖, both Frobenius; σ."""
+        alpha = alpha.double()
+        values = torch.linalg.svdvals(alpha)
+        size, diagonal = alpha.abs().sum(), alpha.diagonal().abs().sum()
+        skew = (alpha - alpha.T).square().sum() / 4
+        apart = torch.linalg.matrix_norm(alpha - torch.eye(len(alpha), dtype=alpha.dtype))
+        shares = ((size - diagonal) / size, skew / alpha.square().sum())  # NaN for a matrix of zeros
+        return cls(float(values.sum()), float(shares[0]), float(shares[1]), float(apart), values)
+
+
+@analysis
+class Alphas(Analysis):
+    """The matrices of models that mix heads linearly (Multi-Head Rotation), entry by entry and as a whole.
+
+    Row i makes the new head i out of the old ones, column j says what head j goes into. `alpha_own` is a
+    head's diagonal entry, `alpha_others` the share of the absolute values of its row that is off the
+    diagonal. `alphas.csv` has every entry, `alphas_modules.csv` nuclear norm Σσ, off-diagonal share
+    Σ_{i≠j}|a_ij| / Σ|a_ij|, skew-symmetric share ‖(A − Aᵀ)/2‖² / ‖A‖² and distance ‖A − I‖ (Frobenius) of every
+    matrix, `alphas_spectrum.csv` its singular values. These numbers are exact: no sample, so low = high = value.
+    """
+
+    name = "alphas"
+    order = 130
+    summary = "the matrices of models that mix heads: nuclear norm, spectrum, off-diagonal and skew shares"
+    passes = frozenset()
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.found: dict[Place, Tensor] = {}
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+        return None if alphas_of(checkpoint) else "is for models that mix heads by a matrix; this one does not"
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        self.found = alphas_of(checkpoint)
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        own = {place: _exact(alpha.diagonal()) for place, alpha in self.found.items()}
+        sizes = {place: alpha.abs() for place, alpha in self.found.items()}
+        others = {p: _exact(1 - size.diagonal() / size.sum(dim=1)) for p, size in sizes.items()}
+        numbers = {place: Matrix.of(alpha) for place, alpha in self.found.items()}
+        return Findings(
+            columns=[Column("alpha_own", own), Column("alpha_others", others)],
+            tables={
+                "alphas": _entries(self.found),
+                "alphas_modules": pd.DataFrame(
+                    {"site": site.value, "layer": layer, "heads": len(its.singular_values), **its._asdict()}
+                    for (site, layer), its in numbers.items()
+                ).drop(columns="singular_values"),
+                "alphas_spectrum": pd.DataFrame(
+                    {"site": site.value, "layer": layer, "index": index, "singular_value": value}
+                    for (site, layer), its in numbers.items()
+                    for index, value in enumerate(its.singular_values.tolist())
+                ),
+            },
+        )
+
+
+def alphas_of(checkpoint: Checkpoint) -> dict[Place, Tensor]:
+    """The mixing matrix [h h] of every (site, layer) that has one and has heads, in float64."""
+    modules: Iterable[tuple[Site, int, str, Any]] = getattr(checkpoint.model, "attention_modules", tuple)()
+    return {
+        (site, layer): module.mixing.alpha.detach().cpu().double()
+        for site, layer, _, module in modules
+        if isinstance(module.mixing, Alpha) and module.heads
+    }
+
+
+def _entries(found: dict[Place, Tensor]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"site": site.value, "layer": layer, "head": i, "source": j, "alpha": value}
+        for (site, layer), alpha in found.items()
+        for i, row in enumerate(alpha.tolist())
+        for j, value in enumerate(row)
+    )
+
+
+def _exact(values: Tensor) -> Estimate:
+    array = values.numpy()
+    return Estimate(array, array, array)

@@ -1,0 +1,64 @@
+"""Which heads a model's own gates let through (Voita et al. 2019, §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Estimate
+from headscope.analysis import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.mixing.gates import HardConcrete, HeadGates, open_probability
+
+
+@analysis
+class Gates(Analysis):
+    """Gates of models that were trained with them: `gate` is the factor on a head's context at test time.
+
+    `gate_log_a` is the trained parameter, `gate_open` the probability P(gate ≠ 0) that its noise leaves the
+    head open in training, `gate_one` that of P(gate = 1), at temperature 0.33 and stretch (−0.1, 1.1). Fixed 0/1
+    gates have no parameter (NaN). These numbers are exact: no sample, so low = high = value.
+    """
+
+    name = "gates"
+    order = 131
+    summary = "a model's own head gates: value, log_a and the probability of being open"
+    passes = frozenset()
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.found: dict[str, dict[tuple[Site, int], Estimate]] = {}
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+        return None if any(True for _ in _gates(checkpoint)) else "is for models with head gates; this one has none"
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        for site, layer, gates in _gates(checkpoint):
+            for name, values in gate_numbers(gates).items():
+                array = values.double().cpu().numpy()
+                self.found.setdefault(name, {})[site, layer] = Estimate(array, array, array)
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        return Findings(columns=[Column(name, estimates) for name, estimates in self.found.items()])
+
+
+def gate_numbers(gates: HeadGates) -> dict[str, Tensor]:
+    """Every column of one layer, [h] each."""
+    value = gates.gates().detach().double()
+    log_a = gates.log_a.detach().double() if isinstance(gates, HardConcrete) else torch.full_like(value, torch.nan)
+    return {
+        "gate": value,
+        "gate_log_a": log_a,
+        "gate_open": open_probability(log_a),
+        "gate_one": open_probability(log_a, fully=True),
+    }
+
+
+def _gates(checkpoint: Checkpoint) -> Iterator[tuple[Site, int, HeadGates]]:
+    for site, layer, _, module in getattr(checkpoint.model, "attention_modules", tuple)():
+        if isinstance(module.mixing, HeadGates) and module.heads:
+            yield site, layer, module.mixing

@@ -1,0 +1,58 @@
+"""`headscope convert`: a checkpoint in another format, verified before anything is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headscope.cli import console
+from headscope.cli.options import OUTPUT, Bpe, CheckpointName, Dicts, Dtype, Force, FormatName, HyperParameters, Json
+
+
+def convert(
+    checkpoint: CheckpointName,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
+    to: Annotated[str, typer.Option("--to", help="native or huggingface.", rich_help_panel=OUTPUT)],
+    dtype: Dtype = "auto",
+    format: FormatName = None,
+    dicts: Dicts = None,
+    hp: HyperParameters = None,
+    bpe: Bpe = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Write a fairseq, MHR, story-of-heads or native Transformer as a native or Hugging Face directory.
+
+    Matrices that mix heads are folded into the output projections for Hugging Face. What was written is read
+    again and must give the same logits, else nothing is left behind; so is what the format cannot express.
+    """
+    from headscope.formats.base import Companions, open_checkpoint
+    from headscope.formats.convert import GOALS
+    from headscope.formats.convert import convert as run
+    from headscope.registry import unknown
+
+    if to not in GOALS:
+        raise typer.BadParameter(unknown("format", to, list(GOALS)), param_hint="--to")
+    opened = open_checkpoint(
+        checkpoint, format=format, device="cpu", dtype=dtype, companions=Companions(dicts, hp, bpe)
+    )
+    done = run(opened, out, goal=to, force=force)
+    if json:
+        console.print_json(
+            {
+                "out": str(done.folder),
+                "to": done.goal,
+                "architecture": done.architecture,
+                "logit_difference": done.difference,
+                "notes": list(done.notes),
+            }
+        )
+        return
+    screen = console.out()
+    screen.print(
+        f"{done.folder}: {done.architecture}; largest difference of logits {done.difference:.1e}", soft_wrap=True
+    )
+    for note in done.notes:
+        screen.print(f"note: {note}", soft_wrap=True)

@@ -1,0 +1,245 @@
+"""`headscope evaluate`: BLEU, chrF, perplexity and accuracy of a checkpoint, also with each head off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headscope.cli import console
+from headscope.cli.options import (
+    DATA,
+    OUTPUT,
+    BatchTokens,
+    Beam,
+    Bpe,
+    CheckpointName,
+    Config,
+    Device,
+    Dicts,
+    Dtype,
+    Force,
+    FormatName,
+    HyperParameters,
+    Json,
+    LengthPenalty,
+    Mask,
+    MaxLenA,
+    MaxLenB,
+    MaxSentences,
+    names,
+)
+
+if TYPE_CHECKING:
+    from headscope.config import EvaluateConfig
+    from headscope.each_head import EachHead
+    from headscope.evaluate import Evaluation
+
+METRICS, EACH = "Metrics", "Each head off"
+SHOWN = 20
+
+
+def evaluate(
+    checkpoint: CheckpointName,
+    source: Annotated[
+        Path, typer.Option(metavar="FILE", help="Text, one sentence a line (.gz too).", rich_help_panel=DATA)
+    ],
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="References, for models with an encoder and a decoder.", rich_help_panel=DATA
+        ),
+    ] = None,
+    max_sentences: MaxSentences = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=2, help="Pieces a sentence may have; default 512 or the model's limit.", rich_help_panel=DATA),
+    ] = None,
+    long: Annotated[
+        str,
+        typer.Option(metavar="truncate|refuse", help="What happens to longer sentences.", rich_help_panel=DATA),
+    ] = "truncate",
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="bleu,chrf,perplexity,accuracy; default: all that fit the model.",
+            rich_help_panel=METRICS,
+        ),
+    ] = None,
+    text: Annotated[
+        str,
+        typer.Option(
+            metavar="raw|tokenised-lowercase",
+            help="BLEU and chrF of detokenised text as it is, or of tokenised text whatever its case.",
+            rich_help_panel=METRICS,
+        ),
+    ] = "raw",
+    hiding: Annotated[
+        str,
+        typer.Option(
+            metavar="each|random",
+            help="Encoders alone: hide each token in turn (pseudo-log-likelihood), or 15 % of them at once.",
+            rich_help_panel=METRICS,
+        ),
+    ] = "each",
+    bootstrap: Annotated[
+        int, typer.Option(min=10, help="Resamples for the 95 % intervals.", rich_help_panel=METRICS)
+    ] = 1000,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the bootstrap and of --hiding random.", rich_help_panel=METRICS)
+    ] = 1,
+    each_head: Annotated[
+        bool,
+        typer.Option(
+            "--each-head",
+            help="Switch off each head in turn. Default metrics: perplexity and accuracy of the references, all heads "
+            "in one pass; bleu and chrf translate the whole text for every head, which is slow.",
+            rich_help_panel=EACH,
+        ),
+    ] = False,
+    heads: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Only these heads: cross.0.*,decoder-self.1.3.", rich_help_panel=EACH),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Write the table of all heads.", rich_help_panel=EACH)
+    ] = None,
+    beam: Beam = None,
+    lenpen: LengthPenalty = None,
+    max_len_a: MaxLenA = None,
+    max_len_b: MaxLenB = None,
+    mask: Mask = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    batch_tokens: BatchTokens = 2048,
+    format: FormatName = None,
+    dicts: Dicts = None,
+    hp: HyperParameters = None,
+    bpe: Bpe = None,
+    per_sentence: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv", help="Write sentence, tokens, nll (nats), hypothesis.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    config: Config = None,
+    json: Json = False,
+    force: Force = False,
+) -> None:
+    """Score translations of a text (BLEU, chrF) and how well the model predicts it (perplexity, accuracy)."""
+    settings: dict[str, Any] = dict(locals())
+    from headscope.config import EvaluateConfig
+
+    del settings["config"], settings["json"]
+    settings["metrics"] = tuple(names(metrics))
+    asked = EvaluateConfig(**settings)
+    complete = _each_head(asked, json=json) if each_head else _evaluate(asked, json=json)
+    if not complete:
+        console.say("interrupted: the numbers are of the sentences that were done, see n= in the signature")
+        raise typer.Exit(130)
+
+
+def _evaluate(asked: EvaluateConfig, *, json: bool) -> bool:
+    from headscope.evaluate import run_evaluation
+
+    found = run_evaluation(asked, progress=console.progress)
+    if json:
+        console.print_json(_as_json(found))
+    else:
+        _show(found)
+    return found.complete
+
+
+def _as_json(found: Evaluation) -> dict[str, Any]:
+    return {
+        "scores": [
+            {
+                "metric": score.metric,
+                "name": score.name,
+                "value": score.value,
+                "low": score.low,
+                "high": score.high,
+                "signature": score.signature or str(found.signature),
+            }
+            for score in found.scores
+        ],
+        "tokens": found.tokens,
+        "nll": found.nll,
+        "remarks": found.remarks,
+        "signature": str(found.signature),
+        "complete": found.complete,
+    }
+
+
+def _show(found: Evaluation) -> None:
+    from rich.text import Text
+
+    screen = console.out()
+    table = _table("metric", "value", "95 %")
+    for score in found.scores:
+        width = 4 if score.metric == "accuracy" else 2
+        within = "" if score.low != score.low else f"{score.low:.{width}f}–{score.high:.{width}f}"
+        table.add_row(score.name, f"{score.value:.{width}f}", within)
+    screen.print(table)
+    if found.tokens is not None:
+        screen.print(Text(f" {found.nll:.2f} nats over {found.tokens} tokens"))
+    for remark in found.remarks:
+        screen.print(Text(f" {remark}"), soft_wrap=True)
+    for score in found.scores:
+        if score.signature:
+            screen.print(Text(f"{score.name}|{score.signature}", style="dim"), soft_wrap=True)
+    screen.print(Text(str(found.signature), style="dim"), soft_wrap=True)
+
+
+def _each_head(asked: EvaluateConfig, *, json: bool) -> bool:
+    from headscope.each_head import run_each_head
+    from headscope.results import ResultTable
+
+    found = run_each_head(asked, progress=console.progress)
+    if json:
+        table = ResultTable("each_head", found.table, found.signature)
+        console.print_json({**table.to_json(), "remarks": found.remarks, "complete": found.complete})
+    else:
+        _show_heads(found, asked.out)
+    return found.complete
+
+
+def _show_heads(found: EachHead, out: Path | None) -> None:
+    """The model as it is, then the heads that matter most."""
+    from rich.text import Text
+
+    columns = [name for name in found.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
+    shown = {"nll_per_token": "nll/token", "nll_per_token_difference": "nll/token ±"}
+    titles = [shown.get(name, name.replace("_difference", " ±")) for name in columns]
+    table = _table("head off", *titles)
+    for row in found.table.head(SHOWN + 1).to_dict("records"):
+        head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
+        table.add_row(head, *(f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns))
+    screen = console.out()
+    screen.print(table)
+    if len(found.table) > SHOWN + 1:
+        where = f"all are in {out}" if out else "--out FILE.csv writes them all"
+        screen.print(Text(f" … {len(found.table) - SHOWN - 1} more heads; {where}"))
+    for remark in found.remarks:
+        screen.print(Text(f" {remark}"), soft_wrap=True)
+    screen.print(Text(str(found.signature), style="dim"), soft_wrap=True)
+
+
+def _table(first: str, *columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+evaluate.__doc__ = (evaluate.__doc__ or "") + (
+    "\n\nPerplexity is exp(Σ -log p / tokens), accuracy the share of tokens that the model finds likeliest: over "
+    "every token of the references and the one that closes each (teacher-forced); for decoders alone over every "
+    "token that follows another; for encoders alone over every token, hidden."
+)

@@ -1,0 +1,138 @@
+"""`headscope translate`: lines of stdin to lines of stdout, in their order."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headscope.cli import console
+from headscope.cli.options import (
+    MODEL,
+    OUTPUT,
+    SEARCH,
+    BatchTokens,
+    Beam,
+    Bpe,
+    CheckpointName,
+    Config,
+    Device,
+    Dicts,
+    Dtype,
+    FormatName,
+    HyperParameters,
+    KeepBpe,
+    LengthPenalty,
+    Mask,
+    MaxLenA,
+    MaxLenB,
+)
+from headscope.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headscope.formats.base import Checkpoint, TranslateOptions, Translation
+
+
+def translate(
+    checkpoint: CheckpointName,
+    beam: Beam = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="The likeliest token at every step: a beam of 1.", rich_help_panel=SEARCH)
+    ] = False,
+    lenpen: LengthPenalty = None,
+    max_len_a: MaxLenA = None,
+    max_len_b: MaxLenB = None,
+    nbest: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Translations of each line; each is then written behind the line's number and a tab, from 0.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = 1,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Write the score and a tab before each text.", rich_help_panel=OUTPUT)
+    ] = False,
+    keep_bpe: KeepBpe = False,
+    mask: Mask = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    batch_tokens: BatchTokens = 2048,
+    window: Annotated[
+        int, typer.Option(min=1, help="Lines that are read before they are translated.", rich_help_panel=MODEL)
+    ] = 512,
+    format: FormatName = None,
+    dicts: Dicts = None,
+    hp: HyperParameters = None,
+    bpe: Bpe = None,
+    config: Config = None,
+) -> None:
+    """Translate: headscope translate CKPT < text > text. Empty lines stay empty."""
+    from headscope.formats.base import Companions, TranslateOptions, open_checkpoint
+
+    if greedy and (beam or 1) > 1:
+        raise ConfigError(f"--greedy is a beam of 1; leave out --beam {beam}")
+    options = TranslateOptions(
+        beam=1 if greedy else beam,
+        power=lenpen,
+        max_ratio=max_len_a,
+        max_extra=max_len_b,
+        best=nbest,
+        keep_pieces=keep_bpe,
+        scores=scores,
+    )
+    opened = open_checkpoint(
+        checkpoint, format=format, device=device, dtype=dtype, companions=Companions(dicts, hp, bpe)
+    )
+    _translate(opened, options, mask, batch_tokens, 1 if sys.stdin.isatty() else window)
+
+
+def _translate(
+    checkpoint: Checkpoint, options: TranslateOptions, mask: str | None, batch_tokens: int, window: int
+) -> None:
+    from headscope.gates import masked
+    from headscope.heads import select_heads
+    from headscope.translate import decoded_lines, translate_lines
+
+    off = select_heads(mask, checkpoint.layout) if mask else []
+    cut: list[int] = []
+    with masked(checkpoint.model, off), console.counter("translating") as step:
+        lines = decoded_lines(sys.stdin.buffer)
+        found = translate_lines(
+            checkpoint, lines, options=options, tokens=batch_tokens, window=window, cut=cut.append, progress=step
+        )
+        done, complete = _write(found, options, window)
+    if not complete:
+        console.say(f"interrupted: {done} lines are translated")
+        raise typer.Exit(130)
+    if cut:
+        shown = ", ".join(map(str, sorted(cut)[:8])) + (" …" if len(cut) > 8 else "")
+        console.say(f"cut off at the model's limit of {checkpoint.limit} pieces: {len(cut)} lines ({shown})")
+
+
+def _write(found: Iterator[list[Translation]], options: TranslateOptions, window: int) -> tuple[int, bool]:
+    """Write translations as they come; how many lines, and whether that is all of them (no Ctrl-C)."""
+    number = 0
+    try:
+        for each in found:
+            sys.stdout.buffer.write(b"".join(line.encode() + b"\n" for line in _written(number, each, options)))
+            number += 1
+            if number % window == 0:
+                sys.stdout.buffer.flush()
+        sys.stdout.buffer.flush()
+    except KeyboardInterrupt:
+        if not number:
+            raise
+        sys.stdout.buffer.flush()
+        return number, False
+    return number, True
+
+
+def _written(number: int, translations: Sequence[Translation], options: TranslateOptions) -> Iterator[str]:
+    for each in translations:
+        score = f"{each.score:.4f}\t" if options.scores else ""
+        yield (f"{number}\t" if options.best > 1 else "") + score + each.text

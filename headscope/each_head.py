@@ -1,0 +1,136 @@
+"""Every head off, one at a time: what each metric becomes (the MHR fork's check of all masks).
+
+Perplexity and accuracy of all heads come from one pass over the corpus: for each batch the encoder runs once,
+and again only for its own heads. BLEU and chrF need a whole translation for every head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headscope.accumulate import Array, Bootstrap, Estimate
+from headscope.config import EvaluateConfig
+from headscope.evaluate import (
+    OF_TRANSLATIONS,
+    Opened,
+    Progress,
+    check_file,
+    look_tokenised,
+    no_progress,
+    open_all,
+    perplexity,
+    reference_texts,
+    signature,
+    text_scores,
+    translated,
+    translates,
+)
+from headscope.gates import masked
+from headscope.heads import HeadId, all_heads, select_heads
+from headscope.likelihood import Likelihood, likelihood
+from headscope.results import Signature, written
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass
+class EachHead:
+    """A row per head with every metric and its difference to the first row, which has no head of its own off."""
+
+    table: pd.DataFrame
+    by: str
+    signature: Signature
+    remarks: list[str]
+    sentences: int
+    complete: bool = True
+
+
+def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -> EachHead:
+    """Measure the model as it is (with `config.mask` off), then with each further head off; write `config.out`.
+
+    The heads that matter most come first. Interrupted by Ctrl-C while references are scored, it gives what was
+    done (`complete` is then false).
+    """
+    if config.out is not None:
+        check_file(config.out, force=config.force)
+    opened = open_all(config)
+    chosen = select_heads(config.heads, opened.checkpoint.layout) if config.heads else []
+    heads = [head for head in chosen or all_heads(opened.checkpoint.layout) if head not in set(opened.off)]
+    columns: dict[str, Any] = {
+        "site": ["", *(head.site.value for head in heads)],
+        "layer": [None, *(head.layer for head in heads)],
+        "head": [None, *(head.head for head in heads)],
+    }
+    with masked(opened.checkpoint.model, opened.off):
+        scored = _likelihoods(opened, heads, progress)
+        complete = scored is None or scored.complete
+        if scored is not None:
+            columns |= likelihood_columns(scored, Bootstrap(seed=config.seed, replicates=config.bootstrap))
+        if complete and translates(opened.metrics):
+            try:
+                columns |= _text_columns(opened, heads, progress)
+            except KeyboardInterrupt:
+                if scored is None:
+                    raise
+                complete = False
+                opened.remarks.append("translating was interrupted, so there is no BLEU and no chrF")
+    by = next((name for name in OF_TRANSLATIONS if name in columns), "nll_per_token")
+    done = opened.corpus.count if scored is None else scored.sentences
+    found = EachHead(_sorted(columns, by), by, signature(opened, done=done), opened.remarks, done, complete)
+    if config.out is not None:
+        written(config.out, lambda path: found.table.to_csv(path, index=False))
+    return found
+
+
+def _likelihoods(opened: Opened, heads: Sequence[HeadId], progress: Progress) -> Likelihood | None:
+    if not set(opened.metrics) - set(OF_TRANSLATIONS):
+        return None
+    masks = [[], *([head] for head in heads)]
+    with progress("each head", opened.corpus.count) as step:
+        found = likelihood(opened.checkpoint, opened.corpus, opened.reading, masks=masks, progress=step)
+    if found.losses.truncated:
+        opened.remarks.append(f"cut off at the length limit: {found.losses.truncated} sentences (--max-length, --long)")
+    return found
+
+
+def likelihood_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Σ -log p, the mean over tokens and its difference to the first mask with an interval, and what follows."""
+    nats, right = bootstrap.ratio(scored.nll), bootstrap.ratio(scored.right)
+    gap: Estimate = bootstrap.function(lambda total, count: (total - total[:, :1]) / count, scored.nll)
+    sums: Array = scored.nll.total.sum(dim=0).numpy()
+    return {
+        "nll": sums,
+        "nll_per_token": nats.value,
+        "nll_per_token_difference": gap.value,
+        "nll_per_token_difference_low": gap.low,
+        "nll_per_token_difference_high": gap.high,
+        "perplexity": [perplexity(value) for value in nats.value],
+        "accuracy": right.value,
+        "accuracy_difference": right.value - right.value[0],
+    }
+
+
+def _text_columns(opened: Opened, heads: Sequence[HeadId], progress: Progress) -> dict[str, list[float]]:
+    references = reference_texts(opened)
+    opened.remarks += look_tokenised(references, opened.config.text)
+    found: dict[str, list[float]] = {}
+    with progress("each head", opened.corpus.count * (len(heads) + 1)) as step:
+        for off in [[], *([head] for head in heads)]:
+            with masked(opened.checkpoint.model, off):
+                hypotheses = translated(opened, step)
+            scores = text_scores(hypotheses, references, opened.metrics, mode=opened.config.text, replicates=0)
+            for score in scores:
+                found.setdefault(score.metric, []).append(score.value)
+    return found | {f"{name}_difference": [each - values[0] for each in values] for name, values in found.items()}
+
+
+def _sorted(columns: dict[str, Any], by: str) -> pd.DataFrame:
+    """The first row stays; then the heads whose loss harms most."""
+    import pandas as pd
+
+    table = pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
+    heads = table.iloc[1:].sort_values(by, ascending=by in OF_TRANSLATIONS, kind="stable")
+    return pd.concat([table.iloc[:1], heads], ignore_index=True)

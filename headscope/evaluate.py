@@ -1,0 +1,310 @@
+"""How good a model is on a text: BLEU and chrF of its translations, perplexity and accuracy of the references.
+
+BLEU and chrF are sacreBLEU's own, with its signatures and its bootstrap. "raw" compares the texts as they
+are, with sacreBLEU's own tokenisation; "tokenised-lowercase" takes them as tokenised already and ignores case,
+as fairseq's and story-of-heads' own numbers do: the two are never mixed, and each is labelled.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+import headscope
+from headscope.accumulate import Bootstrap
+from headscope.analyze import Pace, sentence_limit
+from headscope.config import METRICS, EvaluateConfig
+from headscope.data import Corpus, open_corpus
+from headscope.errors import ConfigError, OutputError
+from headscope.formats.base import Checkpoint, Companions, TranslateOptions, open_checkpoint
+from headscope.gates import masked
+from headscope.heads import HeadId, Site, select_heads
+from headscope.likelihood import Likelihood, Reading, likelihood
+from headscope.results import Signature, written
+from headscope.translate import translate_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TextMode = Literal["raw", "tokenised-lowercase"]
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+OF_TRANSLATIONS = ("bleu", "chrf")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric over the corpus with its 95 % interval, and sacreBLEU's signature where it is sacreBLEU's."""
+
+    metric: str
+    name: str
+    value: float
+    low: float
+    high: float
+    signature: str = ""
+
+
+@dataclass
+class Evaluation:
+    """What came of it. `sentences` has a row each: sentence, tokens, nll, hypothesis (empty where not asked for)."""
+
+    scores: list[Score]
+    sentences: pd.DataFrame
+    signature: Signature
+    remarks: list[str]
+    tokens: int | None = None
+    nll: float | None = None
+    complete: bool = True
+    seconds: float = 0.0
+
+
+@dataclass
+class Opened:
+    """A checkpoint and a corpus that fit each other, and what a config asks of them."""
+
+    config: EvaluateConfig
+    checkpoint: Checkpoint
+    corpus: Corpus
+    metrics: tuple[str, ...]
+    off: list[HeadId]
+    reading: Reading
+    options: TranslateOptions
+    remarks: list[str] = field(default_factory=list)
+
+
+def no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Shows nothing."""
+    return nullcontext(lambda count: None)
+
+
+def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) -> Evaluation:
+    """Open everything, measure, and write `config.per_sentence`.
+
+    HeadscopeError for whatever the user can fix. Interrupted by Ctrl-C while references are scored, it gives
+    what was done (`complete` is then false).
+    """
+    began = time.monotonic()
+    opened = open_all(config)
+    if config.per_sentence is not None:
+        check_file(config.per_sentence, force=config.force)
+    with masked(opened.checkpoint.model, opened.off):
+        found = _evaluate(opened, progress)
+    found.seconds = time.monotonic() - began
+    if config.per_sentence is not None:
+        table = found.sentences
+        written(config.per_sentence, lambda path: table.to_csv(path, index=False))
+    return found
+
+
+def open_all(config: EvaluateConfig) -> Opened:
+    """The checkpoint and corpus of a config, checked against each other and against what is asked."""
+    corpus = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
+    checkpoint = open_checkpoint(
+        config.checkpoint,
+        format=config.format,
+        device=config.device,
+        dtype=config.dtype,
+        companions=Companions(config.dicts, config.hp, config.bpe),
+    )
+    if checkpoint.two_sided is not corpus.has_target:
+        problem = (
+            "needs --target, the references" if checkpoint.two_sided else "reads one side only; leave out --target"
+        )
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} {problem}")
+    metrics = _metrics(config, checkpoint)
+    pace = Pace(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
+    limit = sentence_limit(checkpoint, pace)
+    reading = Reading(config.batch_tokens, limit, config.long, config.hiding, config.seed)
+    options = TranslateOptions(
+        beam=config.beam, power=config.lenpen, max_ratio=config.max_len_a, max_extra=config.max_len_b
+    )
+    if translates(metrics):
+        checkpoint.search_facts(options)
+    off = select_heads(config.mask, checkpoint.layout) if config.mask else []
+    return Opened(config, checkpoint, corpus, metrics, off, reading, options)
+
+
+def _metrics(config: EvaluateConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Those asked for, or all that fit; `--each-head` translates only where it is told to."""
+    fitting = METRICS if checkpoint.two_sided else METRICS[2:]
+    if unfit := [name for name in config.metrics if name not in fitting]:
+        raise ConfigError(
+            f"{unfit[0]} needs a model that translates; a model of type {checkpoint.model_type!r} can be asked for "
+            f"{', '.join(fitting)}"
+        )
+    return config.metrics or (METRICS[2:] if config.each_head else fitting)
+
+
+def translates(metrics: Sequence[str]) -> bool:
+    """Whether any of the metrics compares translations."""
+    return any(name in OF_TRANSLATIONS for name in metrics)
+
+
+def check_file(path: Any, *, force: bool) -> None:
+    """OutputError where a file to write cannot be, or is there and `force` is not given."""
+    if path.is_dir():
+        raise OutputError(f"{path} is a directory; give a file name")
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists; choose another name, or --force to replace it")
+
+
+def _evaluate(opened: Opened, progress: Progress) -> Evaluation:
+    scores: list[Score] = []
+    hypotheses: list[str] = []
+    scored: Likelihood | None = None
+    corpus, config = opened.corpus, opened.config
+    if set(opened.metrics) - set(OF_TRANSLATIONS):
+        with progress("scoring", corpus.count) as step:
+            scored = likelihood(opened.checkpoint, corpus, opened.reading, progress=step)
+        scores += likelihood_scores(scored, opened)
+    complete = scored is None or scored.complete
+    if translates(opened.metrics) and complete:
+        try:
+            with progress("translating", corpus.count) as step:
+                hypotheses = translated(opened, step)
+            references = reference_texts(opened)
+            opened.remarks += look_tokenised(references, config.text)
+            mode, replicates = config.text, config.bootstrap
+            scores[:0] = text_scores(hypotheses, references, opened.metrics, mode=mode, replicates=replicates)
+        except KeyboardInterrupt:
+            if scored is None:
+                raise
+            complete = False
+            opened.remarks.append("translating was interrupted, so there is no BLEU and no chrF")
+    if scored is not None and scored.losses.truncated:
+        opened.remarks.append(
+            f"cut off at the length limit: {scored.losses.truncated} sentences (--max-length, --long)"
+        )
+    return Evaluation(
+        scores=scores,
+        sentences=_per_sentence(corpus.count, scored, hypotheses),
+        signature=signature(opened, done=None if scored is None else scored.sentences),
+        remarks=opened.remarks,
+        tokens=None if scored is None else int(scored.counts.sum()),
+        nll=None if scored is None else float(scored.first.sum()),
+        complete=complete,
+    )
+
+
+def translated(opened: Opened, step: Callable[[int], None]) -> list[str]:
+    """The best translation of every source line, as the model and its masks are now."""
+    lines = (sentence.source for sentence in opened.corpus)
+    found = translate_lines(
+        opened.checkpoint, lines, options=opened.options, tokens=opened.config.batch_tokens, progress=step
+    )
+    return [best[0].text for best in found]
+
+
+def reference_texts(opened: Opened) -> list[str]:
+    """References as translations are written, pieces put together."""
+    return [opened.checkpoint.joined(sentence.target or "") for sentence in opened.corpus]
+
+
+def look_tokenised(references: Sequence[str], mode: TextMode) -> list[str]:
+    """A remark where "raw" is asked of references that look tokenised."""
+    spaced = sum(text.endswith((" .", " ?", " !")) for text in references)
+    if mode == "raw" and spaced > len(references) / 2:
+        return [
+            "the references look tokenised, so raw BLEU and chrF cannot be compared with published ones; give "
+            "detokenised text, or --text tokenised-lowercase"
+        ]
+    return []
+
+
+def text_scores(
+    hypotheses: Sequence[str], references: Sequence[str], metrics: Sequence[str], *, mode: TextMode, replicates: int
+) -> list[Score]:
+    """sacreBLEU's BLEU and chrF of a corpus; `replicates` below 2 gives no interval."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    raw = mode == "raw"
+    makers: Mapping[str, tuple[str, Callable[[], Any]]] = {
+        "bleu": ("BLEU", lambda: BLEU(tokenize="13a" if raw else "none", lowercase=not raw, force=True)),
+        "chrf": ("chrF2", lambda: CHRF(lowercase=not raw)),
+    }
+    found = []
+    for name in [each for each in OF_TRANSLATIONS if each in metrics]:
+        label, make = makers[name]
+        metric = make()
+        try:
+            resampled = replicates if len(hypotheses) > 1 else 1
+            score = metric.corpus_score(hypotheses, [references], n_bootstrap=max(resampled, 1))
+        except TypeError:  # sacreBLEU 2.6 cannot average replicates of which some match nowhere
+            score = (metric := make()).corpus_score(hypotheses, [references])
+        mine = str(metric.get_signature())
+        told = json.loads(score.format(width=9, signature=mine, is_json=True))
+        mean, spread = told.get("confidence_mean", np.nan), told.get("confidence_var", np.nan)
+        title = label if raw else f"{label} (tokenised, lower-case)"
+        found.append(Score(name, title, float(score.score), mean - spread, mean + spread, mine))
+    return found
+
+
+def likelihood_scores(scored: Likelihood, opened: Opened) -> list[Score]:
+    """Perplexity = exp(Σ -log p / tokens) and the share of tokens that the model finds likeliest."""
+    bootstrap = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap)
+    ratios = bootstrap.ratio(scored.nll), bootstrap.ratio(scored.right)
+    ends = [[float(end[0]) for end in (each.value, each.low, each.high)] for each in ratios]
+    (value, low, high), (share, less, more) = ends
+    name = "masked-token perplexity" if hides(opened.checkpoint) else "perplexity"
+    found = [
+        Score("perplexity", name, perplexity(value), perplexity(low), perplexity(high)),
+        Score("accuracy", "token accuracy", share, less, more),
+    ]
+    return [score for score in found if score.metric in opened.metrics]
+
+
+def perplexity(nats: float) -> float:
+    """Of a mean -log p; infinite where it is too large for a number."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(nats))
+
+
+def hides(checkpoint: Checkpoint) -> bool:
+    """Whether the model is asked for hidden tokens: an encoder alone."""
+    return not checkpoint.two_sided and any(place.site is Site.ENCODER_SELF for place in checkpoint.places.order)
+
+
+def _per_sentence(count: int, scored: Likelihood | None, hypotheses: Sequence[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "sentence": range(count),
+            "tokens": [None] * count if scored is None else scored.counts.astype(int),
+            "nll": [None] * count if scored is None else scored.first,
+            "hypothesis": hypotheses or [""] * count,
+        }
+    )
+
+
+def signature(opened: Opened, *, done: int | None = None) -> Signature:
+    """Everything that shapes the numbers, whatever metric they are of."""
+    checkpoint, corpus, config = opened.checkpoint, opened.corpus, opened.config
+    whole = done is None or done == corpus.count
+    count = f"{corpus.count}" if whole else f"{done} of {corpus.count} (interrupted)"
+    hidden = {"hide": config.hiding} if hides(checkpoint) else {"eos": "incl"} if checkpoint.two_sided else {}
+    return Signature(
+        {
+            "m": "+".join(opened.metrics),
+            **(checkpoint.search_facts(opened.options) | {"text": config.text} if translates(opened.metrics) else {}),
+            **hidden,
+            "len": f"{opened.reading.limit}-{config.long}",
+            "data": f"sha1={corpus.digest[:12]},n={count}",
+            "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
+            **({"mask": ",".join(map(str, opened.off))} if opened.off else {}),
+            "dtype": str(checkpoint.dtype).removeprefix("torch."),
+            "device": checkpoint.device.type,
+            "torch": importlib.metadata.version("torch"),
+            "tf": importlib.metadata.version("transformers"),
+            "boot": str(config.bootstrap),
+            "seed": str(config.seed),
+            "v": headscope.__version__,
+        }
+    )

@@ -1,0 +1,156 @@
+"""From one checkpoint format to another, verified: a folder whose logits differ is never left behind."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from headscope.errors import CheckpointError, ConfigError, OutputError
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.native import FILES, NATIVE
+from headscope.formats.tohf import make, silent, special_ids, write_vocabulary
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.model.transformer import Transformer
+from headscope.results import check_folder
+
+Goal = Literal["native", "huggingface"]
+GOALS: tuple[Goal, ...] = get_args(Goal)
+TOLERANCE = 1e-5  # of the largest logit; transformers computes sinusoids in single precision
+OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision
+# What either goal may have written into a folder that is now replaced.
+REPLACED = (*FILES, "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+REPLACED += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.pieces.json")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written: the class of the model, the largest difference of logits, and what the user must know."""
+
+    folder: Path
+    goal: Goal
+    architecture: str
+    difference: float
+    notes: tuple[str, ...] = ()
+
+
+def convert(checkpoint: Checkpoint, folder: Path, *, goal: str, force: bool = False) -> Converted:
+    """Write `checkpoint` to `folder` in another format.
+
+    CheckpointError where the format cannot express the model, or where what was written and read again does
+    not give the same logits: then nothing is left behind.
+    """
+    if goal not in GOALS:
+        raise ConfigError(f"cannot convert to {goal!r}; available: {', '.join(GOALS)}")
+    if not isinstance(checkpoint, TransformerCheckpoint):
+        raise ConfigError(
+            f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}; headscope "
+            "converts fairseq, MHR, story-of-heads and native Transformers"
+        )
+    check_folder(folder, force=force)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        done = _native(checkpoint, made) if goal == "native" else _huggingface(checkpoint, made)
+        _move(made, folder)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return Converted(folder, goal, *done) if goal == "native" else Converted(folder, "huggingface", *done)
+
+
+def _native(checkpoint: TransformerCheckpoint, folder: Path) -> tuple[str, float, tuple[str, ...]]:
+    NATIVE.save(checkpoint, folder, force=True)
+    again = open_checkpoint(str(folder), format="native", device="cpu", dtype="float64")
+    assert isinstance(again, TransformerCheckpoint)
+    source, real, target = _probe(checkpoint)
+    with torch.no_grad():
+        found = _logits(again.model, source, real, target)
+    without = () if checkpoint.target is not None else ("no vocabulary: the checkpoint came without",)
+    return "Transformer", _compared(checkpoint, found, (source, real, target)), without
+
+
+def _huggingface(checkpoint: TransformerCheckpoint, folder: Path) -> tuple[str, float, tuple[str, ...]]:
+    import transformers
+
+    mixed = any(module.mixing is not None for _, _, _, module in checkpoint.model.attention_modules())
+    name = make(checkpoint, folder)
+    auto: Any = transformers.AutoModelForSeq2SeqLM if checkpoint.two_sided else transformers.AutoModelForCausalLM
+    probe = source, real, target = _probe(checkpoint)
+    dtype = torch.float32 if name.startswith(OWN_CODE) else torch.float64
+    with silent(), torch.no_grad():
+        again = auto.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+        if checkpoint.two_sided:
+            given = {"input_ids": source, "attention_mask": real.long(), "decoder_input_ids": target}
+        else:
+            given = {"input_ids": target}
+        found = again(**given, use_cache=False).logits
+    difference = _compared(checkpoint, found, probe)
+    notes = [write_vocabulary(checkpoint, folder)]
+    if mixed:
+        notes.append("the matrices that mix heads are folded into the output projections")
+    if name.startswith(OWN_CODE):
+        notes.append(
+            f"transformers computes {name}'s attention in code of its own; analyse the original, not this copy"
+        )
+    return name, difference, tuple(notes)
+
+
+def _probe(checkpoint: TransformerCheckpoint) -> tuple[Tensor, Tensor, Tensor]:
+    """Random sources [2 9] with padding, their masks, and decoder inputs [2 7], without special ids."""
+    config, ids = checkpoint.model.config, None
+    if checkpoint.target is not None or checkpoint.format == "fairseq":
+        ids = special_ids(checkpoint)
+    low = 0 if ids is None else max(ids.start, ids.end, ids.pad, ids.begin) + 1
+    generator = torch.Generator().manual_seed(0)
+    most = min(checkpoint.limit or 9, 9)
+
+    def draw(size: int, length: int) -> Tensor:
+        first = low if low < size else 0
+        return torch.randint(first, size, (2, length), generator=generator)
+
+    source = draw(config.encoder.vocabulary if config.encoder else config.decoder.vocabulary, most)
+    real = torch.ones_like(source, dtype=torch.bool)
+    real[1, (most + 1) // 2 :] = False
+    source[~real] = 0 if ids is None else ids.pad
+    target = draw(config.decoder.vocabulary, min(most, 7))
+    return source, real, target
+
+
+def _logits(model: Transformer, source: Tensor, real: Tensor, target: Tensor) -> Tensor:
+    if model.config.encoder is None:
+        return model(target=target)  # type: ignore[no-any-return]
+    return model(source, target, source_mask=real)  # type: ignore[no-any-return]
+
+
+def _compared(checkpoint: TransformerCheckpoint, found: Tensor, probe: tuple[Tensor, Tensor, Tensor]) -> float:
+    """The largest difference of logits, in the type of `found`; CheckpointError where it is too large."""
+    with torch.no_grad():
+        wanted = _logits(copy.deepcopy(checkpoint.model).cpu().to(found.dtype).eval(), *probe)
+    difference = float((wanted - found).abs().max()) if wanted.shape == found.shape else float("inf")
+    if not difference <= TOLERANCE * max(1.0, float(wanted.abs().max())):
+        raise CheckpointError(
+            f"{checkpoint.path} was converted, but its logits differ by {difference:.1e}; nothing was left behind. "
+            "Please report this with the output of `headscope show`"
+        )
+    return difference
+
+
+def _move(made: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for pattern in REPLACED:
+        for path in folder.glob(pattern):
+            path.unlink()
+    names = sorted((path.name for path in made.iterdir()), key=lambda name: name.startswith("config."))
+    for name in names:  # the config last: without it the directory is no checkpoint yet
+        (made / name).replace(folder / name)

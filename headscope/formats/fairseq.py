@@ -1,0 +1,288 @@
+"""fairseq checkpoints: the transformer* and transformer_lm* models of every version, and those of the MHR fork.
+
+The fork has a matrix `alphas` in every attention module; a file with any of them gets the mixing "alpha.v1",
+and modules without one the identity. Reading needs no fairseq and executes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
+from headscope.formats.fairseq_config import Settings, settings, transformer_config
+from headscope.formats.fairseq_keys import Origin, origin, ours, theirs, upgraded
+from headscope.formats.native import native_state
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.formats.untrusted import is_torch_file, read_tensors, read_torch
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.vocabulary import Splitter, Vocabulary
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+START, PAD, END, UNKNOWN = range(4)
+OVERWRITE = " #fairseq:overwrite"
+LANGUAGE = re.compile(r"[\w-]{1,32}")
+
+
+@dataclass(frozen=True)
+class Dictionaries:
+    """The vocabulary of each side that was found, and the sentence about each one that was not."""
+
+    found: Mapping[SideName, Vocabulary] = field(default_factory=dict)
+    missing: Mapping[SideName, str] = field(default_factory=dict)
+
+
+class FairseqCheckpoint(TransformerCheckpoint):
+    """A fairseq model; `origin` and `options` are what `FAIRSEQ.save` needs to write such a file again."""
+
+    def __init__(
+        self, *, origin: Origin, options: Mapping[str, Any], missing: Mapping[SideName, str], **rest: Any
+    ) -> None:
+        super().__init__(**rest)
+        self.origin, self.options, self.missing = origin, options, missing
+
+    def _side(self, name: SideName) -> Vocabulary:
+        which: SideName = name if self.two_sided else "target"
+        if which in self.missing:
+            raise CheckpointError(f"{self.path} cannot read text: {self.missing[which]}")
+        return super()._side(name)
+
+
+class FairseqFormat(CheckpointFormat):
+    """A file of torch.save with the weights (`model`) and the options (`args` or `cfg`) of a fairseq model."""
+
+    name = "fairseq"
+    summary = "a .pt file of fairseq or of its fork MHR, with dict.*.txt beside it or in --dicts"
+    takes = frozenset({"dicts", "bpe"})
+
+    def recognise(self, path: Path) -> bool:  # noqa: D102
+        return path.is_file() and is_torch_file(path)
+
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> FairseqCheckpoint:  # noqa: D102
+        content = _content(Path(path))
+        raw = read_tensors(Path(path), content["model"])
+        its = settings(path, content)
+        state = upgraded(raw)
+        config = transformer_config(its, state)
+        weights = _completed(path, config, ours(path, state))
+        model = build(path, config, weights)
+        stored = {key: tensor.dtype for key, tensor in weights.items() if tensor.is_floating_point()}
+        chosen = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
+        dictionaries = _dictionaries(its, config, companions)
+        return FairseqCheckpoint(
+            path=path,
+            format=self.name,
+            model=model.to(chosen).to(device),
+            model_type=its.arch,
+            digest=file_digest([Path(path)]),
+            source=dictionaries.found.get("source"),
+            target=dictionaries.found.get("target"),
+            stored=stored if dtype == "auto" else {},
+            origin=origin(raw),
+            options=_plain(its, config),
+            missing=dictionaries.missing,
+        )
+
+    def save(self, checkpoint: FairseqCheckpoint, path: Path, *, force: bool = False) -> None:
+        """Write a fairseq file with the keys, their order and their types of the one that was loaded.
+
+        Optimizer and training state are left out. A model with fewer heads gets smaller projections, which
+        headscope reads again; fairseq itself has no such models.
+        """
+        if path.exists() and not force:
+            raise OutputError(f"{path} exists; choose another file, or --force to replace it")
+        state = native_state(checkpoint.model, checkpoint.stored)
+        state |= {copy: state[its] for copy, its in checkpoint.model.tied().items()}
+        content = {
+            "args": argparse.Namespace(**checkpoint.options),
+            "model": theirs(state, checkpoint.origin),
+            "optimizer_history": [],
+            "extra_state": {},
+        }
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            os.close(handle)
+            try:
+                torch.save(content, made)
+                os.replace(made, path)
+            finally:
+                Path(made).unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+FAIRSEQ = FairseqFormat()
+FORMATS.register("fairseq", FAIRSEQ, where=__name__)
+
+
+def _content(path: Path) -> Mapping[str, Any]:
+    content = read_torch(path)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise CheckpointError(f"{path} is a torch file without `model`, so fairseq did not write it")
+    if content.get("args") is None and content.get("cfg") is None:
+        raise CheckpointError(f"{path} is a torch file without `args` and `cfg`, so fairseq did not write it")
+    if not all(isinstance(key, str) for key in content["model"]):
+        raise CheckpointError(f"{path}: its `model` has keys that are no text; the file is broken")
+    return content
+
+
+def _completed(path: str, config: TransformerConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights that older files leave out: a tied output, alphas of modules that were never mixed."""
+    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        for site, mixing, heads in _sites(stack):
+            for layer in range(len(heads) if mixing else 0):
+                key = f"{side}.layers.{layer}.{site}"
+                like = state.get(f"{key}.output.weight", torch.empty(0))
+                state.setdefault(f"{key}.mixing.alpha", torch.eye(heads[layer], dtype=like.dtype))
+    if "output.weight" not in state and not config.tie_output:
+        raise CheckpointError(f"{path}: there is no decoder.output_projection.weight, and the output is not tied")
+    return state
+
+
+def _sites(stack: StackConfig | None) -> list[tuple[str, str | None, tuple[int, ...]]]:
+    if stack is None:
+        return []
+    return [
+        ("self_attention", stack.self_mixing, stack.self_heads),
+        ("cross_attention", stack.cross_mixing, stack.cross_heads),
+    ]
+
+
+def _dtype(stored: set[torch.dtype], device: str) -> torch.dtype:
+    """What to compute in: the stored type; float32 where types are mixed, or half on a CPU."""
+    usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
+    return next(iter(stored)) if len(stored) == 1 and stored <= usual else torch.float32
+
+
+def _plain(its: Settings, config: TransformerConfig) -> dict[str, Any]:
+    """Options that can be written again: numbers, texts, flags and lists of them, and how many heads fill a layer."""
+    simple = (str, int, float, type(None))
+    heads = {
+        f"{side}_attention_heads": stack.d_model // stack.d_head
+        for side, stack in (("encoder", config.encoder), ("decoder", config.decoder))
+        if stack is not None
+    }
+    said = {
+        name: value
+        for name, value in its.values.items()
+        if isinstance(value, simple)
+        or (isinstance(value, list) and len(value) < 256 and all(isinstance(part, simple) for part in value))
+    }
+    return {
+        **heads,
+        **{name: value for name, value in said.items() if value is not None or name not in heads},
+        "arch": its.arch,
+    }
+
+
+# Dictionaries.
+
+
+def _dictionaries(its: Settings, config: TransformerConfig, companions: Companions) -> Dictionaries:
+    """The dictionary of each side: in --dicts, beside the checkpoint, or in the folder it was trained from."""
+    found: dict[SideName, Vocabulary] = {}
+    missing: dict[SideName, str] = {}
+    sides: tuple[SideName, ...] = ("target",) if config.encoder is None else ("source", "target")
+    codes = _codes(companions.bpe)
+    for side in sides:
+        stack = config.encoder if side == "source" and config.encoder else config.decoder
+        name = _file_name(its, side, lm=config.encoder is None)
+        folders = _folders(its, companions)
+        path = next((folder / name for folder in folders if (folder / name).is_file()), None) if name else None
+        if path is None:
+            missing[side] = _missing(name, side, folders, companions)
+        else:
+            start = START if config.encoder is None and its.on("add_bos_token") else END
+            found[side] = read_dictionary(path, stack.vocabulary, codes, owner=its.path, start=start)
+    if companions.dicts is not None and missing:
+        raise CheckpointError(f"{its.path}: {next(iter(missing.values()))}")
+    return Dictionaries(found, missing)
+
+
+def _file_name(its: Settings, side: SideName, *, lm: bool) -> str | None:
+    if lm:
+        return "dict.txt"
+    language = its.text(f"{side}_lang")
+    return f"dict.{language}.txt" if language is not None and LANGUAGE.fullmatch(language) else None
+
+
+def _folders(its: Settings, companions: Companions) -> list[Path]:
+    if companions.dicts is not None:
+        return [companions.dicts]
+    here = Path(its.path).parent
+    data = (its.text("data") or "").split(":")[0]
+    if not data or not data.isprintable() or len(data) > 4096:
+        return [here]
+    return [here, here / Path(data).name, Path(data)]
+
+
+def _missing(name: str | None, side: SideName, folders: list[Path], companions: Companions) -> str:
+    if name is None:
+        return f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown"
+    if companions.dicts is not None:
+        return f"the {side} dictionary {name} is not in {folders[0]}, which --dicts names"
+    return f"there is no {side} dictionary {name} beside it; give its folder with --dicts"
+
+
+def _codes(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"--bpe {path} cannot be read: {error.strerror}") from None
+
+
+def read_dictionary(path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END) -> Vocabulary:
+    """A dict.*.txt: `piece count` a line after four special ids; CheckpointError where it does not have `size`."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the dictionary {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    pieces, place = list(SPECIAL), {piece: number for number, piece in enumerate(SPECIAL)}
+    for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
+        text = line.rstrip()
+        piece, _, count = text.removesuffix(OVERWRITE).rpartition(" ")
+        if not piece or not re.fullmatch(r"-?\d+", count):
+            raise DataError(f"line {number} of the dictionary {path} is {line[:40]!r}; it must be a piece and a count")
+        if piece in place:
+            if not text.endswith(OVERWRITE):
+                raise DataError(f"line {number} of the dictionary {path} repeats {piece[:40]!r}")
+            pieces[place[piece]] += "#overwritten"  # the later id is meant wherever the piece is written
+        place[piece] = len(pieces)
+        pieces.append(piece)
+    if len(pieces) != size:
+        raise CheckpointError(
+            f"{owner}: the dictionary {path} has {len(pieces)} pieces, special ones included, and the model's "
+            f"embeddings {size}; this dictionary belongs to another checkpoint"
+        )
+    splitter = _splitter(codes, pieces)
+    return Vocabulary(
+        tuple(pieces), splitter, start=start, end=END, unknown=UNKNOWN, pad=PAD, special=frozenset({START})
+    )
+
+
+def _splitter(codes: bytes | None, pieces: list[str]) -> Splitter:
+    """How text is split: a SentencePiece model is no text, subword-nmt's codes are; else by the pieces' looks."""
+    if codes is None:
+        return Splitter("bpe" if any(piece.endswith("@@") for piece in pieces) else "words")
+    try:
+        codes.decode("utf-8")
+        text = not codes.startswith(b"\n") and b"\0" not in codes
+    except UnicodeDecodeError:
+        text = False
+    try:
+        return Splitter("bpe" if text else "sentencepiece", codes)
+    except ConfigError as error:
+        raise DataError(str(error)) from None

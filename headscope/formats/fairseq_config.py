@@ -1,0 +1,320 @@
+"""fairseq's options as a `TransformerConfig`: defaults of every named architecture, flags that are refused."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.fairseq_keys import layer_counts
+from headscope.formats.pickles import Inert
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+
+OFFSET = 2  # fairseq's padding index plus one, where positions begin
+
+
+def _both(**options: Any) -> dict[str, Any]:
+    return {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
+
+
+def _lm(**options: Any) -> dict[str, Any]:
+    return {f"decoder_{name}": value for name, value in options.items()}
+
+
+_BIG = _both(embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
+_GPT2 = {"activation_fn": "gelu"}
+_GPT3 = {"decoder_learned_pos": True, "activation_fn": "gelu", "share_decoder_input_output_embed": True}
+# What an architecture's name says where the file itself does not; whatever is left has its BASE value.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "transformer": {},
+    "transformer_tiny": _both(embed_dim=64, ffn_embed_dim=64, layers=2, attention_heads=2),
+    "transformer_iwslt_de_en": _both(embed_dim=512, ffn_embed_dim=1024, layers=6, attention_heads=4),
+    "transformer_wmt_en_de": {},
+    "transformer_vaswani_wmt_en_de_big": _BIG,
+    "transformer_vaswani_wmt_en_fr_big": _BIG,
+    "transformer_wmt_en_de_big": _BIG,
+    "transformer_wmt_en_de_big_t2t": _BIG | _both(normalize_before=True),
+    "transformer_align": {},
+    "transformer_wmt_en_de_big_align": _BIG,
+    "transformer_lm": {},
+    "transformer_lm_big": _lm(layers=12, embed_dim=1024, ffn_embed_dim=4096, attention_heads=16),
+    "transformer_lm_gpt": _GPT2 | _lm(embed_dim=768, ffn_embed_dim=3072, layers=12, attention_heads=12),
+    "transformer_lm_gpt2_tiny": _GPT2 | _lm(embed_dim=64, ffn_embed_dim=64, layers=2, attention_heads=1),
+    "transformer_lm_gpt2_small": _GPT2 | _lm(embed_dim=1024, ffn_embed_dim=4096, layers=24, attention_heads=16),
+    "transformer_lm_gpt2_medium": _GPT2 | _lm(embed_dim=1280, ffn_embed_dim=5120, layers=36, attention_heads=20),
+    "transformer_lm_gpt2_big": _GPT2 | _lm(embed_dim=1600, ffn_embed_dim=6400, layers=48, attention_heads=25),
+    **{
+        f"transformer_lm_gpt3_{name}": _GPT3
+        | _lm(layers=layers, embed_dim=d, ffn_embed_dim=4 * d, attention_heads=heads)
+        for name, layers, d, heads in (
+            ("small", 12, 768, 12),
+            ("medium", 24, 1024, 16),
+            ("large", 24, 1536, 16),
+            ("xl", 24, 2048, 32),
+            ("2_7", 32, 2560, 32),
+            ("6_7", 32, 4096, 32),
+            ("13", 40, 5120, 40),
+            ("175", 96, 12288, 96),
+        )
+    },
+}
+BASE = {**_both(embed_dim=512, ffn_embed_dim=2048, layers=6, attention_heads=8), "activation_fn": "relu"}
+ACTIVATIONS = {
+    **{name: name for name in ("relu", "gelu", "tanh", "linear")},
+    "gelu_fast": "gelu-tanh",
+    "gelu_accurate": "gelu-tanh",
+    "swish": "silu",
+}
+# Options that, when on, make a model that is not the native Transformer (or was not trained as one).
+REFUSED = (
+    *("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "character_filters", "char_inputs"),
+    *("quant_noise_pq", "quant_noise_scalar", "encoder_layerdrop", "decoder_layerdrop"),
+    *("encoder_layers_to_keep", "decoder_layers_to_keep", "no_cross_attention", "cross_self_attention"),
+    *("max_relative_length", "max_relative_positions", "max_relative_position", "relative_attention", "alibi"),
+    *("scale_fc", "scale_attn", "scale_heads", "scale_resids", "base_layers", "moe_freq", "encoder_moe_freq"),
+    *("decoder_moe_freq", "merge_src_tgt_embed", "full_context_alignment", "use_stable_embedding"),
+    *("xformers_att_config", "encoder_xformers_att_config", "decoder_xformers_att_config", "mask_layer_type"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a checkpoint; `legacy`: they stood in `args`, else in the sections of `cfg`."""
+
+    path: str
+    values: Mapping[str, Any] = field(repr=False)
+    arch: str
+    legacy: bool
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An option, else what the architecture says, else `default`."""
+        found = self.values.get(name)
+        found = ARCHITECTURES.get(self.arch, {}).get(name) if found is None else found
+        return default if found is None else found
+
+    def number(self, name: str, default: int | None) -> int:
+        """A positive whole number."""
+        found = self.get(name, default)
+        if found is None:
+            raise CheckpointError(f"{self.path} does not say {name}, and headscope does not know arch {self.arch!r}")
+        if type(found) is not int or not 0 < found < 2**31:
+            raise CheckpointError(f"{self.path}: {name} is {shown(found)}; it must be a whole number above 0")
+        return found
+
+    def text(self, name: str) -> str | None:
+        """A string, None where there is none."""
+        found = self.get(name)
+        return found if isinstance(found, str) else None
+
+    def on(self, name: str) -> bool:
+        """Whether an option is on: a flag that is set, a number above 0, a text or list with something in it."""
+        found = self.get(name)
+        if isinstance(found, str):
+            return found.strip().lower() not in ("", "0", "false", "none", "[]", "null")
+        if isinstance(found, (int, float)):
+            return found > 0
+        return found is not None and found != [] and found != ()
+
+
+def settings(path: str, content: Mapping[str, Any]) -> Settings:
+    """The options of a fairseq file: `args`, or the sections of `cfg` where there are no `args`."""
+    args = content.get("args")
+    values: dict[str, Any] = {}
+    if args is not None:
+        values = section(args)
+    else:
+        parts = section(content.get("cfg"))
+        for name in ("task", "model"):
+            values |= _flat(section(parts.get(name)))
+        values.setdefault("arch", values.get("_name"))
+    arch = values.get("arch")
+    if not isinstance(arch, str) or not arch.startswith("transformer"):
+        raise CheckpointError(
+            f"{path}: its arch is {shown(arch)}; headscope reads fairseq's transformer* and transformer_lm* models"
+        )
+    return Settings(path, values, arch, args is not None)
+
+
+def section(value: Any) -> dict[str, Any]:
+    """The entries of a Namespace, dictionary or omegaconf record; nothing for anything else."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, Inert):
+        state = value.state[0] if isinstance(value.state, tuple) and value.state else value.state
+        value = state.get("_content", state) if isinstance(state, dict) else None
+    if not isinstance(value, dict):
+        return {}
+    return {key: _leaf(its) for key, its in value.items() if isinstance(key, str)}
+
+
+def _leaf(value: Any) -> Any:
+    """A value out of its omegaconf node; an enumeration's member is its first argument."""
+    if isinstance(value, Inert) and isinstance(value.state, dict) and "_val" in value.state:
+        value = value.state["_val"]
+    if isinstance(value, Inert) and value.state is None and len(value.args) == 1:
+        value = value.args[0]
+    return value
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of nested sections under the names that they have in `args`: encoder.layers is encoder_layers."""
+    found = dict(values)
+    for outer in ("encoder", "decoder", "quant_noise"):
+        found |= {f"{outer}_{name}": value for name, value in section(found.pop(outer, None)).items()}
+    return found
+
+
+def shown(value: Any) -> str:
+    """A value for a message; never more than its type where it may be large or made to be slow."""
+    return repr(value)[:40] if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
+
+
+def transformer_config(its: Settings, state: Mapping[str, Tensor]) -> TransformerConfig:
+    """The config of a model with these (upgraded) weights; CheckpointError naming the option that does not fit."""
+    if on := [name for name in REFUSED if its.on(name)]:
+        raise CheckpointError(
+            f"{its.path}: its option {on[0]} ({shown(its.get(on[0]))}) makes a model that headscope's Transformer "
+            "is not; only models without it can be opened"
+        )
+    two_sided = not its.arch.startswith("transformer_lm")
+    shared = two_sided and its.on("share_all_embeddings")
+    d_output = its.number("decoder_output_dim", _width(its, "decoder"))
+    try:
+        return TransformerConfig(
+            encoder=_stack(its, state, "encoder") if two_sided else None,
+            decoder=_stack(its, state, "decoder"),
+            share_embeddings=shared,
+            tie_output=shared or its.on("share_decoder_input_output_embed"),
+            d_output=None if d_output == _width(its, "decoder") else d_output,
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"{its.path}: {error}") from None
+
+
+def _width(its: Settings, side: str) -> int:
+    base = its.get("encoder_embed_dim", BASE["encoder_embed_dim"]) if side == "decoder" else BASE["encoder_embed_dim"]
+    lm = its.arch.startswith("transformer_lm")
+    return its.number(f"{side}_embed_dim", BASE["decoder_embed_dim"] if lm else base)
+
+
+def _stack(its: Settings, state: Mapping[str, Tensor], side: str) -> StackConfig:
+    d = _width(its, side)
+    lm = its.arch.startswith("transformer_lm")
+    name = f"{side}_attention_heads"
+    unsaid = _heads(state, side) if its.values.get(name) is None else None
+    heads = unsaid or its.number(name, BASE[name] if its.arch in ARCHITECTURES else None)
+    if d % heads:
+        raise CheckpointError(f"{its.path}: {side}_embed_dim {d} is not divisible by {heads} {side}_attention_heads")
+    layers = _layers(its, state, side)
+    ffn = its.number(f"{side}_ffn_embed_dim", its.get("encoder_ffn_embed_dim", 2048) if not lm else 2048)
+    d_embedding = its.number("decoder_input_dim", d) if side == "decoder" else d
+    for option, value, key, axis in (
+        (f"{side}_embed_dim", d, f"{side}.layers.0.fc1.weight", 1),
+        (f"{side}_ffn_embed_dim", ffn, f"{side}.layers.0.fc1.weight", 0),
+        (
+            "decoder_input_dim" if side == "decoder" else "encoder_embed_dim",
+            d_embedding,
+            f"{side}.embed_tokens.weight",
+            1,
+        ),
+    ):
+        _fits(its, option, value, _size(its, state, key, axis))
+    pre = _pre(its, state, side)
+    table = its.on(f"{side}_learned_pos") and not its.on("no_token_positional_embeddings")
+    cross = side == "decoder" and not lm
+    return StackConfig(
+        vocabulary=_size(its, state, f"{side}.embed_tokens.weight", 0),
+        d_model=d,
+        d_ffn=ffn,
+        d_head=d // heads,
+        self_heads=_counts(its, state, f"{side}.layers.{{}}.self_attn", layers, d // heads),
+        cross_heads=_counts(its, state, "decoder.layers.{}.encoder_attn", layers, d // heads) if cross else (),
+        d_embedding=None if d_embedding == d else d_embedding,
+        norm="pre" if pre else "post",
+        final_norm=pre and _final_norm(its, state, side),
+        activation=_activation(its),
+        positions="none" if its.on("no_token_positional_embeddings") else "learned" if table else "sinusoidal",
+        position_offset=OFFSET,
+        max_positions=_most(its, state, side, learned=table),
+        scale_embedding=not its.on("no_scale_embedding"),
+        embedding_norm=its.on("layernorm_embedding"),
+        self_mixing=_mixing(state, f"{side}.layers.", ".self_attn."),
+        cross_mixing=_mixing(state, f"{side}.layers.", ".encoder_attn.") if cross else None,
+    )
+
+
+def _layers(its: Settings, state: Mapping[str, Tensor], side: str) -> int:
+    found = layer_counts(state).get(side)
+    if found is None:
+        raise CheckpointError(f"{its.path}: its weights are none of a {its.arch}: no weights of the {side}")
+    _fits(its, f"{side}_layers", its.number(f"{side}_layers", found), found)
+    return found
+
+
+def _fits(its: Settings, name: str, said: int, found: int) -> None:
+    if said != found:
+        raise CheckpointError(f"{its.path}: {name} is {said}, and its weights say {found}; the file is damaged")
+
+
+def _size(its: Settings, state: Mapping[str, Tensor], key: str, axis: int) -> int:
+    if key not in state or state[key].ndim != 2:
+        raise CheckpointError(f"{its.path}: weight {key} is {'missing' if key not in state else 'no matrix'}")
+    return state[key].shape[axis]
+
+
+def _heads(state: Mapping[str, Tensor], side: str) -> int | None:
+    """The fork of MHR has other defaults than fairseq; its alphas say how many heads there are."""
+    alpha = state.get(f"{side}.layers.0.self_attn.alphas")
+    return len(alpha) if alpha is not None and alpha.ndim else None
+
+
+def _counts(its: Settings, state: Mapping[str, Tensor], name: str, layers: int, width: int) -> tuple[int, ...]:
+    """Heads of every layer by the size of its queries: all alike in fairseq's own files, fewer after pruning."""
+    rows = [_size(its, state, f"{name.format(i)}.q_proj.weight", 0) for i in range(layers)]
+    if odd := [count for count in rows if count % width]:
+        raise CheckpointError(f"{its.path}: {name.format('N')}.q_proj has {odd[0]} rows, no multiple of {width} a head")
+    return tuple(count // width for count in rows)
+
+
+def _mixing(state: Mapping[str, Tensor], start: str, middle: str) -> str | None:
+    there = any(key.startswith(start) and middle in key and key.endswith(".alphas") for key in state)
+    return "alpha.v1" if there else None
+
+
+def _pre(its: Settings, state: Mapping[str, Tensor], side: str) -> bool:
+    """fairseq's language models are pre-norm unless a file says otherwise."""
+    lm = its.arch.startswith("transformer_lm")
+    if lm and its.get("decoder_normalize_before") is None:
+        return its.legacy or its.arch != "transformer_lm" or "decoder.layer_norm.weight" in state
+    return its.on(f"{side}_normalize_before")
+
+
+def _final_norm(its: Settings, state: Mapping[str, Tensor], side: str) -> bool:
+    """Files of the first versions have no norm after the stack, whatever their options say."""
+    version = state.get(f"{side}.version")
+    number = float(version.reshape(-1)[0]) if version is not None and version.numel() else 1.0
+    if number <= (1 if side == "encoder" else 2) and f"{side}.layer_norm.weight" not in state:
+        return False
+    if side == "encoder":
+        return True
+    without = its.on("no_decoder_final_norm") or its.get("decoder_final_norm", True) is False
+    return not (without or "no_tie_adaptive_proj" in its.values)
+
+
+def _activation(its: Settings) -> str:
+    name = its.get("activation_fn", BASE["activation_fn"])
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise CheckpointError(f"{its.path}: activation_fn is {shown(name)}; headscope has {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _most(its: Settings, state: Mapping[str, Tensor], side: str, *, learned: bool) -> int:
+    """The longest text: rows of a learned table, else what the options say."""
+    if learned:
+        return max(_size(its, state, f"{side}.embed_positions.weight", 0) - OFFSET, 1)
+    name = "max_source_positions" if side == "encoder" else "max_target_positions"
+    return its.number(name, its.get("tokens_per_sample", 1024) if its.arch.startswith("transformer_lm") else 1024)

@@ -1,0 +1,167 @@
+"""fairseq's names of weights and ours: one table for both directions, and the names of older versions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headscope.errors import CheckpointError
+
+BOTH = ("weight", "bias")
+# {s} is encoder or decoder, {i} the layer, {w} weight or bias; None: knowingly dropped, it changes no result.
+STACK: tuple[tuple[str, str | None], ...] = (
+    ("{s}.version", None),
+    ("{s}.embed_positions._float_tensor", None),
+    ("{s}.embed_positions.weights", None),
+    ("{s}.embed_tokens.weight", "{s}.embeddings.tokens.weight"),
+    ("{s}.embed_positions.weight", "{s}.embeddings.positions.weight"),
+    ("{s}.layernorm_embedding.{w}", "{s}.embeddings.norm.{w}"),
+    ("{s}.layer_norm.{w}", "{s}.norm.{w}"),
+)
+OUTPUT: tuple[tuple[str, str | None], ...] = (
+    ("decoder.project_in_dim.weight", "decoder.embeddings.projection.weight"),
+    ("decoder.project_out_dim.weight", "before_output.weight"),
+    ("decoder.output_projection.weight", "output.weight"),
+)
+ATTENTION: tuple[tuple[str, str | None], ...] = (
+    ("q_proj.{w}", "query.{w}"),
+    ("k_proj.{w}", "key.{w}"),
+    ("v_proj.{w}", "value.{w}"),
+    ("out_proj.{w}", "output.{w}"),
+    ("alphas", "mixing.alpha"),
+    ("alphas_bias", None),  # stored by the MHR fork, never used in its forward pass
+)
+REST: tuple[tuple[str, str | None], ...] = (
+    ("self_attn_layer_norm.{w}", "self_attention_norm.{w}"),
+    ("encoder_attn_layer_norm.{w}", "cross_attention_norm.{w}"),
+    ("fc1.{w}", "ffn.inner.{w}"),
+    ("fc2.{w}", "ffn.outer.{w}"),
+    ("final_layer_norm.{w}", "ffn_norm.{w}"),
+)
+SITES = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
+LAYER: tuple[tuple[str, str | None], ...] = (
+    *((f"{theirs}.{their}", our and f"{ours}.{our}") for theirs, ours in SITES.items() for their, our in ATTENTION),
+    *REST,
+)
+# Names of fairseq 0.5 and before: norms by number, the output projection by another name.
+OLD_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
+OLD_OUTPUT = "decoder.embed_out"
+_FUSED = re.compile(r"(.*)\.in_proj_(weight|bias)")
+_OLD_NORM = re.compile(r"(encoder|decoder)(\.layers\.\d+\.)layer_norms\.(\d)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a fairseq file held beside our weights: its keys in their order, and the tensors that we drop."""
+
+    keys: tuple[str, ...] = ()
+    dropped: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+
+
+def table(layers: Mapping[str, int]) -> dict[str, str | None]:
+    """Their keys and ours for stacks with so many layers."""
+    found: dict[str, str | None] = {}
+    for side, count in layers.items():
+        rows = [*STACK, *(OUTPUT if side == "decoder" else ())]
+        rows += [
+            (f"{{s}}.layers.{i}.{their}", our and f"{{s}}.layers.{i}.{our}")
+            for i in range(count)
+            for their, our in LAYER
+        ]
+        for their, our in rows:
+            for w in BOTH if "{w}" in their else ("",):
+                found[their.format(s=side, w=w)] = our and our.format(s=side, w=w)
+    return found
+
+
+def layer_counts(keys: Iterable[str]) -> dict[str, int]:
+    """Layers of each stack that has any weights."""
+    found: dict[str, int] = {}
+    for key in keys:
+        side, _, rest = key.partition(".")
+        if side in ("encoder", "decoder"):
+            number = re.match(r"layers\.(\d{1,4})\.", rest)
+            found[side] = max(found.get(side, 0), int(number[1]) + 1 if number else 0)
+    return found
+
+
+def upgraded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict under the names of fairseq 0.9: fused projections split, old names replaced."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        fused = _FUSED.fullmatch(key)
+        if fused is None:
+            found[renamed(key)] = tensor
+        elif tensor.ndim and not len(tensor) % 3:
+            for name, part in zip("qkv", tensor.chunk(3), strict=True):
+                found[f"{fused[1]}.{name}_proj.{fused[2]}"] = part.contiguous()
+        else:
+            found[key] = tensor
+    return found
+
+
+def renamed(key: str) -> str:
+    """A key as fairseq 0.9 writes it."""
+    if key == OLD_OUTPUT:
+        return "decoder.output_projection.weight"
+    old = _OLD_NORM.fullmatch(key)
+    if old is None or int(old[3]) >= len(OLD_NORMS[old[1]]):
+        return key
+    names = OLD_NORMS[old[1]]
+    return f"{old[1]}{old[2]}{names[int(old[3])]}.{old[4]}"
+
+
+def ours(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Upgraded weights under our names; CheckpointError naming those that the tables do not know."""
+    rows = table(layer_counts(state))
+    strange = [key for key in state if key not in rows]
+    if strange:
+        more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+        raise CheckpointError(
+            f"{path}: headscope knows no use for the weights {', '.join(key[:80] for key in strange[:3])}{more}; "
+            "this architecture is not fairseq's plain Transformer"
+        )
+    return {our: state[their] for their, our in rows.items() if our is not None and their in state}
+
+
+def origin(state: Mapping[str, Tensor]) -> Origin:
+    """What `theirs` needs beside our weights to write a file like this one."""
+    rows = table(layer_counts(state))
+    dropped = {key: tensor for key, tensor in state.items() if key in rows and rows[key] is None}
+    return Origin(tuple(state), dropped)
+
+
+def theirs(state: Mapping[str, Tensor], its: Origin) -> dict[str, Tensor]:
+    """Our weights under the keys of the file they came from, in its order; `state` may have fewer heads."""
+    rows = table(layer_counts([*its.keys, *(key for key in state)]))
+    left = set(state)
+    found: dict[str, Tensor] = {}
+    for key in its.keys:
+        fused = _FUSED.fullmatch(key)
+        if key in its.dropped:
+            found[key] = its.dropped[key]
+            continue
+        names = [f"{fused[1]}.{part}_proj.{fused[2]}" for part in "qkv"] if fused else [renamed(key)]
+        parts = [our for name in names if (our := rows.get(name)) is not None and our in state]
+        left -= set(parts)
+        if parts:
+            found[key] = torch.cat([state[our] for our in parts]) if fused else state[parts[0]]
+    back = {our: their for their, our in rows.items() if our is not None}
+    found |= {back[our]: state[our] for our in sorted(left) if our in back and not _identity(our, state[our])}
+    for key, tensor in found.items():  # the dead bias of alphas has one row per head
+        if key.endswith("alphas_bias"):
+            heads = found.get(key.removesuffix("_bias"), tensor)
+            found[key] = tensor[: len(heads)]
+    return found
+
+
+def _identity(key: str, tensor: Tensor) -> bool:
+    """Whether a weight need not be written: alphas that a plain fairseq file never had."""
+    return key.endswith("mixing.alpha") and torch.equal(tensor, torch.eye(len(tensor), dtype=tensor.dtype))

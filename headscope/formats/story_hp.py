@@ -1,0 +1,240 @@
+"""Hyper-parameters of story-of-heads models: from a file, and from array shapes where these tell.
+
+What a file does not say is taken from the arrays (layers, widths, biases, norms, sharing, gates), else it has
+the default of the original class. Two things are never guessed: `res_steps`, whose default differs between
+the original's classes, and `num_heads`, which only gates show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.npz import Arrays
+from headscope.formats.story_keys import SOURCE, TARGET
+from headscope.heads import Site
+from headscope.model.search import SearchConfig
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.plain import from_plain, read_toml
+
+NORMS: Mapping[str, Literal["pre", "post"]] = {"nlda": "pre", "ldan": "post"}
+SITES = {"enc-self": Site.ENCODER_SELF, "dec-self": Site.DECODER_SELF, "dec-enc": Site.CROSS}
+MODULES = {"enc-self": "enc_attn", "dec-self": "dec_attn", "dec-enc": "dec_enc_attn"}
+UNKNOWN_HERE = ("dst_reverse", "dst_rand_offset", "force_bos", "attn_beta", "replace")
+DROPOUTS = ("res_dropout", "attn_dropout", "relu_dropout", "attn_value_dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hp:
+    """What a file may say; None where the arrays tell. Names and defaults are the original's."""
+
+    res_steps: str
+    num_layers: int | None = None
+    num_layers_enc: int = 0
+    num_layers_dec: int = 0
+    num_heads: int | None = None
+    hid_size: int | None = None
+    emb_size: int | None = None
+    key_size: int | None = None
+    value_size: int | None = None
+    normalize_out: bool | None = None
+    rescale_emb: bool = False
+    inp_emb_bias: bool | None = None
+    share_emb: bool | None = None
+    dwwt: bool | None = None
+    loss_bias: bool | None = None
+    loss_name: str = "loss_xent_lm"
+    multihead_attn_format: str | None = None
+    res_dropout: float = 0.1
+    attn_dropout: float = 0.0
+    relu_dropout: float = 0.0
+    attn_value_dropout: float = 0.0
+    beam_size: int = 12
+    beam_spread: float = 3.0
+    len_alpha: float = 1.0
+    gated: tuple[str, ...] | None = field(default=None)
+    alive: Mapping[str, Any] = field(default_factory=dict)
+
+    def search(self) -> SearchConfig:
+        """How the original translates."""
+        return SearchConfig.story_of_heads(beam=self.beam_size, power=self.len_alpha, spread=self.beam_spread)
+
+
+class Shape(NamedTuple):
+    """What the arrays and the hyper-parameters say together."""
+
+    config: TransformerConfig
+    combined: bool
+    shared: bool
+
+
+def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
+    """Hyper-parameters from JSON or TOML, and the file's content; ConfigError says what is wrong with them."""
+    values = read_toml(path) if path.suffix == ".toml" else _read_json(path)
+    if values.get("res_steps") not in NORMS:
+        raise ConfigError(
+            f"{path}: res_steps is {str(values.get('res_steps'))[:20]!r}; headscope knows 'nlda' (norm before) and "
+            "'ldan' (norm after the sum), and the arrays do not tell which"
+        )
+    if refused := [name for name in UNKNOWN_HERE if values.get(name)]:
+        raise ConfigError(
+            f"{path}: {refused[0]} = {str(values[refused[0]])[:20]} is not supported; "
+            "set it to 0 to read the model without it"
+        )
+    known = {each.name for each in fields(Hp)} - {"gated", "alive"}
+    try:
+        hp = from_plain(Hp, {name: value for name, value in values.items() if name in known and value is not None})
+        gated, alive = values.get("concrete_heads"), values.get("alive_heads") or {}
+        return _with_gates(hp, gated, alive), values
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path} is no JSON; name a TOML file .toml") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no table of hyper-parameters")
+    return found
+
+
+def _with_gates(hp: Hp, gated: object, alive: object) -> Hp:
+    if not isinstance(alive, Mapping) or not all(_is_mask(rows) for rows in alive.values()):
+        raise ConfigError("alive_heads must give lists of 0 and 1, a list per layer, for attention types")
+    chosen = None if gated is None else tuple(gated) if isinstance(gated, (list, tuple, dict)) else (str(gated),)
+    names = [str(name) for name in (*(chosen or ()), *alive)]
+    if strange := [name for name in names if name not in SITES]:
+        raise ConfigError(f"there is no attention type {strange[0][:20]!r}; available: {', '.join(SITES)}")
+    if twice := [name for name in alive if name in (chosen or ())]:
+        raise ConfigError(f"{twice[0]} is in concrete_heads and in alive_heads; it can have gates of one kind only")
+    return Hp(**{**{each.name: getattr(hp, each.name) for each in fields(Hp)}, "gated": chosen, "alive": dict(alive)})
+
+
+def _is_mask(layers: object) -> bool:
+    return isinstance(layers, list) and all(
+        isinstance(layer, list) and all(gate in (0, 1) for gate in layer) for layer in layers
+    )
+
+
+def shape_of(arrays: Arrays, hp: Hp) -> Shape:
+    """The model's config; CheckpointError names an array that is missing."""
+    if SOURCE not in arrays.names:
+        raise CheckpointError(f"{arrays.path} has no array {SOURCE!r}, which every model of this format has")
+    layers = [hp.num_layers_enc or hp.num_layers, hp.num_layers_dec or hp.num_layers]
+    counts = [_layers(arrays, side, asked) for side, asked in zip(("enc", "dec"), layers, strict=True)]
+    gated = _gated(arrays, hp, counts)
+    heads = _heads(arrays, hp, gated)
+    shared = _said(hp.share_emb, TARGET not in arrays.names)
+    tied = _said(hp.dwwt, f"{hp.loss_name}/logits/W:0" not in arrays.names)
+    words = [_size(arrays, SOURCE, 0), _size(arrays, SOURCE if shared else TARGET, 0)]
+    if shared and not tied:
+        words[1] = _size(arrays, f"{hp.loss_name}/logits/W:0", 1)
+    cross = f"mod/{MODULES['dec-enc']}-0/query_conv/W:0"
+    said = hp.multihead_attn_format
+    combined = cross not in arrays.names and counts[1] > 0 if said is None else said != "v1"
+    config = TransformerConfig(
+        encoder=_stack(arrays, hp, "enc", words[0], (heads,) * counts[0], gated),
+        decoder=_stack(arrays, hp, "dec", words[1], (heads,) * counts[1], gated),
+        start="zero",
+        share_embeddings=shared and words[0] == words[1],
+        tie_output=tied,
+        output_bias=_said(hp.loss_bias, f"{hp.loss_name}/logits/b:0" in arrays.names),
+    )
+    return Shape(config, combined, shared)
+
+
+def _stack(
+    arrays: Arrays, hp: Hp, side: str, words: int, heads: tuple[int, ...], gated: tuple[str, ...]
+) -> StackConfig:
+    d = hp.hid_size or _size(arrays, SOURCE, 1)
+    if (hp.emb_size or d) != d:
+        raise ConfigError(f"emb_size {hp.emb_size} differs from hid_size {d}; the format has no projection for that")
+    key, value, ffn = _widths(arrays, hp, side, d, len(heads))
+    count = heads[0] if heads else 1
+    if key % count or value % count:
+        raise ConfigError(f"num_heads {count} does not divide key_size {key} and value_size {value}")
+    dropouts = dict(
+        zip(("dropout", "attention_dropout", "activation_dropout", "context_dropout"), DROPOUTS, strict=True)
+    )
+    return StackConfig(
+        vocabulary=words,
+        d_model=d,
+        d_ffn=ffn,
+        d_head=key // count,
+        d_value=value // count if value != key else None,
+        self_heads=heads,
+        cross_heads=heads if side == "dec" else (),
+        norm=NORMS[hp.res_steps],
+        final_norm=_said(hp.normalize_out, f"mod/{side}_out_norm/scale:0" in arrays.names),
+        norm_epsilon=1e-6,
+        scale_embedding=hp.rescale_emb,
+        embedding_bias=side == "enc" and _said(hp.inp_emb_bias, "mod/emb_inp_bias:0" in arrays.names),
+        self_mixing=_mixing(f"{side}-self", hp, gated),
+        cross_mixing=_mixing("dec-enc", hp, gated) if side == "dec" else None,
+        **{ours: getattr(hp, theirs) for ours, theirs in dropouts.items()},
+    )
+
+
+def _widths(arrays: Arrays, hp: Hp, side: str, d: int, layers: int) -> tuple[int, int, int]:
+    """Width of all heads' keys and of their values, and of the feed-forward layer."""
+    if not layers:
+        return hp.key_size or d, hp.value_size or d, d
+    value = hp.value_size or _size(arrays, f"mod/{side}_attn-0/out_conv/W:0", 0)
+    both = _size(arrays, f"mod/{side}_attn-0/mem_conv/W:0", 1) - value
+    return hp.key_size or max(both // 2, 1), value, _size(arrays, f"mod/{side}_ffn-0/conv1/W:0", 1)
+
+
+def _layers(arrays: Arrays, side: str, asked: int | None) -> int:
+    """How many layers there are; a layer that was asked for and is not there is named."""
+    first = "mod/{}_attn-{}/mem_conv/W:0"
+    count = 0
+    while first.format(side, count) in arrays.names and count != asked:
+        count += 1
+    if asked is not None and count < asked:
+        raise CheckpointError(
+            f"{arrays.path} has no array {first.format(side, count)!r}, but the hyper-parameters say {asked} layers"
+        )
+    return count
+
+
+def _gated(arrays: Arrays, hp: Hp, counts: list[int]) -> tuple[str, ...]:
+    """Attention types with trained gates: those that the file names, else those that have arrays."""
+    if hp.gated is not None:
+        return hp.gated
+    there = [name for name, module in MODULES.items() if f"mod/{module}-0/gate/log_a:0" in arrays.names]
+    return tuple(name for name in there if counts[name != "enc-self"] and name not in hp.alive)
+
+
+def _heads(arrays: Arrays, hp: Hp, gated: tuple[str, ...]) -> int:
+    if hp.num_heads is not None:
+        if hp.num_heads < 1:
+            raise ConfigError(f"num_heads is {hp.num_heads}; it must be at least 1")
+        return hp.num_heads
+    if not gated:
+        raise ConfigError("num_heads is not said, and arrays without gates do not tell it; add it to the --hp file")
+    return _size(arrays, f"mod/{MODULES[gated[0]]}-0/gate/log_a:0", 1)
+
+
+def _mixing(name: str, hp: Hp, gated: tuple[str, ...]) -> str | None:
+    return "hard-concrete.v1" if name in gated else "alive.v1" if name in hp.alive else None
+
+
+def _said(said: bool | None, found: bool) -> bool:
+    return found if said is None else said
+
+
+def _size(arrays: Arrays, name: str, axis: int) -> int:
+    if name not in arrays.names:
+        raise CheckpointError(f"{arrays.path} has no array {name!r}")
+    shape = arrays.shape(name)
+    if len(shape) <= axis or not 1 <= shape[axis] < 2**31:
+        raise CheckpointError(f"{arrays.path}: array {name!r} has the shape {list(shape)}, which does not fit")
+    return shape[axis]

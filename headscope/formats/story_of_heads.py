@@ -1,0 +1,261 @@
+"""Checkpoints of story-of-heads (Voita et al. 2019): an .npz of arrays, hyper-parameters, vocabulary pickles.
+
+What is unusual here:
+- the file does not say what model it is; `--hp FILE` does (default: hp.json or hp.toml beside it), and where
+  that is silent the arrays are asked (see `story_hp`);
+- trained gates stay gates: `log_a` becomes the mixing "hard-concrete.v1" of the attention module, used with
+  its noiseless value, so logits are those of the gated model and analyses can read it. They are applied
+  where the file has them, unless the hyper-parameters name other `concrete_heads`;
+- arrays that belong to no part of the model are ignored, as the original does; missing ones are an error;
+- vocabularies are `src.voc` and `dst.voc`, or their twins `src.voc.txt` and `dst.voc.txt` with a token a line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
+from headscope.formats.npz import Arrays, first_member
+from headscope.formats.story_hp import SITES, Hp, Shape, read_hp, shape_of
+from headscope.formats.story_keys import SOURCE, Row, rows
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.model.transformer import Transformer
+from headscope.plain_pickle import Inert, read_pickle
+from headscope.results import written
+from headscope.vocabulary import Splitter, Vocabulary
+
+BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"
+VOC = ("lib.task.seq2seq.voc", "Voc")
+SIDES = {"source": "src", "target": "dst"}
+
+
+class StoryCheckpoint(TransformerCheckpoint):
+    """A checkpoint that remembers its hyper-parameters, so that it can be saved in its own format."""
+
+    def __init__(self, *, hp: Mapping[str, Any], shape: Shape, loss: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.hp, self.shape, self.loss = hp, shape, loss
+
+
+class StoryOfHeadsFormat(CheckpointFormat):
+    """An .npz file with arrays named `mod/…:0`."""
+
+    name = "story_of_heads"
+    summary = "an .npz with arrays mod/…:0, as story-of-heads writes them"
+    takes = frozenset({"dicts", "hp", "bpe"})
+
+    def recognise(self, path: Path) -> bool:  # noqa: D102
+        if not path.is_file():
+            return False
+        first = first_member(path)
+        if first.endswith(":0.npy") and first.startswith(("mod/", "loss_xent_lm/")):
+            return True
+        try:
+            return first.endswith(".npy") and SOURCE in Arrays(path).names
+        except CheckpointError:
+            return False
+
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> StoryCheckpoint:  # noqa: D102
+        place = Path(path)
+        if not place.is_file():
+            raise CheckpointError(f"there is no file {path}; a story-of-heads checkpoint is one .npz")
+        hp_file = companions.hp or _beside(place)
+        hp, said = read_hp(hp_file)
+        arrays = Arrays(place)
+        try:
+            shape = shape_of(arrays, hp)
+            model = build(path, shape.config, _state(arrays, hp, shape))
+        except ConfigError as error:
+            raise CheckpointError(f"{path} with {hp_file.name}: {error}") from None
+        stored = {key: tensor.dtype for key, tensor in model.state_dict().items()}
+        model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
+        folder = companions.dicts or place.parent
+        return StoryCheckpoint(
+            hp=said,
+            shape=shape,
+            loss=hp.loss_name,
+            path=path,
+            format=self.name,
+            model=model.to(device),
+            model_type="transformer",
+            digest=file_digest([place, hp_file]),
+            source=_vocabulary(folder, "src", companions.bpe, shape),
+            target=_vocabulary(folder, "dst", companions.bpe, shape),
+            search=hp.search(),
+            stored=stored,
+        )
+
+    def save(self, checkpoint: TransformerCheckpoint, path: Path, *, force: bool = False) -> None:
+        """Write a checkpoint that came from this format as .npz, with hp.json and vocabularies beside it.
+
+        CheckpointError where the model is no longer one that the format can hold, OutputError where a file
+        exists and `force` is not given.
+        """
+        if not isinstance(checkpoint, StoryCheckpoint):
+            raise CheckpointError(f"{checkpoint.path} is no story-of-heads checkpoint; save it as native")
+        if checkpoint.model.config != checkpoint.shape.config:
+            raise CheckpointError(f"{checkpoint.path}: the model was changed in shape; save it as native")
+        content = {path: _npz(checkpoint), path.parent / "hp.json": _json(checkpoint.hp)}
+        for name, short in SIDES.items():
+            its: Vocabulary | None = getattr(checkpoint, name)
+            if its is not None:
+                content[path.parent / f"{short}.voc"] = _pickled(its)
+        if not force and (there := [file.name for file in content if file.exists()]):
+            raise OutputError(f"{path.parent} already holds {', '.join(there)}; choose another place, or --force")
+        for file, data in content.items():
+            written(file, partial(_put, data=data))
+
+
+STORY = StoryOfHeadsFormat()
+FORMATS.register("story_of_heads", STORY, where=__name__)
+
+
+def _beside(path: Path) -> Path:
+    for name in ("hp.json", "hp.toml"):
+        if (path.parent / name).is_file():
+            return path.parent / name
+    raise ConfigError(
+        f"{path} needs its hyper-parameters: give --hp FILE (JSON or TOML) with res_steps, num_heads and rescale_emb, "
+        "which arrays do not tell"
+    )
+
+
+def _rows(shape: Shape, loss: str) -> list[Row]:
+    return list(rows(shape.config, loss=loss, combined=shape.combined, shared=shape.shared))
+
+
+def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
+    """Our state dict; CheckpointError names missing arrays and those of another shape than expected."""
+    with torch.device("meta"):
+        expected = Transformer(shape.config).state_dict()
+    table = _rows(shape, hp.loss_name)
+    if missing := [row.theirs for row in table if row.theirs not in arrays.names]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CheckpointError(f"{arrays.path} lacks arrays of the model: {', '.join(missing[:3])}{more}")
+    state: dict[str, Tensor] = {}
+    for row in table:
+        array, wanted = torch.from_numpy(arrays[row.theirs].copy()), row.pack(expected).shape
+        if array.shape != wanted:
+            raise CheckpointError(
+                f"{arrays.path}: array {row.theirs} has the shape {list(array.shape)}, "
+                f"but the hyper-parameters say {list(wanted)}"
+            )
+        state |= row.unpack(array.float(), expected)
+    if shape.shared and not shape.config.share_embeddings:
+        words = shape.config.decoder.vocabulary  # the first rows of the common table
+        state["decoder.embeddings.tokens.weight"] = state["encoder.embeddings.tokens.weight"][:words].clone()
+    return state | _alive(hp, shape)
+
+
+def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:
+    with torch.device("meta"):
+        modules = [*Transformer(shape.config).attention_modules()]
+    found = {}
+    for name, masks in hp.alive.items():
+        layers = {key: module.heads for site, _, key, module in modules if site is SITES[name]}
+        if [len(mask) for mask in masks] != [*layers.values()]:
+            raise ConfigError(f"alive_heads of {name} must be {len(layers)} lists of num_heads numbers")
+        for key, mask in zip(layers, masks, strict=True):
+            found[f"{key}.mixing.alive"] = torch.tensor(mask, dtype=torch.float32)
+    return found
+
+
+# Vocabularies
+
+
+def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Vocabulary | None:
+    """One side's tokens, None where there is no file; filled up where both sides share a larger table."""
+    stack = shape.config.encoder if name == "src" else shape.config.decoder
+    size = stack.vocabulary if stack else 0
+    pickled, text = folder / f"{name}.voc", folder / f"{name}.voc.txt"
+    if pickled.is_file():
+        ids = _read_voc(pickled)
+    elif text.is_file():
+        ids = {piece: number for number, piece in enumerate(_lines(text))}
+    else:
+        return None
+    largest = max(ids.values(), default=0)
+    if largest >= size or (largest + 1 < size and not shape.shared):
+        raise CheckpointError(
+            f"{folder / pickled.name if pickled.is_file() else text} has {min(largest, 2**40) + 1} tokens, the "
+            f"embeddings {size}; this vocabulary belongs to another checkpoint"
+        )
+    pieces = [f"_UNUSED_{number}_" for number in range(size)]
+    for piece, number in ids.items():
+        pieces[number] = piece
+    pieces[:3] = BEGIN, END, UNKNOWN
+    splitter = Splitter("backtick", _codes(bpe, name))
+    return Vocabulary(tuple(pieces), splitter, start=0, end=1, unknown=2)
+
+
+def _read_voc(path: Path) -> dict[str, int]:
+    """Token to id from the pickle of their `Voc`, whose state is a tuple of one dictionary."""
+    found = read_pickle(path, {VOC: Inert})
+    state = found.state if isinstance(found, Inert) else None
+    ids = state[0] if isinstance(state, tuple) and len(state) == 1 else state
+    plain = isinstance(ids, dict) and all(type(key) is str and type(value) is int for key, value in ids.items())
+    if not plain or not isinstance(ids, dict) or min(ids.values(), default=0) < 0:
+        raise DataError(f"{path} holds no vocabulary of story-of-heads, a dictionary of tokens and ids")
+    return ids
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8 text") from None
+
+
+def _codes(bpe: Path | None, name: str) -> bytes | None:
+    """Merge rules: a file for both sides, or a directory with src.bpe and dst.bpe."""
+    if bpe is None:
+        return None
+    place = bpe / f"{name}.bpe" if bpe.is_dir() else bpe
+    try:
+        return place.read_bytes()
+    except OSError as error:
+        raise DataError(f"{place} cannot be read: {error.strerror}; --bpe is a file, or holds {name}.bpe") from None
+
+
+# Writing
+
+
+def _put(path: Path, *, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _npz(checkpoint: StoryCheckpoint) -> bytes:
+    state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
+    content = io.BytesIO()
+    arrays = {row.theirs: row.pack(state).contiguous().numpy() for row in _rows(checkpoint.shape, checkpoint.loss)}
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def _json(hp: Mapping[str, Any]) -> bytes:
+    return (json.dumps(dict(hp), indent=1) + "\n").encode()
+
+
+def _pickled(its: Vocabulary) -> bytes:
+    """A pickle that the original opens: their class, and a tuple of one dictionary as its state."""
+    ids = {piece: number for number, piece in enumerate(its.pieces) if number != 2 and not _unused(piece, number)}
+    table = pickle.dumps((ids,), protocol=2)[2:-1]  # without header and end
+    module, name = (part.encode() for part in VOC)
+    return b"\x80\x02c" + module + b"\n" + name + b"\n)\x81" + table + b"b."
+
+
+def _unused(piece: str, number: int) -> bool:
+    return piece == f"_UNUSED_{number}_"

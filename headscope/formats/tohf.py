@@ -1,0 +1,393 @@
+"""Native Transformers as Hugging Face directories that transformers loads without headscope.
+
+Each class of transformers that grew out of fairseq expresses one corner of what a `TransformerConfig` can
+say. The first that expresses the model exactly is taken; where none does, the reasons are named. Mixings
+that are fixed and linear are folded into the output projections first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.errors import CheckpointError
+from headscope.formats.fairseq_keys import table
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.model.folding import folded_weights, unmixed
+from headscope.model.interface import hushed
+from headscope.model.positions import sinusoids
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.vocabulary import Vocabulary
+
+ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh"}
+DEFAULT_LENGTH = 1024  # for sinusoids without a limit; transformers lets them grow
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The special ids that a Hugging Face config wants."""
+
+    start: int
+    end: int
+    pad: int
+    begin: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """A class of transformers and what it demands; `prefix` replaces the name of each stack in its keys."""
+
+    name: str
+    prefix: Mapping[str, str]
+    output: str
+    norm: tuple[str, ...]
+    embedding_norm: bool
+    positions: tuple[str, ...]
+    scale: tuple[bool, ...] = (False, True)
+    shared: str | None = None
+    bias: bool = False
+    one_vocabulary: bool = False
+    final_norm: str = "layer_norm"
+
+    @property
+    def config(self) -> str:
+        """Name of the config class."""
+        return self.name.removesuffix("ForConditionalGeneration").removesuffix("ForCausalLM") + "Config"
+
+
+_SIDES = {"encoder": "model.encoder", "decoder": "model.decoder"}
+_ONE: dict[str, Any] = dict(prefix=_SIDES, output="lm_head.weight", shared="model.shared.weight", one_vocabulary=True)
+TARGETS = (
+    Target(
+        "FSMTForConditionalGeneration",
+        _SIDES,
+        "model.decoder.output_projection.weight",
+        norm=("post",),
+        embedding_norm=False,
+        positions=("sinusoidal",),
+    ),
+    Target("M2M100ForConditionalGeneration", **_ONE, norm=("pre",), embedding_norm=False, positions=("sinusoidal",)),
+    Target(
+        "BartForConditionalGeneration",
+        **_ONE,
+        norm=("post",),
+        embedding_norm=True,
+        positions=("learned", "sinusoidal"),
+        bias=True,
+    ),
+    Target(
+        "MBartForConditionalGeneration",
+        **_ONE,
+        norm=("pre",),
+        embedding_norm=True,
+        positions=("learned", "sinusoidal"),
+        bias=True,
+    ),
+    Target(
+        "XGLMForCausalLM",
+        {"decoder": "model"},
+        "lm_head.weight",
+        norm=("pre",),
+        embedding_norm=False,
+        positions=("sinusoidal",),
+    ),
+    Target(
+        "OPTForCausalLM",
+        {"decoder": "model.decoder"},
+        "lm_head.weight",
+        norm=("pre", "post"),
+        embedding_norm=False,
+        positions=("learned",),
+        scale=(False,),
+        final_norm="final_layer_norm",
+    ),
+    Target(
+        "BioGptForCausalLM",
+        {"decoder": "biogpt"},
+        "output_projection.weight",
+        norm=("pre",),
+        embedding_norm=False,
+        positions=("learned",),
+        scale=(True,),
+    ),
+)
+
+
+def choose(config: TransformerConfig, ids: Ids) -> Target:
+    """The class that expresses a model; CheckpointError that says why none does."""
+    if reasons := _never(config):
+        raise CheckpointError(f"no class of transformers expresses this model: {'; '.join(reasons)}")
+    sided = [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
+    found = {target.name: _reasons(target, config, ids) for target in sided}
+    for target in sided:
+        if not found[target.name]:
+            return target
+    told = "; ".join(f"{name} not, because {' and '.join(why)}" for name, why in found.items())
+    raise CheckpointError(f"no class of transformers expresses this model: {told}")
+
+
+def _stacks(config: TransformerConfig) -> list[StackConfig]:
+    return [config.decoder] if config.encoder is None else [config.encoder, config.decoder]
+
+
+def _never(config: TransformerConfig) -> list[str]:
+    """What none of the classes has."""
+    stacks = _stacks(config)
+    said = {
+        "its decoder starts with a zero vector": config.start == "zero",
+        "its output has a projection before it (d_output)": config.d_output is not None,
+        "its embeddings have another width (d_embedding)": any(s.d_embedding not in (None, s.d_model) for s in stacks),
+        "its values have a width of their own (d_value)": any(s.d_value not in (None, s.d_head) for s in stacks),
+        "its heads read slices of the input (head_input)": any(s.head_input == "slice" for s in stacks),
+        "its embeddings have a bias (embedding_bias)": any(s.embedding_bias for s in stacks),
+        "its norms have another epsilon (norm_epsilon)": any(s.norm_epsilon != 1e-5 for s in stacks),
+        "its layers have different numbers of heads": any(len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks),
+        "its heads do not fill its width": any(
+            count * s.d_head != s.d_model for s in stacks for count in (*s.self_heads, *s.cross_heads)
+        ),
+    }
+    for name in ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm"):
+        said[f"its encoder and decoder differ in {name}"] = len({getattr(s, name) for s in stacks}) > 1
+    if stacks[-1].positions == "learned":
+        said["its encoder and decoder differ in max_positions"] = len({s.max_positions for s in stacks}) > 1
+    return [reason for reason, holds in said.items() if holds]
+
+
+def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
+    """Why a class does not express a model."""
+    its = config.decoder
+    size = None if config.encoder is None else config.encoder.vocabulary
+    final = {stack.final_norm for stack in _stacks(config)}
+    said = {
+        f"its norm is {its.norm}": its.norm not in target.norm,
+        "it has no norm after each stack": its.norm == "pre" and final != {True},
+        "it has a norm after a stack": its.norm == "post" and final != {False},
+        f"embedding_norm is {its.embedding_norm}": its.embedding_norm != target.embedding_norm,
+        f"its positions are {its.positions}": its.positions not in target.positions,
+        f"scale_embedding is {its.scale_embedding}": its.scale_embedding not in target.scale,
+        "its output has a bias": config.output_bias and not target.bias,
+        f"positions begin at {its.position_offset} and the padding id is {ids.pad}": (
+            "learned" not in target.positions and its.position_offset != ids.pad + 1
+        ),
+        "its source vocabulary is the larger one": (
+            target.one_vocabulary and size is not None and size > its.vocabulary
+        ),
+    }
+    return [reason for reason, holds in said.items() if holds]
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Within the block transformers logs nothing and shows no progress bars."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with hushed():
+            yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
+    """Write config, weights and generation config of the model; gives the class's name."""
+    import transformers
+
+    config = unmixed(checkpoint.model.config)
+    ids = special_ids(checkpoint)
+    target = choose(config, ids)
+    state = _weights(target, config, folded_weights(checkpoint.model))
+    with silent():
+        made: Any = getattr(transformers, target.name)(_config(target, config, ids))
+        made = made.to(checkpoint.dtype)
+        missing, left = made.load_state_dict(state, strict=False)
+        wanting = [key for key in missing if "embed_positions" not in key and key not in _tied(target, config)]
+        assert not left and not wanting, f"{target.name}: {left[:3]} left over, {wanting[:3]} missing"
+        made.tie_weights()
+        made.generation_config = _generation(checkpoint, config, ids)
+        made.save_pretrained(folder)
+    return target.name
+
+
+def special_ids(checkpoint: TransformerCheckpoint) -> Ids:
+    """From the vocabulary; fairseq's own where a fairseq file came without dictionary."""
+    its = checkpoint.target
+    if its is None:
+        if checkpoint.format != "fairseq":
+            raise CheckpointError(f"{checkpoint.path} has no vocabulary, so its special ids are unknown; give --dicts")
+        return Ids(start=2, end=2, pad=1, begin=0)
+    pad = its.pad if its.pad is not None else its.end
+    return Ids(its.start, its.end, pad, min(its.special, default=its.start))
+
+
+def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
+    import transformers
+
+    its, other = config.decoder, config.encoder
+    values: dict[str, Any] = {
+        "activation_function": ACTIVATIONS.get(its.activation, its.activation),
+        "scale_embedding": its.scale_embedding,
+        "max_position_embeddings": _length(config),
+        "tie_word_embeddings": _all_tied(config),
+        "dropout": its.dropout,
+        "attention_dropout": its.attention_dropout,
+        "activation_dropout": its.activation_dropout,
+        **{"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end},
+    }
+    if other is None:
+        values |= _alone(target, its)
+    else:
+        values |= {"d_model": its.d_model, "decoder_start_token_id": ids.start, "forced_eos_token_id": None}
+        for side, stack in (("encoder", other), ("decoder", its)):
+            values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn}
+            values[f"{side}_attention_heads"] = stack.most_heads
+            values[f"{side}_layerdrop"] = 0.0
+        values |= {"vocab_size": its.vocabulary} if target.one_vocabulary else _two_vocabularies(other, its)
+    return getattr(transformers, target.config)(**values)
+
+
+def _two_vocabularies(source: StackConfig, target: StackConfig) -> dict[str, Any]:
+    return {"src_vocab_size": source.vocabulary, "tgt_vocab_size": target.vocabulary, "langs": ["source", "target"]}
+
+
+def _alone(target: Target, its: StackConfig) -> dict[str, Any]:
+    """The names that a decoder-only class has for sizes."""
+    sizes = {"vocab_size": its.vocabulary}
+    if target.name.startswith("XGLM"):
+        return sizes | {
+            "d_model": its.d_model,
+            "ffn_dim": its.d_ffn,
+            "num_layers": its.layers,
+            "attention_heads": its.most_heads,
+            "layerdrop": 0.0,
+        }
+    sizes |= {"hidden_size": its.d_model, "num_hidden_layers": its.layers, "num_attention_heads": its.most_heads}
+    if target.name.startswith("OPT"):
+        before = {"do_layer_norm_before": its.norm == "pre", "word_embed_proj_dim": its.d_model, "layerdrop": 0.0}
+        return sizes | before | {"ffn_dim": its.d_ffn, "activation_function": _act(its)}
+    return sizes | {"intermediate_size": its.d_ffn, "hidden_act": _act(its), "layerdrop": 0.0}
+
+
+def _act(its: StackConfig) -> str:
+    return ACTIVATIONS.get(its.activation, its.activation)
+
+
+def _length(config: TransformerConfig) -> int:
+    return max(stack.max_positions or DEFAULT_LENGTH for stack in _stacks(config))
+
+
+def _all_tied(config: TransformerConfig) -> bool:
+    return config.tie_output and (config.share_embeddings or config.encoder is None)
+
+
+def _tied(target: Target, config: TransformerConfig) -> set[str]:
+    return {target.output} if _all_tied(config) else set()
+
+
+def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our weights under the keys of the class: fairseq's names within another prefix."""
+    back = {our: their for their, our in table({"encoder": _deep(config), "decoder": _deep(config)}).items()}
+    found: dict[str, Tensor] = {}
+    for our, tensor in state.items():
+        if our == "output.bias":
+            found["final_logits_bias"] = tensor[None]
+            continue
+        side, _, rest = back[our].partition(".")
+        rest = rest.replace("layer_norm.", f"{target.final_norm}.") if rest.startswith("layer_norm.") else rest
+        found[target.output if our == "output.weight" else f"{target.prefix[side]}.{rest}"] = tensor
+    _fill(target, config, found)
+    return found
+
+
+def _deep(config: TransformerConfig) -> int:
+    return max(stack.layers for stack in _stacks(config))
+
+
+def _fill(target: Target, config: TransformerConfig, found: dict[str, Tensor]) -> None:
+    """What the class has and the model has not: biases of zero, unused rows, tables of positions."""
+    like = found[target.output]
+    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        if stack is None:
+            continue
+        prefix = target.prefix[side]
+        for key in [key for key in found if key.startswith(prefix) and key.endswith("_proj.weight") and "attn" in key]:
+            found.setdefault(f"{key.removesuffix('weight')}bias", like.new_zeros(len(found[key])))
+        if "learned" in target.positions:
+            found[f"{prefix}.embed_positions.weight"] = _positions(
+                stack, found.get(f"{prefix}.embed_positions.weight"), like
+            )
+        name = f"{prefix}.embed_tokens.weight"
+        if target.one_vocabulary and len(found[name]) < config.decoder.vocabulary:
+            rows = config.decoder.vocabulary - len(found[name])
+            found[name] = torch.cat([found[name], like.new_zeros(rows, found[name].shape[1])])
+    if target.shared is not None:
+        found[target.shared] = found[f"{target.prefix['encoder']}.embed_tokens.weight"]
+    if target.bias:
+        found.setdefault("final_logits_bias", like.new_zeros(1, len(like)))
+
+
+def _positions(stack: StackConfig, learned: Tensor | None, like: Tensor) -> Tensor:
+    """A table for classes whose first token reads row 2."""
+    rows = learned
+    if rows is None:
+        length = (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
+        rows = sinusoids(length, stack.d_model, dtype=like.dtype, device=like.device)
+    used = rows[stack.position_offset :]
+    return torch.cat([used.new_zeros(2, used.shape[1]), used])
+
+
+def _generation(checkpoint: TransformerCheckpoint, config: TransformerConfig, ids: Ids) -> Any:
+    from transformers import GenerationConfig
+
+    named: dict[str, Any] = {"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end}
+    if config.encoder is not None:
+        search = checkpoint.search
+        named |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
+        named |= {"max_new_tokens": search.max_extra, "early_stopping": True}
+    return GenerationConfig(**named)
+
+
+# Vocabularies.
+
+
+def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
+    """Write a tokenizer where transformers has one for the vocabularies; gives the note that the user reads."""
+    source, target = checkpoint.source, checkpoint.target
+    if target is None:
+        return "no tokenizer: the checkpoint came without vocabularies"
+    one = source is None or (source.pieces, source.special_ids) == (target.pieces, target.special_ids)
+    if one and target.unknown is not None and target.splitter.kind in ("words", "bpe"):
+        _write_tokenizer(target, folder, two_sided=checkpoint.two_sided)
+        return "the tokenizer takes text that is already split into pieces; split and join it with your BPE codes"
+    for name, its in (("source", source), ("target", target)):
+        if its is not None:
+            (folder / f"{name}.pieces.json").write_text(json.dumps(its.pieces, ensure_ascii=False), encoding="utf-8")
+    return (
+        "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the pieces in the order of "
+        "their ids, and a source text ends with the id of the end"
+    )
+
+
+def _write_tokenizer(its: Vocabulary, folder: Path, *, two_sided: bool) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    names = {"unk": its.unknown, "pad": its.pad, "eos": its.end, "bos": min(its.special, default=None)}
+    tokens = {f"{name}_token": its.pieces[number] for name, number in names.items() if number is not None}
+    inner = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(its.pieces)}, tokens["unk_token"]))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    mark = its.pieces[its.end if two_sided else its.start]
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"$A {mark}" if two_sided else f"{mark} $A", special_tokens=[(mark, its.end if two_sided else its.start)]
+    )
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **tokens)
+    made.save_pretrained(folder)

@@ -1,0 +1,47 @@
+"""Mixings that are fixed and linear, merged into the output projections: the same model without a mixing slot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.model.transformer import Transformer
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+
+
+def folded_weights(model: Transformer) -> dict[str, Tensor]:
+    """The state dict of `model` with every mixing folded into its output projection (see `Mixing.fold`)."""
+    state = {key: value.detach() for key, value in model.state_dict().items()}
+    for site, layer, name, module in model.attention_modules():
+        if module.mixing is None:
+            continue
+        with torch.no_grad():
+            weight = module.mixing.fold(module.output.weight)
+        if weight is None:
+            raise ConfigError(
+                f"the mixing of {site.value}.{layer} is {type(module.mixing).__name__}, which depends on its input; "
+                "it cannot be folded into the output projection"
+            )
+        state = {key: value for key, value in state.items() if not key.startswith(f"{name}.mixing.")}
+        state[f"{name}.output.weight"] = weight.detach().contiguous()
+    return state
+
+
+def unmixed(config: TransformerConfig) -> TransformerConfig:
+    """A config without mixings."""
+
+    def plain(stack: StackConfig) -> StackConfig:
+        return replace(stack, self_mixing=None, cross_mixing=None, mixing_options={})
+
+    encoder = None if config.encoder is None else plain(config.encoder)
+    return replace(config, encoder=encoder, decoder=plain(config.decoder))
+
+
+def fold(model: Transformer) -> Transformer:
+    """A copy of `model` that computes the same without mixing; ConfigError where a mixing cannot be folded."""
+    made = Transformer(unmixed(model.config)).to(next(model.parameters()))
+    made.load_state_dict(folded_weights(model))
+    return made.train(model.training)

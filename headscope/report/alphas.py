@@ -1,0 +1,92 @@
+"""Matrices that mix heads, one a module, with their singular values beneath."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from headscope.report.fork import ForkRun
+from headscope.report.grid import centred_limits, draw_cells
+from headscope.report.page import BAR, LABEL, RULE, TICK, Page
+from headscope.report.panels import Panels
+from headscope.report.run import MissingTable, Run, RunError
+
+LEFT, ABOVE, BETWEEN, BARS, BELOW = 0.42, 0.2, 0.29, 0.42, 0.14
+COLOR = "#0072b2"
+Matrices = Mapping[tuple[str, int], NDArray[np.float64]]
+
+
+def alphas_figure(run: Run) -> Figure:
+    """Every module's matrix on one scale centred at zero, and its singular values on one scale from zero."""
+    matrices = alpha_matrices(run)
+    heads = max(len(matrix) for matrix in matrices.values())
+    side = heads * max(0.09, min(0.2, 1.6 / heads))
+    height = ABOVE + side + BETWEEN + BARS + BELOW
+    panels = Panels.plan(run, (LEFT + side, height), widest=12.6)
+    page = Page(
+        panels.flow.width + BAR,
+        panels.flow.height,
+        title="Matrices that mix heads, and their singular values",
+        subtitle=f"{run.model} · row: new head, column: head it is made of",
+        footer=run.signature,
+    )
+    norm = centred_limits(list(matrices.values()))
+    spectra = {place: np.asarray(np.linalg.svd(m, compute_uv=False), dtype=np.float64) for place, m in matrices.items()}
+    largest = max(float(values.max(initial=0)) for values in spectra.values()) or 1.0
+    for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.places, strict=True):
+        if (site, layer) not in matrices:
+            continue
+        extent = side * count / heads
+        axes = page.axes(left + LEFT, top + ABOVE, extent, extent)
+        draw_cells(axes, matrices[site, layer], cmap="RdBu_r", norm=norm, edge=0.3 if heads <= 12 else 0)
+        _label(axes, count)
+        title = panels.title((site, layer, count))
+        axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+        below = page.axes(left + LEFT, top + ABOVE + extent + BETWEEN, extent, BARS)
+        _draw_spectrum(below, spectra[site, layer], largest, first=left == 0)
+    bar = ScalarMappable(norm, "RdBu_r")
+    page.color_bar(panels.flow.width + 0.1, ABOVE, side, bar, label="weight")
+    return page.figure
+
+
+def alpha_matrices(run: Run) -> Matrices:
+    """The matrix of every (site, layer) that has one, from a pickle of the fork or from `alphas.csv`."""
+    if isinstance(run, ForkRun):
+        keys = {key: key.split("/") for key in run.matrices}
+        return {(site, int(layer)): run.matrices[key] for key, (site, layer, _) in keys.items()}
+    found = {}
+    for (site, layer), table in run.alphas.groupby(["site", "layer"], sort=False):
+        count = run.layout[str(site)][int(layer)]
+        if len(table) != count * count or not table["source"].between(0, count - 1).all():
+            raise RunError(f"run {run.name}: alphas.csv has not {count} × {count} entries for {site}.{layer}")
+        matrix = np.full((count, count), np.nan)
+        matrix[table["head"].to_numpy(int), table["source"].to_numpy(int)] = table["alpha"]
+        found[str(site), int(layer)] = matrix
+    if not found or not all(np.isfinite(matrix).all() for matrix in found.values()):
+        raise MissingTable(f"run {run.name}: alphas.csv has no complete matrix; analyse again")
+    return found
+
+
+def _label(axes: Axes, heads: int) -> None:
+    step = 1 if heads <= 8 else 2 if heads <= 16 else 4
+    ticks = np.arange(0, heads, step)
+    axes.set_xticks(ticks + 0.5, [str(tick) for tick in ticks])
+    axes.set_yticks(ticks + 0.5, [str(tick) for tick in ticks])
+
+
+def _draw_spectrum(axes: Axes, values: NDArray[np.float64], largest: float, *, first: bool) -> None:
+    """Bars from the largest to the smallest; their sum, the nuclear norm, in the corner."""
+    axes.bar(np.arange(len(values)) + 0.5, values, width=0.8, color=COLOR)
+    axes.set(xlim=(0, len(values)), ylim=(0, largest * 1.05), xticks=[])
+    axes.yaxis.set_major_locator(MaxNLocator(2))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(length=1.5, width=0.4, color=RULE)
+    if first:
+        axes.set_ylabel("σ", size=LABEL, labelpad=2)
+    axes.set_title(f"Σσ = {values.sum():.1f}", size=TICK, loc="right", pad=2)

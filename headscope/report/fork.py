@@ -1,0 +1,151 @@
+"""Pickles of the MHR fork as runs that figures can draw: confidence, similarity and alpha files.
+
+They are read with `headscope.plain_pickle`: numpy arrays and containers, nothing else, nothing executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from headscope.heads import Site
+from headscope.plain_pickle import array_of, read_pickle, rows_of
+from headscope.report.run import Run, RunError
+
+Array = NDArray[np.float64]
+Place = tuple[str, int]
+MODULES = {("encoder", "self_attn"): Site.ENCODER_SELF, ("decoder", "self_attn"): Site.DECODER_SELF}
+MODULES[("decoder", "enc_attn")] = Site.CROSS
+MOST_HEADS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class ForkRun(Run):
+    """One pickle as a run: `heads` where it has scores, `matrices` where it has these."""
+
+    matrices: Mapping[str, Array] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def data(self) -> str:  # noqa: D102
+        return self.note
+
+    @cached_property
+    def similarity(self) -> dict[str, Array]:  # noqa: D102
+        return dict(self.matrices)
+
+
+def confidence_run(path: Path) -> ForkRun:
+    """A confidence file, rows of scores and batch size: scores are means over sentences, batches weighted."""
+    found = _modules(path, "confidence scores", _scores)
+    columns: dict[str, list[Any]] = {"site": [], "layer": [], "head": [], "confidence": [], "functions": []}
+    for (site, layer), (values, _) in found.items():
+        for head, value in enumerate(values):
+            for name, entry in zip(columns, (site, layer, head, value, ""), strict=True):
+                columns[name].append(entry)
+    counts = [count for _, count in found.values()]
+    return _run(path, {place: len(values) for place, (values, _) in found.items()}, counts, pd.DataFrame(columns))
+
+
+def similarity_run(path: Path) -> ForkRun:
+    """A cosine or L2 file: the mean matrix of every module. The fork stores 1 + cosine; 1 is taken off here."""
+    found = _modules(path, "cosines or distances between heads", _matrices)
+    kind = "cosine" if all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in found.values()) else "l2"
+    matrices = {f"{site}/{layer}/{kind}": m - (kind == "cosine") for (site, layer), (m, _) in found.items()}
+    counts = [count for _, count in found.values()]
+    return _run(path, {place: len(matrix) for place, (matrix, _) in found.items()}, counts, None, matrices)
+
+
+def alphas_run(path: Path) -> ForkRun:
+    """A file of alpha matrices."""
+    found = _modules(path, "alpha matrices", _alpha)
+    matrices = {f"{site}/{layer}/alpha": matrix for (site, layer), (matrix, _) in found.items()}
+    return _run(path, {place: len(matrix) for place, (matrix, _) in found.items()}, [], None, matrices)
+
+
+def _run(
+    path: Path,
+    heads: Mapping[Place, int],
+    counts: list[int],
+    table: pd.DataFrame | None,
+    matrices: Mapping[str, Array] | None = None,
+) -> ForkRun:
+    layout: dict[str, list[int]] = {}
+    for (site, layer), count in heads.items():
+        its = layout.setdefault(site, [])
+        its += [0] * (layer + 1 - len(its))
+        its[layer] = count
+    low, high = min(counts, default=0), max(counts, default=0)
+    note = f"mean of {low}" if low == high else f"means of {low} to {high}"
+    meta = {"signature": f"file:{path.name}|format:mhr", "layout": layout, "checkpoint": {"path": path.name}}
+    empty = pd.DataFrame({"site": [], "layer": [], "head": [], "functions": []})
+    its_note = f"{note} sentences or hypotheses, as the file has them" if counts else "alphas"
+    return ForkRun(path, meta, empty if table is None else table, matrices or {}, its_note)
+
+
+def _modules(
+    path: Path, what: str, read: Callable[[object], tuple[Array, int] | None]
+) -> dict[Place, tuple[Array, int]]:
+    """What `read` makes of every module's entry; RunError where the file has another structure."""
+    content = read_pickle(path)
+    found = {}
+    for stack, layer, name, value in _entries(content):
+        its = read(value)
+        if its is None:
+            raise RunError(f"{path} holds no {what} in {stack} layer {layer} {name}; is it another file of the fork?")
+        found[MODULES[stack, name].value, layer] = its
+    if not found:
+        raise RunError(f'{path} is no pickle of the MHR fork: it holds no {{"encoder": [{{"self_attn": …}}], …}}')
+    order = [site.value for site in Site]
+    return dict(sorted(found.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1])))
+
+
+def _entries(content: object) -> list[tuple[str, int, str, object]]:
+    """Stack, layer, module and entry of everything that has the fork's nesting; empty lists are layers left out."""
+    found = []
+    for stack, layers in content.items() if isinstance(content, dict) else ():
+        for number, layer in enumerate(layers if isinstance(layers, list) else ()):
+            for name, value in layer.items() if isinstance(layer, dict) else ():
+                if (stack, name) in MODULES and value != []:
+                    found.append((stack, number, name, value))
+    return found
+
+
+def _scores(value: object) -> tuple[Array, int] | None:
+    table = array_of(value)
+    if table is None or table.ndim != 2 or not len(table) or not 2 <= table.shape[1] <= MOST_HEADS:
+        return None
+    sizes = table[:, -1]
+    if not (np.isfinite(sizes).all() and (sizes >= 1).all() and (sizes == sizes.round()).all()):
+        return None
+    scores: Array = np.average(table[:, :-1].astype(float), axis=0, weights=sizes)
+    return scores, int(sizes.sum())
+
+
+def _matrices(value: object) -> tuple[Array, int] | None:
+    """The mean over all sentences of vectors [b·h·h] that end with b."""
+    total, count = np.zeros((0, 0)), 0
+    for row in rows_of(value) or ():
+        size = row[-1] if row.ndim == 1 and len(row) > 1 and row.dtype.kind == "f" else np.nan
+        if not (np.isfinite(size) and size >= 1 and size == round(float(size))):
+            return None
+        heads = round(((len(row) - 1) / float(size)) ** 0.5)
+        if heads * heads * int(size) != len(row) - 1 or (count and len(total) != heads):
+            return None
+        mine = row[:-1].astype(float).reshape(-1, heads, heads).sum(axis=0)
+        total, count = (total + mine if count else mine), count + int(size)
+    return (total / count, count) if count else None
+
+
+def _alpha(value: object) -> tuple[Array, int] | None:
+    matrix = array_of(value)
+    if matrix is None or matrix.ndim != 2 or not 1 <= matrix.shape[0] == matrix.shape[1] <= MOST_HEADS:
+        return None
+    return matrix.astype(float), 1

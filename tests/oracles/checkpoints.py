@@ -1,0 +1,140 @@
+"""Checkpoints that evaluation and translation are tried on: small native and Hugging Face ones, and the MHR oracle."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from oracles import native, tiny
+
+from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.model.search import SearchConfig
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.vocabulary import Splitter, Vocabulary
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+SOURCES = ["k a b f o", "a", "c c d g h l m n e", "b q r", "o p a s e", "unseen d"]
+TARGETS = ["a b c", "d e f g k l", "h", "i j k a b", "c d n", "m unseen a"]
+
+
+def words(size: int) -> Vocabulary:
+    """Special pieces, then single letters."""
+    pieces = SPECIAL + tuple(chr(ord("a") + number) for number in range(size - 4))
+    return Vocabulary(pieces, Splitter("words"), start=2, end=2, unknown=3, pad=1, special=frozenset({0}))
+
+
+def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
+    """A native model of prime sizes in float64 that reads letters; its translations have at most 9 tokens."""
+    made = native.model(seed, **options)
+    two = made.config.encoder is not None
+    return TransformerCheckpoint(
+        path="memory",
+        format="native",
+        model=made,
+        model_type="transformer",
+        digest="0" * 64,
+        source=words(native.SOURCE) if two else None,
+        target=words(native.TARGET),
+        search=SearchConfig(beam=3, max_extra=8),
+    )
+
+
+def hugging(kind: str) -> HuggingFaceCheckpoint:
+    """A model of transformers with its task head, and the tokenizer of `oracles.tiny`."""
+    special = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
+    sizes = {**special, "vocab_size": len(tiny.PIECES)}
+    torch.manual_seed(7)
+    if kind in ("bert", "bert-without-head"):
+        config = transformers.BertConfig(
+            **sizes,
+            hidden_size=15,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            intermediate_size=11,
+            max_position_embeddings=97,
+        )
+        model: Any = transformers.BertForMaskedLM(config) if kind == "bert" else transformers.BertModel(config)
+    elif kind == "gpt2":
+        config = transformers.GPT2Config(**sizes, n_embd=15, n_layer=2, n_head=3, n_positions=61)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        both = {"d_model": 30, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 61}
+        heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 5}
+        wide = {"encoder_ffn_dim": 17, "decoder_ffn_dim": 19, "init_std": 0.3}
+        last = {"decoder_start_token_id": tiny.END, "forced_eos_token_id": None}
+        model = transformers.BartForConditionalGeneration(
+            transformers.BartConfig(**sizes, **both, **heads, **wide, **last)
+        )
+        model.generation_config.forced_eos_token_id = None
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0 if parameter.ndim > 1 else 1.0)
+    tokenizer = tiny.tokenizer([] if kind in ("gpt2", "bart") else [tiny.START], [] if kind == "gpt2" else [tiny.END])
+    return HuggingFaceCheckpoint(path=kind, model=model.double().eval(), tokenizer=tokenizer, digest="0" * 64)
+
+
+_NAMES = (
+    ("embed_tokens", "embeddings.tokens"),
+    ("self_attn_layer_norm", "self_attention_norm"),
+    ("encoder_attn_layer_norm", "cross_attention_norm"),
+    ("final_layer_norm", "ffn_norm"),
+    ("self_attn", "self_attention"),
+    ("encoder_attn", "cross_attention"),
+    ("q_proj", "query"),
+    ("k_proj", "key"),
+    ("v_proj", "value"),
+    ("out_proj", "output"),
+    ("fc1", "ffn.inner"),
+    ("fc2", "ffn.outer"),
+    ("decoder.output_projection", "output"),
+)
+
+
+def mhr(shared: Path) -> TransformerCheckpoint:
+    """The MHR oracle, read without headscope's own reader of that format."""
+    folder = shared / "oracles" / "mhr"
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        state = torch.load(folder / "alpha" / "checkpoint_best.pt", weights_only=True)["model"]
+    named = {}
+    for key, value in state.items():
+        if any(part in key for part in ("version", "_float_tensor", "alphas_bias")):
+            continue
+        key = key.replace("alphas", "mixing.alpha")
+        for theirs, ours in _NAMES:
+            key = key.replace(theirs, ours)
+        named[key] = value
+    both: dict[str, Any] = {"d_model": 128, "d_ffn": 256, "d_head": 16, "position_offset": 2, "max_positions": 1024}
+    both |= {"self_heads": (8,) * 3, "self_mixing": "alpha.v1"}
+    config = TransformerConfig(
+        encoder=StackConfig(vocabulary=3024, **both),
+        decoder=StackConfig(vocabulary=2416, cross_heads=(8,) * 3, cross_mixing="alpha.v1", **both),
+        tie_output=True,
+    )
+    return TransformerCheckpoint(
+        path="mhr",
+        format="mhr",
+        model=build("mhr", config, named),
+        model_type="transformer_iwslt_de_en",
+        digest="0" * 64,
+        source=_mhr_words(folder / "data", "de"),
+        target=_mhr_words(folder / "data", "en"),
+    )
+
+
+def _mhr_words(data: Path, language: str) -> Vocabulary:
+    listed = (data / f"dict.{language}.txt").read_text(encoding="utf-8").splitlines()
+    counted = [line.split() for line in (data / f"vocab.{language}").read_text(encoding="utf-8").splitlines()]
+    allowed = frozenset(line[0] for line in counted if len(line) == 2 and int(line[1]) >= 2)
+    return Vocabulary(
+        (*SPECIAL, *(line.rsplit(" ", 1)[0] for line in listed)),
+        Splitter("bpe", (data / "codes").read_bytes(), allowed),
+        start=2,
+        end=2,
+        unknown=3,
+        pad=1,
+        special=frozenset({0}),
+    )

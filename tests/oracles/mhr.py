@@ -1,0 +1,63 @@
+"""The model of the MHR oracle with its vocabularies, and a small one: native checkpoints with alphas."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from oracles import native
+
+from headscope.data import Corpus, open_corpus
+from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.vocabulary import Splitter, Vocabulary
+
+
+def theirs(shared: Path) -> tuple[TransformerCheckpoint, Corpus]:
+    """The reference checkpoint and the 200 sentences."""
+    folder = shared / "oracles" / "mhr"
+    its = open_checkpoint(
+        str(folder / "alpha" / "checkpoint_best.pt"), device="cpu", companions=Companions(dicts=folder / "data")
+    )
+    assert isinstance(its, TransformerCheckpoint)
+    return its, open_corpus(folder / "data" / "test.bpe.de", target=folder / "data" / "test.bpe.en")
+
+
+def generated(shared: Path, name: str) -> Any:
+    """A pickle that the fork wrote; ours to trust."""
+    return pickle.loads((shared / "oracles" / "mhr" / "alpha" / "generate" / f"{name}.pkl").read_bytes())
+
+
+def small(seed: int = 0, **options: str) -> TransformerCheckpoint:
+    """A small model with random alphas; ids 0 to 3 are start, padding, end and unknown."""
+    torch.manual_seed(seed)
+    model = native.model(self_mixing="alpha.v1", cross_mixing="alpha.v1", **options)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("mixing.alpha"):
+                parameter.add_(torch.randn_like(parameter))
+    config = model.config
+    sides = [
+        Vocabulary(
+            ("<s>", "<pad>", "</s>", "<unk>", *(f"w{n}" for n in range(4, stack.vocabulary))),
+            Splitter("words"),
+            start=2,
+            end=2,
+            pad=1,
+            unknown=3,
+            special=frozenset({0}),
+        )
+        for stack in (config.encoder, config.decoder)
+        if stack is not None
+    ]
+    return TransformerCheckpoint(
+        path="small.pt",
+        format="fairseq",
+        model=model,
+        model_type="transformer",
+        digest="0" * 64,
+        source=sides[0],
+        target=sides[1],
+    )

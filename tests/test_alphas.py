@@ -1,0 +1,109 @@
+"""The analysis of mixing matrices: its numbers against formulas, where it applies, and its figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from oracles import mhr, tiny
+from test_report_run import make_run
+
+from headscope.analysis import ANALYSES, Options
+from headscope.analyze import Study, analyze
+from headscope.data import Corpus, Sentence
+from headscope.errors import ConfigError, HeadscopeError
+from headscope.formats.base import Checkpoint
+from headscope.report.alphas import alpha_matrices
+from headscope.report.run import load_run
+
+CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)]), True, False)
+
+
+def study(its: Checkpoint, *names: str, corpus: Corpus = CORPUS) -> Study:
+    return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=Options(), replicates=19)
+
+
+def test_numbers_of_every_matrix() -> None:
+    its = mhr.small()
+    found = study(its, "alphas")
+    entries, modules, spectrum = (found.tables[name] for name in ("alphas", "alphas_modules", "alphas_spectrum"))
+    places = 0
+    for site, layer, _, attention in its.model.attention_modules():
+        h = attention.heads
+        its_modules = modules[(modules.site == site.value) & (modules.layer == layer)]
+        assert len(its_modules) == (h > 0)
+        if not h:
+            continue
+        places += 1
+        a = attention.mixing.alpha.detach().numpy()
+        mine = entries[(entries.site == site.value) & (entries.layer == layer)]
+        for entry in mine.itertuples():
+            assert entry.alpha == a[entry.head, entry.source]
+        assert len(mine) == h * h
+        row = its_modules.iloc[0]
+        values = np.sqrt(np.clip(np.sort(np.linalg.eigvalsh(a.T @ a))[::-1], 0, None))
+        assert row.heads == h and row.nuclear_norm == pytest.approx(values.sum())
+        off = sum(abs(a[i, j]) for i in range(h) for j in range(h) if i != j)
+        assert row.off_diagonal == pytest.approx(off / np.abs(a).sum())
+        skew = [((a[i, j] - a[j, i]) / 2) ** 2 for i in range(h) for j in range(h)]
+        assert row.skew_share == pytest.approx(sum(skew) / (a**2).sum())
+        assert row.from_identity == pytest.approx(np.sqrt(((a - np.eye(h)) ** 2).sum()))
+        singular = spectrum[(spectrum.site == site.value) & (spectrum.layer == layer)].singular_value
+        np.testing.assert_allclose(singular, values, atol=1e-10)
+        heads = found.heads[(found.heads.site == site.value) & (found.heads.layer == layer)]
+        np.testing.assert_array_equal(heads["alpha_own"], a.diagonal())
+        share = [1 - abs(a[i, i]) / np.abs(a[i]).sum() for i in range(h)]
+        np.testing.assert_allclose(heads["alpha_others"], share)
+    assert places == 7 and len(modules) == 7
+
+
+def test_models_without_matrices_or_gates_are_left_out_with_a_reason() -> None:
+    its = tiny.checkpoint("bert", 7)
+    found = study(its, "confidence", "alphas", "gates", corpus=tiny.corpus(7, count=3))
+    assert {each.analysis: each.why for each in found.left_out} == {
+        "alphas": "is for models that mix heads by a matrix; this one does not",
+        "gates": "is for models with head gates; this one has none",
+    }
+    with pytest.raises(ConfigError, match="no analysis can run: alphas: is for models that mix heads"):
+        study(its, "alphas", corpus=tiny.corpus(7, count=3))
+
+
+def test_other_analyses_on_sides_with_vocabularies_of_their_own() -> None:
+    """Random tokens are those that both sides have; the decoder's table is the shorter one here."""
+    found = study(mhr.small(), "induction", "similarity")
+    assert found.heads["induction_random"].notna().any()
+
+
+def test_nuclear_norms_are_those_of_the_original(shared: Path) -> None:
+    reference = json.loads((shared / "oracles/mhr/alpha/oracle/teacher_forced_reference.json").read_text())
+    its, _ = mhr.theirs(shared)
+    modules = study(its, "alphas").tables["alphas_modules"]
+    norms = reference[next(key for key in reference if key.startswith("nuclear"))]
+    names = {
+        "encoder-self": "encoder.{}.self_attn",
+        "decoder-self": "decoder.{}.self_attn",
+        "cross": "decoder.{}.enc_attn",
+    }
+    for row in modules.itertuples():
+        assert row.nuclear_norm == pytest.approx(norms[names[row.site].format(row.layer)], abs=1e-3)
+    assert len(modules) == 9
+
+
+def test_the_figure_takes_the_table_of_a_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", {"cross": [2, 1]})
+    table = pd.DataFrame(
+        {"site": "cross", "layer": [0, 0, 0, 0, 1], "head": [0, 1, 1, 0, 0], "source": [0, 0, 1, 1, 0],
+         "alpha": [1.0, -2.0, 3.0, -4.0, 5.0]}
+    )  # fmt: skip
+    table.to_csv(folder / "alphas.csv", index=False)
+    found = alpha_matrices(load_run(folder))
+    assert {place: matrix.tolist() for place, matrix in found.items()} == {
+        ("cross", 0): [[1, -4], [-2, 3]],
+        ("cross", 1): [[5]],
+    }
+    table[:-2].to_csv(folder / "alphas.csv", index=False)
+    with pytest.raises(HeadscopeError, match=r"alphas.csv has not 2 × 2 entries for cross.0"):
+        alpha_matrices(load_run(folder))

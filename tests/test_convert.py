@@ -1,0 +1,275 @@
+"""Conversions: what is written gives the same logits in the program that reads it, or nothing is written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from oracles import fairseq, native
+from test_fairseq import MADE, PRE, PREVIOUS, SOURCE, TIED, computed
+
+from headscope.cli.main import run
+from headscope.errors import CheckpointError, ConfigError, OutputError
+from headscope.formats import convert as module
+from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.convert import Converted, convert
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+
+LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True, "max_target_positions": 31}
+ALL = {"share_all_embeddings": True}
+NORM = {"layernorm_embedding": True}
+# The class that expresses each model, and options of fairseq models that only it expresses.
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "FSMT, tied": ("FSMTForConditionalGeneration", TIED),
+    "FSMT, untied": ("FSMTForConditionalGeneration", {"activation_fn": "gelu", "no_scale_embedding": True}),
+    "FSMT, all shared": ("FSMTForConditionalGeneration", ALL),
+    "M2M100, all shared": ("M2M100ForConditionalGeneration", PRE | ALL | {"activation_fn": "gelu_fast"}),
+    "BART, learned": ("BartForConditionalGeneration", ALL | NORM | LEARNED | {"no_scale_embedding": True}),
+    "BART, sinusoids": ("BartForConditionalGeneration", ALL | NORM | {"max_target_positions": 31}),
+    "MBART, learned": ("MBartForConditionalGeneration", PRE | ALL | NORM | LEARNED),
+}
+LMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "XGLM, tied": ("XGLMForCausalLM", TIED),
+    "XGLM, untied": ("XGLMForCausalLM", {"activation_fn": "gelu"}),
+    "OPT": ("OPTForCausalLM", {"decoder_learned_pos": True, "no_scale_embedding": True}),
+    "OPT, tied": ("OPTForCausalLM", TIED | {"decoder_learned_pos": True, "no_scale_embedding": True}),
+    "BioGPT": ("BioGptForCausalLM", {"decoder_learned_pos": True, "activation_fn": "gelu"}),
+}
+HEADS = {f"{side}_attention_heads": heads for side, heads in (("encoder", 3), ("decoder", 2))}
+EXPRESSED = {name: (its, fairseq.BASE | HEADS | more) for name, (its, more) in CLASSES.items()}
+EXPRESSED |= {name: (its, fairseq.LM | more) for name, (its, more) in LMS.items()}
+
+
+def opened(path: Path, *, dtype: str = "float64", **options: Any) -> TransformerCheckpoint:
+    found = open_checkpoint(str(path), device="cpu", dtype=dtype, **options)
+    assert isinstance(found, TransformerCheckpoint)
+    return found
+
+
+def written(folder: Path, options: dict[str, Any], **more: Any) -> Path:
+    """A fairseq checkpoint with its dictionaries beside it."""
+    if options.get("share_all_embeddings"):
+        fairseq.dictionaries(folder)
+        text = (folder / "dict.en.txt").read_text(encoding="utf-8")
+        (folder / "dict.de.txt").write_text(text, encoding="utf-8")
+    else:
+        fairseq.dictionaries(folder, alone=fairseq.lm(options))
+    return fairseq.write(folder / "c.pt", options, fairseq.state(options, **more))
+
+
+def hf_logits(folder: Path, *, two_sided: bool, dtype: torch.dtype) -> torch.Tensor:
+    """What transformers alone makes of a folder."""
+    auto = transformers.AutoModelForSeq2SeqLM if two_sided else transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=dtype).eval()
+    previous = torch.tensor([PREVIOUS])
+    inputs = {"input_ids": torch.tensor([[*(number % 19 for number in SOURCE[:-1]), 2]]), "decoder_input_ids": previous}
+    with torch.no_grad():
+        return model(**(inputs if two_sided else {"input_ids": previous}), use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("name", EXPRESSED)
+def test_transformers_alone_gives_the_same_logits(tmp_path: Path, name: str) -> None:
+    wanted, options = EXPRESSED[name]
+    weights = fairseq.state(options)
+    done = convert(opened(written(tmp_path / "in", options)), tmp_path / "out", goal="huggingface")
+    assert (done.architecture, done.goal) == (wanted, "huggingface")
+    two_sided = not fairseq.lm(options)
+    dtype = torch.float32 if wanted.startswith(("FSMT", "XGLM")) else torch.float64  # both fail in double precision
+    found = hf_logits(tmp_path / "out", two_sided=two_sided, dtype=dtype)
+    source = [*(number % 19 for number in SOURCE[:-1]), 2] if two_sided else None
+    expected = fairseq.logits(options, weights, source, PREVIOUS)
+    # transformers keeps sinusoids in single precision
+    exact = "learned" in name or name.startswith(("OPT", "BioGPT"))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-8 if exact else 2e-5)
+    assert done.difference < (1e-8 if exact else 1e-5)
+
+
+def test_matrices_that_mix_heads_are_folded(tmp_path: Path) -> None:
+    options = fairseq.BASE | TIED
+    checkpoint = opened(written(tmp_path / "in", options, alphas=("all",)), dtype="auto")
+    done = convert(checkpoint, tmp_path / "out", goal="huggingface")
+    assert "folded into the output projections" in done.notes[1]
+    assert "analyse the original" in done.notes[2]
+    with torch.no_grad():
+        ours = checkpoint.model(torch.tensor([[*(n % 19 for n in SOURCE[:-1]), 2]]), torch.tensor([PREVIOUS]))[0]
+    found = hf_logits(tmp_path / "out", two_sided=True, dtype=torch.float32)
+    torch.testing.assert_close(found, ours, rtol=0, atol=2e-5)
+    assert json.loads((tmp_path / "out" / "source.pieces.json").read_text())[4] == "a@@"
+
+
+def test_the_forks_checkpoint_in_transformers(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "oracles" / "mhr"
+    checkpoint = opened(
+        folder / "alpha" / "checkpoint_best.pt", dtype="auto", companions=Companions(dicts=folder / "data")
+    )
+    done = convert(checkpoint, tmp_path / "out", goal="huggingface")
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+    lines = (folder / "data" / "test.bpe.de").read_text(encoding="utf-8").splitlines()[:4]
+    ids = [encoded.ids for encoded in checkpoint.encode(lines, side="source", limit=99)]
+    assert checkpoint.target is not None
+    with torch.no_grad():
+        for line, its in zip(lines, ids, strict=True):
+            ours = checkpoint.translate([line])[0][0]
+            inputs = torch.tensor([its]), torch.tensor([[2, *ours.ids[:-1]]])
+            theirs = model(input_ids=inputs[0], decoder_input_ids=inputs[1], use_cache=False).logits
+            torch.testing.assert_close(theirs, checkpoint.model(*inputs), rtol=0, atol=1e-5)
+            if len(its) < 12:
+                said = model.generate(inputs[0])[0].tolist()
+                assert checkpoint.target.decode(said) == checkpoint.target.decode(ours.ids)
+    assert done.difference < 1e-5
+
+
+def test_one_vocabulary_gets_a_tokenizer(tmp_path: Path) -> None:
+    options = EXPRESSED["M2M100, all shared"][1]
+    convert(opened(written(tmp_path / "in", options)), tmp_path / "out", goal="huggingface")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("a@@ c zzz")["input_ids"] == [4, 6, 3, 2]
+    again = open_checkpoint(str(tmp_path / "out"), device="cpu")
+    assert again.encode(["a@@ c"], side="source", limit=9)[0].ids == [4, 6, 2]
+    assert again.encode(["a@@ c"], side="target", limit=9)[0].ids == [2, 4, 6]
+    assert len(again.layout) == 6
+
+
+def test_a_language_model_gets_a_tokenizer(tmp_path: Path) -> None:
+    convert(opened(written(tmp_path / "in", EXPRESSED["XGLM, tied"][1])), tmp_path / "out", goal="huggingface")
+    again = open_checkpoint(str(tmp_path / "out"), device="cpu")
+    assert again.encode(["a@@ c"], side="source", limit=9)[0].ids == [2, 4, 6]
+    assert not again.two_sided
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_native_from_every_layout(tmp_path: Path, name: str) -> None:
+    alphas = () if fairseq.lm(MADE[name]) else ("all",)
+    path = written(tmp_path / "in", MADE[name], alphas=alphas)
+    done = convert(opened(path, dtype="auto"), tmp_path / "out", goal="native")
+    assert (done.architecture, done.difference) == ("Transformer", 0.0)
+    again = opened(tmp_path / "out")
+    assert again.format == "native"
+    assert again.target is not None
+    assert again.target.pieces == opened(path).target.pieces  # type: ignore[union-attr]
+    assert torch.equal(computed(again), computed(opened(path)))  # type: ignore[arg-type]
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (PRE, "M2M100ForConditionalGeneration not, because its source vocabulary is the larger one"),
+        (LEARNED, "FSMT.* not, because its positions are learned"),
+        (PRE | ALL | {"no_decoder_final_norm": True}, "it has no norm after each stack"),
+        ({"encoder_normalize_before": True}, "its encoder and decoder differ in norm"),
+        ({"decoder_output_dim": 10}, r"its output has a projection before it \(d_output\)"),
+        ({"decoder_input_dim": 10}, r"its embeddings have another width \(d_embedding\)"),
+        ({"no_token_positional_embeddings": True}, "its positions are none"),
+        ({"decoder_embed_dim": 9}, "its encoder and decoder differ in d_model"),
+        ({"encoder_learned_pos": True, "decoder_learned_pos": True} | ALL | NORM, "differ in max_positions"),
+    ],
+)
+def test_what_transformers_cannot_express_is_named(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    made = fairseq.BASE | options
+    with pytest.raises(CheckpointError, match=f"no class of transformers expresses this model: .*{reason}"):
+        convert(opened(written(tmp_path / "in", made)), tmp_path / "out", goal="huggingface")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, r"its values have a width of their own \(d_value\).*different numbers of heads"),
+        ({"whole": {"start": "zero"}}, "its decoder starts with a zero vector"),
+        ({"head_input": "slice", "d_model": 15}, r"reads? slices of the input \(head_input\)"),
+        ({"embedding_bias": True}, r"its embeddings have a bias \(embedding_bias\)"),
+        ({"norm_epsilon": 1e-6}, "another epsilon"),
+        ({"d_value": 5}, "its heads do not fill its width"),
+    ],
+)
+def test_native_models_that_transformers_cannot_express(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    checkpoint = TransformerCheckpoint(
+        path="memory",
+        format="fairseq",
+        model=native.model(**options),
+        model_type="t",
+        digest="",
+        source=None,
+        target=None,
+    )
+    with pytest.raises(CheckpointError, match=reason):
+        convert(checkpoint, tmp_path / "out", goal="huggingface")
+
+
+def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headscope.formats import tohf
+
+    options = EXPRESSED["M2M100, all shared"][1]
+    checkpoint = opened(written(tmp_path / "in", options))
+    right = tohf.folded_weights
+
+    def wrong(model: Any) -> Any:
+        state = right(model)
+        return state | {"encoder.norm.bias": state["encoder.norm.bias"] + 0.01}
+
+    monkeypatch.setattr(tohf, "folded_weights", wrong)
+    with pytest.raises(CheckpointError, match=r"its logits differ by .*; nothing was left behind"):
+        convert(checkpoint, tmp_path / "out", goal="huggingface")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_folders_are_replaced_only_with_force(tmp_path: Path) -> None:
+    checkpoint = opened(written(tmp_path / "in", fairseq.BASE))
+    convert(checkpoint, tmp_path / "out", goal="huggingface")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="already holds"):
+        convert(checkpoint, tmp_path / "out", goal="native")
+    convert(checkpoint, tmp_path / "out", goal="native", force=True)
+    assert opened(tmp_path / "out").format == "native"
+    assert (tmp_path / "out" / "notes.txt").exists()
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_other_goals_and_other_checkpoints_are_refused(tmp_path: Path) -> None:
+    checkpoint = opened(written(tmp_path / "in", EXPRESSED["XGLM, tied"][1]))
+    with pytest.raises(ConfigError, match="cannot convert to 'onnx'; available: native, huggingface"):
+        convert(checkpoint, tmp_path / "out", goal="onnx")
+    convert(checkpoint, tmp_path / "out", goal="huggingface")
+    theirs = open_checkpoint(str(tmp_path / "out"), device="cpu")
+    with pytest.raises(ConfigError, match="is a huggingface checkpoint of type xglm"):
+        convert(theirs, tmp_path / "more", goal="native")
+
+
+# The command.
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        run()
+    return int(caught.value.code or 0)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "in", fairseq.BASE | TIED, alphas=("all",))
+    assert command(monkeypatch, "convert", path, tmp_path / "out", "--to", "huggingface", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["architecture"] == "FSMTForConditionalGeneration"
+    assert found["logit_difference"] < 1e-5
+    assert command(monkeypatch, "convert", path, tmp_path / "out", "--to", "native") == 2
+    assert "already holds" in capsys.readouterr().err
+    assert command(monkeypatch, "convert", path, tmp_path / "out", "--to", "native", "--force") == 0
+    assert "Transformer; largest difference of logits 0.0e+00" in capsys.readouterr().out
+    assert command(monkeypatch, "convert", path, tmp_path / "no", "--to", "onnx") == 2
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_result_names_what_was_written(tmp_path: Path) -> None:
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE)), dtype="auto")
+    assert convert(checkpoint, tmp_path / "out", goal="native") == Converted(
+        tmp_path / "out", "native", "Transformer", 0.0, ("no vocabulary: the checkpoint came without",)
+    )
+    assert module.GOALS == ("native", "huggingface")

@@ -1,0 +1,413 @@
+"""Evaluation against sacreBLEU called directly, against slow loops, and against the numbers of the MHR fork."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from oracles import checkpoints, tiny
+from oracles.checkpoints import SOURCES, TARGETS
+
+from headscope import each_head, evaluate
+from headscope.accumulate import Bootstrap
+from headscope.cli import main
+from headscope.config import EvaluateConfig
+from headscope.data import Batch, side
+from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.evaluate import Evaluation, run_evaluation, text_scores
+from headscope.formats.base import IGNORED
+from headscope.formats.native import NATIVE
+from headscope.gates import masked
+from headscope.heads import HeadId, Site, all_heads, select_heads
+from headscope.likelihood import Reading, likelihood, token_sums
+
+HYPOTHESES = ["The cat sat on a mat.", "A dog runs, quickly!", "nothing"]
+REFERENCES = ["The cat sat on the mat.", "The dog ran quickly!", "Nothing at all"]
+TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj", "unseen ah"]
+
+Evaluate = Callable[..., Any]
+
+
+def write(folder: Path, name: str, lines: list[str]) -> Path:
+    path = folder / name
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluate:
+    """Evaluate a checkpoint of this process on lines of text."""
+
+    def evaluated(checkpoint: Any, source: list[str], target: list[str] | None = None, **options: Any) -> Any:
+        monkeypatch.setattr(evaluate, "open_checkpoint", lambda *_, **__: checkpoint)
+        config = EvaluateConfig(
+            checkpoint="memory",
+            source=write(tmp_path, "source", source),
+            target=None if target is None else write(tmp_path, "target", target),
+            **{"bootstrap": 20, **options},
+        )
+        return each_head.run_each_head(config) if config.each_head else run_evaluation(config)
+
+    return evaluated
+
+
+def value(found: Evaluation, metric: str) -> float:
+    (score,) = [each for each in found.scores if each.metric == metric]
+    return score.value
+
+
+# BLEU and chrF.
+
+
+@pytest.mark.parametrize(("mode", "tokenizer", "lower"), [("raw", "13a", False), ("tokenised-lowercase", "none", True)])
+def test_bleu_and_chrf_are_sacrebleus(mode: Any, tokenizer: str, lower: bool) -> None:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    bleu, chrf = text_scores(HYPOTHESES, REFERENCES, ("bleu", "chrf"), mode=mode, replicates=0)
+    theirs = BLEU(tokenize=tokenizer, lowercase=lower), CHRF(lowercase=lower)
+    expected = [metric.corpus_score(HYPOTHESES, [REFERENCES]).score for metric in theirs]
+    assert [bleu.value, chrf.value] == expected
+    assert [bleu.signature, chrf.signature] == [str(metric.get_signature()) for metric in theirs]
+    assert ("lower-case" in bleu.name) is lower and math.isnan(bleu.low)
+
+
+def test_intervals_are_sacrebleus_bootstrap() -> None:
+    (bleu,) = text_scores(HYPOTHESES * 5, REFERENCES * 5, ("bleu",), mode="raw", replicates=50)
+    assert bleu.low < bleu.value < bleu.high and "bs:50" in bleu.signature
+
+
+def test_references_that_look_tokenised_are_remarked_on_in_raw_mode() -> None:
+    assert evaluate.look_tokenised(["a b .", "c d ."], "raw")
+    assert not evaluate.look_tokenised(["a b .", "c d ."], "tokenised-lowercase")
+    assert not evaluate.look_tokenised(["a b.", "c d ."], "raw")
+
+
+# Perplexity and accuracy.
+
+
+def slow_native(checkpoint: Any, source: str, target: Any) -> tuple[float, int, int]:
+    """Σ -log p, hits and tokens of one sentence, prefix by prefix."""
+    model, words = checkpoint.model, checkpoint.target
+    said = [*words.encode(source if target is None else target), words.end]
+    memory = None
+    if target is not None:
+        memory = model.encode(torch.tensor([[*checkpoint.source.encode(source), checkpoint.source.end]]))
+    nll, right = 0.0, 0
+    for place, token in enumerate(said):
+        states = model.decode(torch.tensor([[words.start, *said[:place]]]), memory)
+        log_p = model.logits(states)[0, -1].log_softmax(-1)
+        nll -= float(log_p[token])
+        right += int(log_p.argmax()) == token
+    return nll, right, len(said)
+
+
+@pytest.mark.parametrize("decoder_only", [False, True])
+@pytest.mark.parametrize("tokens", [1, 20, 1000])
+@torch.no_grad()
+def test_perplexity_and_accuracy_are_those_of_a_slow_loop(run: Evaluate, decoder_only: bool, tokens: int) -> None:
+    checkpoint = checkpoints.small(decoder_only=decoder_only)
+    targets = None if decoder_only else TARGETS
+    slow = [slow_native(checkpoint, text, targets and targets[n]) for n, text in enumerate(SOURCES)]
+    found = run(checkpoint, SOURCES, targets, metrics=("perplexity", "accuracy"), batch_tokens=tokens)
+    assert found.sentences["tokens"].tolist() == [count for *_, count in slow]
+    assert found.sentences["nll"].tolist() == pytest.approx([nll for nll, *_ in slow], abs=1e-9)
+    nll, right, count = (sum(column) for column in zip(*slow, strict=True))
+    assert (found.tokens, found.nll) == (count, pytest.approx(nll))
+    assert value(found, "perplexity") == pytest.approx(math.exp(nll / count))
+    assert value(found, "accuracy") == pytest.approx(right / count)
+
+
+@torch.no_grad()
+def test_hugging_face_models_of_two_sides_and_of_a_decoder(run: Evaluate) -> None:
+    for kind in ("bart", "gpt2"):
+        checkpoint = checkpoints.hugging(kind)
+        nll, count = 0.0, 0
+        for source, target in zip(TEXTS, reversed(TEXTS), strict=True):
+            given = checkpoint.tokenizer(source if kind == "gpt2" else target, return_tensors="pt").input_ids
+            read = checkpoint.tokenizer(source, return_tensors="pt").input_ids
+            if kind == "bart":
+                logits, said = checkpoint.model(read, labels=given).logits[0], given[0]
+            else:
+                logits, said = checkpoint.model(read).logits[0, :-1], given[0, 1:]
+            nll -= float(logits.log_softmax(-1).gather(1, said[:, None]).sum())
+            count += len(said)
+        options: dict[str, Any] = {"metrics": ("perplexity",), "batch_tokens": 17}
+        found = run(checkpoint, TEXTS, TEXTS[::-1] if kind == "bart" else None, **options)
+        assert (found.tokens, found.nll) == (count, pytest.approx(nll, abs=1e-9))
+
+
+@torch.no_grad()
+def test_masked_token_perplexity_hides_each_token_once(run: Evaluate) -> None:
+    checkpoint = checkpoints.hugging("bert")
+    nll, count = 0.0, 0
+    for text in TEXTS:
+        ids = checkpoint.tokenizer(text, return_tensors="pt").input_ids
+        for place in range(1, ids.shape[1] - 1):
+            hidden = ids.clone()
+            hidden[0, place] = tiny.MASK
+            nll -= float(checkpoint.model(hidden).logits[0, place].log_softmax(-1)[ids[0, place]])
+            count += 1
+    for tokens in (7, 1000):
+        found = run(checkpoint, TEXTS, batch_tokens=tokens)
+        assert (found.tokens, found.nll) == (count, pytest.approx(nll, abs=1e-9))
+        assert [score.name for score in found.scores] == ["masked-token perplexity", "token accuracy"]
+
+
+def test_hiding_a_random_share_depends_on_the_seed_and_not_on_the_batch(run: Evaluate) -> None:
+    checkpoint, texts = checkpoints.hugging("bert"), [" ".join(tiny.WORDS[:20]), *TEXTS]
+    one, two, other = (
+        run(checkpoint, texts, hiding="random", batch_tokens=tokens, seed=seed)
+        for tokens, seed in ((30, 1), (1000, 1), (1000, 2))
+    )
+    assert one.sentences["tokens"].tolist() == [3, 1, 1, 1, 1]
+    assert one.nll == pytest.approx(two.nll) and two.nll != pytest.approx(other.nll)
+    assert "hide:random" in str(one.signature)
+
+
+def test_what_a_length_limit_cuts_off_is_not_counted_and_is_told(run: Evaluate) -> None:
+    checkpoint = checkpoints.small()
+    whole = run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",))
+    cut = run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",), max_length=4)
+    assert (whole.tokens, cut.tokens) == (7, 4)
+    assert "cut off at the length limit: 1" in cut.remarks[0]
+    with pytest.raises(DataError, match=r"the target of .*source:1: 7 pieces, the limit is 4"):
+        run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",), max_length=4, long="refuse")
+
+
+def test_token_sums_leave_out_what_is_ignored_and_widen_half_precision() -> None:
+    logits = torch.randn(2, 3, 7, dtype=torch.float16)
+    labels = torch.tensor([[1, IGNORED, 6], [IGNORED] * 3])
+    nll, right, count = token_sums(logits, labels)
+    log_p = logits.float().log_softmax(-1)
+    assert nll.tolist() == pytest.approx([-float(log_p[0, 0, 1] + log_p[0, 2, 6]), 0.0], abs=1e-5)
+    assert count.tolist() == [2, 0] and right[1] == 0
+
+
+def test_an_interrupted_pass_keeps_what_was_done(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def stopping(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        def step(count: int) -> None:
+            raise KeyboardInterrupt
+
+        yield step
+
+    monkeypatch.setattr(run_evaluation, "__kwdefaults__", {"progress": stopping})
+    found = run(checkpoints.small(), SOURCES, TARGETS, batch_tokens=10)
+    assert not found.complete and "of 6 (interrupted)" in str(found.signature)
+    assert {score.metric for score in found.scores} == {"perplexity", "accuracy"}
+
+
+def test_an_interrupted_translation_keeps_the_scores_of_the_references(
+    run: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "translated", interrupted)
+    monkeypatch.setattr(each_head, "translated", interrupted)
+    found = run(checkpoints.small(), SOURCES, TARGETS)
+    assert not found.complete and "interrupted" in found.remarks[0]
+    assert {score.metric for score in found.scores} == {"perplexity", "accuracy"}
+    table = run(checkpoints.small(), SOURCES, TARGETS, each_head=True, metrics=("accuracy", "chrf"))
+    assert not table.complete and "accuracy" in table.table and "chrf" not in table.table
+    with pytest.raises(KeyboardInterrupt):
+        run(checkpoints.small(), SOURCES, TARGETS, metrics=("bleu",))
+
+
+# Each head.
+
+
+@pytest.mark.parametrize("mixing", [{}, {"self_mixing": "alpha.v1"}])
+def test_each_head_gives_what_separate_runs_give(run: Evaluate, mixing: dict[str, Any]) -> None:
+    checkpoint = checkpoints.small(**mixing)
+    base = "encoder-self.0.1"
+    table = run(checkpoint, SOURCES, TARGETS, each_head=True, mask=base, batch_tokens=25).table
+    heads = list(all_heads(checkpoint.layout))
+    assert len(table) == len(heads) and table["site"][0] == "" and pd.isna(table["layer"][0])
+    assert table["nll"][1:].is_monotonic_decreasing
+    for row in table.iloc[[0, 1, 5, 9, len(table) - 1]].itertuples():
+        mask = base if not row.site else f"{base},{row.site}.{row.layer}.{row.head}"
+        alone = run(checkpoint, SOURCES, TARGETS, mask=mask, metrics=("perplexity", "accuracy"))
+        assert row.nll == pytest.approx(alone.nll, abs=1e-9)
+        assert row.accuracy == pytest.approx(value(alone, "accuracy"))
+        assert row.perplexity == pytest.approx(value(alone, "perplexity"))
+
+
+def test_each_head_runs_the_encoder_again_only_for_its_own_heads(run: Evaluate) -> None:
+    checkpoint = checkpoints.small()
+    calls: list[int] = []
+    checkpoint.model.encoder.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr]
+    run(checkpoint, SOURCES, TARGETS, each_head=True, batch_tokens=1000)
+    assert len(calls) == 1 + 5  # the encoder has 3 + 2 heads
+
+
+def test_each_head_starts_at_the_layer_of_its_head(run: Evaluate) -> None:
+    checkpoint = checkpoints.small()
+    calls: list[int] = []
+    for number, layer in enumerate(checkpoint.model.decoder.layers):
+        layer.register_forward_hook(lambda *_, number=number: calls.append(number))
+    run(checkpoint, SOURCES, TARGETS, each_head=True, heads="cross.2.0,decoder-self.0.1", batch_tokens=1000)
+    assert calls == [0, 1, 2, 0, 1, 2, 2] or calls == [0, 1, 2, 2, 0, 1, 2]
+
+
+def test_each_head_differences_have_paired_intervals(run: Evaluate) -> None:
+    checkpoint = checkpoints.small()
+    found = run(checkpoint, SOURCES, TARGETS, each_head=True, heads="cross.0.*")
+    assert len(found.table) == 4 and found.complete
+    heads = found.table.iloc[1:]
+    names = [f"nll_per_token_difference{end}" for end in ("_low", "", "_high")]
+    assert (heads[names[0]] <= heads[names[1]]).all() and (heads[names[1]] <= heads[names[2]]).all()
+    assert found.table[names].iloc[0].tolist() == [0, 0, 0]
+
+
+def test_each_head_translates_where_it_is_told_to(run: Evaluate, tmp_path: Path) -> None:
+    checkpoint = checkpoints.small()
+    out = tmp_path / "heads.csv"
+    found = run(checkpoint, SOURCES, TARGETS, each_head=True, heads="cross.1.*", metrics=("chrf",), out=out)
+    assert found.by == "chrf" and found.table["chrf"][1:].is_monotonic_increasing
+    row = found.table.iloc[1]
+    alone = run(checkpoint, SOURCES, TARGETS, mask=f"cross.1.{row['head']}", metrics=("chrf",))
+    assert row["chrf"] == value(alone, "chrf")
+    assert list(pd.read_csv(out)) == ["site", "layer", "head", "chrf", "chrf_difference"]
+
+
+# The MHR fork.
+
+
+def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path, tmp_path: Path) -> None:
+    from headscope.data import open_corpus
+
+    checkpoint, folder = checkpoints.mhr(shared), shared / "oracles" / "mhr"
+    data, oracle = folder / "data", folder / "alpha" / "oracle"
+    corpus = open_corpus(data / "test.de", target=data / "test.en")
+    kinds = {Site.ENCODER_SELF: "enc-enc", Site.DECODER_SELF: "dec-dec", Site.CROSS: "enc-dec"}
+    heads = [HeadId(site, layer, (3 * layer + 2) % 8) for site in kinds for layer in (0, 2)]
+    found = likelihood(checkpoint, corpus, Reading(4096, 512), masks=[[], *([head] for head in heads)])
+    forced = json.loads((oracle / "teacher_forced_reference.json").read_text())
+    assert found.counts.tolist() == forced["tokens_per_sentence"]
+    assert found.first.tolist() == pytest.approx(forced["nll_per_sentence"], abs=1e-4)
+    masks = json.loads((oracle / "mask_reference.json").read_text())
+    expected = [masks["masked"][f"{kinds[head.site]}/{head.layer}"][head.head] for head in heads]
+    sums = found.nll.total.sum(dim=0).tolist()
+    assert sums == pytest.approx([masks["unmasked"], *expected], abs=1e-3)
+    columns = each_head.likelihood_columns(found, Bootstrap(seed=1, replicates=10))
+    assert columns["nll_per_token"][0] / math.log(2) == pytest.approx(forced["nll_per_token_base2"], abs=1e-6)
+    losses = json.loads((oracle / "loss_reference.json").read_text())["no_gamma"]
+    assert found.first[:16].sum() == pytest.approx(losses["nll_loss"], abs=1e-3)
+    assert found.counts[:16].sum() == losses["sample_size"]
+    assert _smoothed(checkpoint, data, count=16) == pytest.approx(losses["loss"], abs=1e-3)
+
+
+@torch.no_grad()
+def _smoothed(checkpoint: Any, data: Path, *, count: int) -> float:
+    """Label-smoothed loss (0.1) of the first sentences, from logits and labels."""
+    texts = [(data / f"test.{name}").read_text(encoding="utf-8").splitlines()[:count] for name in ("de", "en")]
+    source, target = (side(checkpoint.encode(texts[n], side=("source", "target")[n], limit=512)) for n in (0, 1))
+    log_p = checkpoint.logits(Batch(torch.arange(count), 0, source, target)).log_softmax(-1)
+    total = 0.0
+    for row, labels in zip(log_p, checkpoint.labels(texts[1], limit=512), strict=True):
+        own = row[: len(labels)]
+        nll = -own.gather(1, torch.tensor(labels)[:, None]).sum()
+        total += float(0.9 * nll - 0.1 / own.shape[1] * own.sum())
+    return total
+
+
+# The command.
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def called(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["headscope", "evaluate", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return called
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[object]:
+    """A native checkpoint and its texts, as arguments."""
+    NATIVE.save(checkpoints.small(), tmp_path / "model")
+    source, target = write(tmp_path, "text.s", SOURCES), write(tmp_path, "text.t", TARGETS)
+    return [tmp_path / "model", "--source", source, "--target", target, "--bootstrap", 20]
+
+
+def test_the_command_prints_metrics_signatures_and_writes_sentences(
+    command: Callable[..., tuple[int, str, str]], files: list[object], tmp_path: Path
+) -> None:
+    status, shown, err = command(*files, "--per-sentence", tmp_path / "s.csv", "--mask", "cross.0.1")
+    assert (status, err) == (0, "")
+    for part in ("BLEU", "chrF2", "perplexity", "token accuracy", "mask:cross.0.1", "tok:13a", "beam:3"):
+        assert part in shown
+    table = pd.read_csv(tmp_path / "s.csv", keep_default_na=False)
+    assert list(table) == ["sentence", "tokens", "nll", "hypothesis"] and len(table) == 6
+    status, shown, _ = command(*files, "--json", "--text", "tokenised-lowercase", "--metrics", "bleu,accuracy")
+    found = json.loads(shown)
+    assert [score["metric"] for score in found["scores"]] == ["bleu", "accuracy"]
+    assert "tok:none" in found["scores"][0]["signature"] and "case:lc" in found["scores"][0]["signature"]
+
+
+def test_the_command_tabulates_each_head(
+    command: Callable[..., tuple[int, str, str]], files: list[object], tmp_path: Path
+) -> None:
+    status, shown, _ = command(*files, "--each-head", "--out", tmp_path / "h.csv")
+    assert status == 0 and "none" in shown and "nll/token" in shown
+    assert len(pd.read_csv(tmp_path / "h.csv")) == 1 + 16
+    status, shown, _ = command(*files, "--each-head", "--heads", "cross.0.*", "--json")
+    assert len(json.loads(shown)["rows"]) == 4
+    status, _, err = command(*files, "--each-head", "--out", tmp_path / "h.csv")
+    assert status == 2 and "--force" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        (["--mask", "cross.9.0"], "cross 3 × 3/2/1"),
+        (["--metrics", "blue"], "available: bleu, chrf"),
+        (["--text", "lower"], "raw or tokenised-lowercase"),
+        (["--hiding", "some"], "each or random"),
+        (["--out", "t.csv"], "--each-head"),
+        (["--bpe", "codes"], "means nothing for a native checkpoint"),
+        (["--max-length", "4", "--long", "refuse"], "limit is 4"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_status_2(
+    command: Callable[..., tuple[int, str, str]], files: list[object], extra: list[str], told: str
+) -> None:
+    status, _, err = command(*files, *extra)
+    assert status == 2 and told in err and err.count("\n") == 1
+
+
+def test_what_a_model_cannot_be_asked_for_is_refused(run: Evaluate, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs --target"):
+        run(checkpoints.small(), SOURCES)
+    with pytest.raises(ConfigError, match="leave out --target"):
+        run(checkpoints.hugging("bert"), TEXTS, TEXTS)
+    with pytest.raises(ConfigError, match="bleu needs a model that translates"):
+        run(checkpoints.hugging("gpt2"), TEXTS, metrics=("bleu",))
+    with pytest.raises(CheckpointError, match="predicts no words"):
+        run(checkpoints.hugging("bert-without-head"), TEXTS)
+    with pytest.raises(OutputError, match="is a directory"):
+        run(checkpoints.hugging("gpt2"), TEXTS, per_sentence=tmp_path)
+
+
+def test_a_mask_is_the_context_manager_of_the_library(run: Evaluate) -> None:
+    checkpoint = checkpoints.small()
+    by_name = run(checkpoint, SOURCES, TARGETS, mask="decoder-self.2.*,cross.0.1")
+    with masked(checkpoint.model, select_heads("decoder-self.2.*,cross.0.1", checkpoint.layout)):
+        by_hand = run(checkpoint, SOURCES, TARGETS)
+    assert by_name.nll == by_hand.nll
+    assert by_name.sentences["hypothesis"].tolist() == by_hand.sentences["hypothesis"].tolist()

@@ -1,0 +1,441 @@
+"""fairseq and MHR checkpoints: every layout gives fairseq's logits; what does not fit is named in one line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import fairseq
+
+from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
+from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.fairseq import FAIRSEQ, FairseqCheckpoint
+from headscope.formats.fairseq_config import ARCHITECTURES
+from headscope.formats.untrusted import read_tensors, read_torch
+from headscope.heads import Site
+from headscope.model.folding import fold
+
+PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+TIED = {"share_decoder_input_output_embed": True}
+UNEQUAL = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "decoder_layers": 3, "decoder_ffn_embed_dim": 14}
+SOURCE, PREVIOUS = [5, 9, 4, 3, 17, 2], [2, 7, 4, 12, 3]
+
+
+def opened(path: Path, **options: Any) -> FairseqCheckpoint:
+    found = open_checkpoint(str(path), device="cpu", dtype=options.pop("dtype", "float64"), **options)
+    assert isinstance(found, FairseqCheckpoint)
+    return found
+
+
+def computed(checkpoint: FairseqCheckpoint) -> torch.Tensor:
+    previous = torch.tensor([PREVIOUS])
+    with torch.no_grad():
+        if checkpoint.two_sided:
+            return checkpoint.model(torch.tensor([SOURCE]), previous)[0]
+        return checkpoint.model(target=previous)[0]
+
+
+def same(found: torch.Tensor, options: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    wanted = fairseq.logits(options, weights, None if fairseq.lm(options) else SOURCE, PREVIOUS)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-9)
+
+
+# Layouts.
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "post-norm, tied": TIED,
+    "post-norm, untied, gelu": {"activation_fn": "gelu"},
+    "pre-norm, learned positions": PRE | {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    "pre-norm decoder only": {"decoder_normalize_before": True, "activation_fn": "gelu_fast"},
+    "no final norm": PRE | {"no_decoder_final_norm": True},
+    "all shared, norm of embeddings": {"share_all_embeddings": True, "layernorm_embedding": True},
+    "no positions, no scale": TIED | {"no_token_positional_embeddings": True, "no_scale_embedding": True},
+    "unequal sides": UNEQUAL,
+    "projections": {"decoder_input_dim": 6, "decoder_output_dim": 10},
+    "projections, tied": TIED | {"decoder_input_dim": 6, "decoder_output_dim": 6},
+}
+LMS: dict[str, dict[str, Any]] = {
+    "lm": TIED,
+    "lm, gelu, learned": {"activation_fn": "gelu", "decoder_learned_pos": True, "layernorm_embedding": True},
+    "lm, no final norm": {"no_decoder_final_norm": True, "no_scale_embedding": True},
+}
+MADE = {name: fairseq.BASE | its for name, its in LAYOUTS.items()} | {n: fairseq.LM | its for n, its in LMS.items()}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_logits_are_those_of_fairseq(tmp_path: Path, name: str) -> None:
+    weights = fairseq.state(MADE[name])
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", MADE[name], weights))
+    assert (checkpoint.format, checkpoint.model_type) == ("fairseq", MADE[name]["arch"])
+    same(computed(checkpoint), MADE[name], weights)
+
+
+@pytest.mark.parametrize("carrier", ["args", "cfg", "nested", "namespace", "omegaconf"])
+@pytest.mark.parametrize("name", ["pre-norm, learned positions", "unequal sides", "lm"])
+def test_options_stand_in_args_or_in_any_kind_of_cfg(tmp_path: Path, carrier: str, name: str) -> None:
+    weights = fairseq.state(MADE[name])
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", MADE[name], weights, carrier=carrier))
+    same(computed(checkpoint), MADE[name], weights)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("name", ["post-norm, untied, gelu", "post-norm, tied", "no final norm"])
+def test_files_of_old_versions_are_upgraded(tmp_path: Path, name: str, legacy: bool) -> None:
+    options = MADE[name]
+    weights = fairseq.state(options)
+    if name == "no final norm":  # the first versions had none, whatever the options say
+        weights = OrderedDict((key, its) for key, its in weights.items() if not key.startswith("encoder.layer_norm"))
+        options = {key: value for key, value in options.items() if key != "no_decoder_final_norm"}
+    old = fairseq.ancient(fairseq.fused(weights))
+    if name == "post-norm, tied":
+        del old["decoder.embed_out"]
+    same(computed(opened(fairseq.write(tmp_path / "c.pt", options, old, legacy=legacy))), options, weights)
+
+
+@pytest.mark.parametrize("alphas", [("all",), ("encoder.1.self_attn", "decoder.0.encoder_attn")])
+def test_alphas_mix_heads_and_absent_ones_are_the_identity(tmp_path: Path, alphas: tuple[str, ...]) -> None:
+    options = fairseq.BASE | TIED
+    weights = fairseq.state(options, alphas=alphas)
+    for key in weights:
+        if key.endswith("alphas_bias"):
+            weights[key] = torch.full_like(weights[key], 7.0)  # stored, never used
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", options, weights))
+    same(computed(checkpoint), options, weights)
+    folded = fold(checkpoint.model)
+    assert not any("mixing" in key for key in folded.state_dict())
+    previous = torch.tensor([PREVIOUS])
+    torch.testing.assert_close(folded(torch.tensor([SOURCE]), previous)[0], computed(checkpoint), rtol=0, atol=1e-10)
+
+
+def test_the_forks_defaults_are_read_from_its_alphas(tmp_path: Path) -> None:
+    """Its transformer_iwslt_de_en has twice the heads of fairseq's; a file may leave the number out."""
+    options = fairseq.BASE | TIED
+    weights = fairseq.state(options, alphas=("all",))
+    said = {key: value for key, value in options.items() if not key.endswith("attention_heads")}
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", said, weights))
+    same(computed(checkpoint), options, weights)
+    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
+    assert vars(read_torch(tmp_path / "again.pt")["args"])["encoder_attention_heads"] == 3
+
+
+def test_half_precision_is_widened_on_a_cpu_and_written_back(tmp_path: Path) -> None:
+    options = fairseq.BASE | TIED
+    weights = {key: tensor.half() for key, tensor in fairseq.state(options).items()}
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", options, weights), dtype="auto")
+    assert checkpoint.dtype == torch.float32
+    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
+    assert {tensor.dtype for tensor in _tensors(tmp_path / "again.pt").values()} == {torch.float16}
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+def test_the_name_of_an_architecture_fills_in_what_the_file_leaves_out(arch: str) -> None:
+    """Every size by name alone, on the meta device, against the table of papers and fairseq's own names."""
+    from headscope.formats.fairseq_config import Settings, transformer_config
+
+    its = Settings("c.pt", {"share_decoder_input_output_embed": True}, arch, True)
+    sizes = {side: {k: its.get(f"{side}_{k}") for k in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads")}
+             for side in ("encoder", "decoder")}  # fmt: skip
+    defaults = {"embed_dim": 512, "ffn_embed_dim": 2048, "layers": 6, "attention_heads": 8}
+    options = {**fairseq.BASE, "arch": arch}
+    for side in sizes:
+        options |= {f"{side}_{k}": v or defaults[k] for k, v in sizes[side].items()}
+    options |= {f"{side}_normalize_before": its.on(f"{side}_normalize_before") for side in sizes}
+    if fairseq.lm(options):
+        options |= {"decoder_normalize_before": True, "decoder_learned_pos": its.on("decoder_learned_pos")}
+    with torch.device("meta"):
+        # shapes only: 175 billion parameters cost nothing here
+        weights = {key: torch.empty(shape) for key, shape in _shapes(options).items()}
+    config = transformer_config(its, weights)
+    assert config.decoder.layers == options["decoder_layers"]
+    assert config.decoder.self_heads[0] * config.decoder.d_head == options["decoder_embed_dim"]
+    big = {"transformer_wmt_en_de_big_t2t": "pre"}.get(arch, "pre" if fairseq.lm(options) else "post")
+    assert config.decoder.norm == big
+
+
+def _shapes(options: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    small = {**options, **{k: 1 for k in options if k.endswith("_layers")}}
+    found: dict[str, tuple[int, ...]] = {}
+    tiny = {**small, **{k: 3 for k in small if k.endswith(("embed_dim", "attention_heads"))}}
+    for key, tensor in fairseq.state(tiny | {"encoder_ffn_embed_dim": 5, "decoder_ffn_embed_dim": 5}).items():
+        side = key.partition(".")[0]
+        d, ffn = options[f"{side}_embed_dim"], options[f"{side}_ffn_embed_dim"]
+        shape = tuple({3: d, 5: ffn}.get(size, size) for size in tensor.shape)
+        for layer in range(options[f"{side}_layers"]):
+            found[key.replace(".layers.0.", f".layers.{layer}.")] = shape
+    return {key: shape for key, shape in found.items() if "version" not in key}
+
+
+# The fork's own checkpoint.
+
+
+@pytest.fixture(scope="module")
+def mhr(shared: Path) -> FairseqCheckpoint:
+    folder = shared / "oracles" / "mhr"
+    companions = Companions(dicts=folder / "data", bpe=folder / "data" / "codes")
+    return opened(folder / "alpha" / "checkpoint_best.pt", dtype="auto", companions=companions)
+
+
+def test_mhr_logits_and_weights(mhr: FairseqCheckpoint, shared: Path) -> None:
+    from headscope.capture import capture
+
+    folder = shared / "oracles" / "mhr" / "alpha" / "oracle"
+    wanted, attention = np.load(folder / "tf_logits.npz"), np.load(folder / "tf_attention.npz")
+    sites = {Site.ENCODER_SELF: "encoder.{}.self_attn", Site.DECODER_SELF: "decoder.{}.self_attn",
+             Site.CROSS: "decoder.{}.enc_attn"}  # fmt: skip
+    for n in range(4):
+        with capture(mhr.model) as seen, torch.no_grad():
+            found = mhr.model(torch.from_numpy(wanted[f"src_{n}"])[None], torch.from_numpy(wanted[f"prev_{n}"])[None])
+        np.testing.assert_allclose(found[0].numpy(), wanted[f"logits_{n}"], rtol=0, atol=1e-5)
+        for site, name in sites.items():
+            for layer, weights in enumerate(seen.weights(site)):
+                np.testing.assert_allclose(weights[0], attention[f"{n}/{name.format(layer)}"], rtol=0, atol=1e-5)
+
+
+def test_mhr_translations_are_the_forks_own(mhr: FairseqCheckpoint, shared: Path) -> None:
+    """200 sentences from raw text, beam 5: text, score and BLEU of the fork's generate log."""
+    import sacrebleu
+
+    folder = shared / "oracles" / "mhr"
+    log: dict[str, dict[int, str]] = {"H": {}, "P": {}}
+    for line in (folder / "alpha/generate/generate-base.log").read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"([HP])-(\d+)\t(.*)", line):
+            log[match[1]][int(match[2])] = match[3]
+    lines = (folder / "data/test.de").read_text(encoding="utf-8").splitlines()
+    order = sorted(range(len(lines)), key=lambda n: len(lines[n]))
+    assert mhr.target is not None
+    texts = [""] * len(lines)
+    for first in range(0, len(order), 50):
+        group = order[first : first + 50]
+        for n, found in zip(group, mhr.translate([lines[n] for n in group]), strict=True):
+            score, _, text = log["H"][n].partition("\t")
+            texts[n] = mhr.target.decode(found[0].ids)
+            assert texts[n] == text
+            assert found[0].score / math.log(2) == pytest.approx(float(score), abs=1e-5)
+    references = (folder / "data/test.en").read_text(encoding="utf-8").splitlines()
+    bleu = sacrebleu.corpus_bleu(texts, [references], tokenize="none", smooth_method="none", force=True)
+    assert f"BLEU4 = {bleu.score:.2f}," in (folder / "alpha/generate/generate-base.log").read_text(encoding="utf-8")
+
+
+def test_mhr_pieces_are_the_files_own(mhr: FairseqCheckpoint, shared: Path) -> None:
+    folder = shared / "oracles" / "mhr" / "data"
+    raw, split = ((folder / f"test{part}.de").read_text(encoding="utf-8").splitlines() for part in ("", ".bpe"))
+    assert mhr.source is not None
+    assert [[piece.text for piece in mhr.source.splitter.split(line)] for line in raw] == [x.split() for x in split]
+
+
+def test_mhr_file_is_written_again_as_it_was(mhr: FairseqCheckpoint, shared: Path, tmp_path: Path) -> None:
+    FAIRSEQ.save(mhr, tmp_path / "again.pt")
+    before, after = (_tensors(path) for path in (Path(mhr.path), tmp_path / "again.pt"))
+    assert list(before) == list(after)
+    assert all(torch.equal(before[key], after[key]) and before[key].dtype == after[key].dtype for key in before)
+    assert vars(read_torch(Path(mhr.path))["args"]) == vars(read_torch(tmp_path / "again.pt")["args"])
+
+
+# Saving.
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    return read_tensors(path, read_torch(path)["model"])
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("how", ["modern", "fused", "ancient"])
+def test_save_and_load_is_the_identity(tmp_path: Path, name: str, how: str) -> None:
+    weights = fairseq.state(MADE[name])
+    if how != "modern" and name != "unequal sides":
+        weights = fairseq.fused(weights)
+    if how == "ancient" and "norm" not in name:
+        weights = fairseq.ancient(weights)
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", MADE[name], weights), dtype="auto")
+    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
+    after = _tensors(tmp_path / "again.pt")
+    assert list(after) == list(weights)
+    assert all(torch.equal(weights[key], after[key]) for key in weights)
+    assert torch.equal(computed(opened(tmp_path / "again.pt")), computed(opened(tmp_path / "c.pt")))
+    with pytest.raises(OutputError, match=r"again.pt exists; .* --force"):
+        FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
+
+
+def test_torch_itself_reads_what_is_saved(tmp_path: Path) -> None:
+    import argparse
+
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE)), dtype="auto")
+    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        found = torch.load(tmp_path / "again.pt", weights_only=True)
+    assert found["args"].arch == "transformer_iwslt_de_en"
+    assert vars(found["args"]) == fairseq.BASE
+
+
+def test_fewer_heads_are_read_from_the_size_of_the_queries(tmp_path: Path) -> None:
+    weights = fairseq.state(fairseq.BASE, alphas=("decoder.1.self_attn",))
+    name, keep = "decoder.1.self_attn", slice(4, 12)  # without its first head of width 4
+    for part in "qkv":
+        for kind in ("weight", "bias"):
+            key = f"decoder.layers.1.self_attn.{part}_proj.{kind}"
+            weights[key] = weights[key][keep].clone()
+    key = "decoder.layers.1.self_attn.out_proj.weight"
+    weights[key] = weights[key][:, keep].clone()
+    weights["decoder.layers.1.self_attn.alphas"] = weights["decoder.layers.1.self_attn.alphas"][1:, 1:].clone()
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", fairseq.BASE, weights))
+    assert checkpoint.layout[Site.DECODER_SELF, 1] == 2, name
+    assert checkpoint.model.config.decoder.self_heads == (3, 2)
+    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
+    after = _tensors(tmp_path / "again.pt")
+    assert after["decoder.layers.1.self_attn.alphas_bias"].shape == (2, 1)
+    assert torch.equal(computed(opened(tmp_path / "again.pt")), computed(checkpoint))
+
+
+def test_a_layer_may_have_lost_all_its_heads(tmp_path: Path) -> None:
+    weights = fairseq.state(fairseq.BASE, alphas=("all",))
+    name = "decoder.layers.0.encoder_attn"
+    for part in ("q_proj.weight", "k_proj.weight", "v_proj.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias"):
+        weights[f"{name}.{part}"] = weights[f"{name}.{part}"][:0].clone()
+    weights[f"{name}.out_proj.weight"] = weights[f"{name}.out_proj.weight"][:, :0].clone()
+    weights[f"{name}.alphas"] = weights[f"{name}.alphas"][:0, :0].clone()
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", fairseq.BASE, weights))
+    assert checkpoint.model.config.decoder.cross_heads == (0, 3)
+    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
+    assert torch.equal(computed(opened(tmp_path / "again.pt")), computed(checkpoint))
+
+
+# Dictionaries and text.
+
+
+@pytest.mark.parametrize("where", ["beside", "data", "option"])
+def test_dictionaries_are_found(tmp_path: Path, where: str) -> None:
+    path = fairseq.write(tmp_path / "run" / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE))
+    folders = {"beside": path.parent, "data": path.parent / "some.de-en", "option": tmp_path / "else"}
+    fairseq.dictionaries(folders[where])
+    companions = Companions(dicts=tmp_path / "else") if where == "option" else None
+    checkpoint = opened(path, companions=companions)
+    encoded = checkpoint.encode(["a@@ c d zzz"], side="source", limit=9)[0]
+    assert encoded.ids == [4, 6, 7, 3, 2]
+    assert checkpoint.encode(["c"], side="target", limit=9)[0].ids == [2, 6]
+    assert checkpoint.translate(["a@@ c", "d"])[1][0].ids[-1] == 2
+    assert (checkpoint.limit, checkpoint.vocabulary) == (29, fairseq.SOURCE)
+
+
+def test_codes_split_raw_text(tmp_path: Path) -> None:
+    path = fairseq.write(tmp_path / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE))
+    fairseq.dictionaries(tmp_path)
+    (tmp_path / "codes").write_text("#version: 0.2\nb c</w>\n", encoding="utf-8")
+    checkpoint = opened(path, companions=Companions(bpe=tmp_path / "codes"))
+    assert checkpoint.pieces(checkpoint.encode(["ac d"], side="source", limit=9)[0].ids) == ["a@@", "c", "d", "</s>"]
+    (tmp_path / "broken.model").write_bytes(b"\n\x05\xff\xfe\x00ab")
+    with pytest.raises(DataError, match="SentencePiece model cannot be read"):
+        opened(path, companions=Companions(bpe=tmp_path / "broken.model"))
+    with pytest.raises(DataError, match=r"--bpe .* cannot be read"):
+        opened(path, companions=Companions(bpe=tmp_path / "none"))
+
+
+def test_language_models_read_dict_txt(tmp_path: Path) -> None:
+    path = fairseq.write(tmp_path / "c.pt", fairseq.LM, fairseq.state(fairseq.LM))
+    fairseq.dictionaries(tmp_path, alone=True)
+    checkpoint = opened(path)
+    assert not checkpoint.two_sided
+    assert checkpoint.start_ids() == [2]
+    fairseq.write(path, fairseq.LM | {"add_bos_token": True}, fairseq.state(fairseq.LM))
+    assert opened(path).start_ids() == [0]
+
+
+def test_a_missing_dictionary_is_named_when_text_comes(tmp_path: Path) -> None:
+    path = fairseq.write(tmp_path / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE))
+    checkpoint = opened(path)
+    with pytest.raises(
+        CheckpointError, match=r"no source dictionary dict\.de\.txt beside it; give its folder with --d"
+    ):
+        checkpoint.encode(["c"], side="source", limit=9)
+    with pytest.raises(CheckpointError, match=r"target dictionary dict\.en\.txt is not in .*, which --dicts names"):
+        fairseq.dictionaries(tmp_path / "d")
+        (tmp_path / "d" / "dict.en.txt").unlink()
+        opened(path, companions=Companions(dicts=tmp_path / "d"))
+
+
+def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
+    path = fairseq.write(tmp_path / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE))
+    fairseq.dictionaries(tmp_path)
+    dictionary = tmp_path / "dict.de.txt"
+    text = dictionary.read_text(encoding="utf-8")
+    for changed, message in (
+        (text + "more 1\n", r"dict\.de\.txt has 24 pieces, special ones included, and the model's embeddings 23"),
+        (text.replace("c 88", "c"), r"line 3 of the dictionary .* is 'c'"),
+        (text.replace("c 88", "d 88"), "line 4 of the dictionary .* repeats 'd'"),
+    ):
+        dictionary.write_text(changed, encoding="utf-8")
+        with pytest.raises(HeadscopeError, match=message):
+            opened(path)
+    dictionary.write_bytes(b"\xff 1\n")
+    with pytest.raises(DataError, match=r"dict\.de\.txt cannot be read"):
+        opened(path)
+    dictionary.write_text(text.replace("c 88", "<s> 0 #fairseq:overwrite"), encoding="utf-8")
+    assert opened(path).id_of("<s>") == 6
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adaptive_softmax_cutoff": "100,200"}, r"option adaptive_softmax_cutoff \('100,200'\)"),
+        ({"quant_noise_pq": 0.1}, "option quant_noise_pq"),
+        ({"encoder_layerdrop": 0.2}, r"option encoder_layerdrop \(0\.2\)"),
+        ({"cross_self_attention": True}, "option cross_self_attention"),
+        ({"max_relative_length": 8}, "option max_relative_length"),
+        ({"adaptive_input": True}, "option adaptive_input"),
+        ({"mask_layer_type": "enc-enc"}, "option mask_layer_type"),
+        ({"activation_fn": "mish"}, "activation_fn is 'mish'"),
+        ({"arch": "lightconv"}, "its arch is 'lightconv'"),
+        ({"arch": None}, "its arch is None"),
+        ({"arch": "transformer_mine", "encoder_attention_heads": None}, "does not say encoder_attention_heads"),
+        ({"encoder_attention_heads": 5}, "encoder_embed_dim 12 is not divisible by 5 encoder_attention_heads"),
+        ({"encoder_layers": 10**9}, "encoder_layers is 1000000000, and its weights say 2"),
+        ({"decoder_ffn_embed_dim": 2**62}, "decoder_ffn_embed_dim is 4611686018427387904"),
+        ({"decoder_ffn_embed_dim": 11}, "decoder_ffn_embed_dim is 11, and its weights say 10"),
+        ({"encoder_layers": "two"}, "encoder_layers is 'two'; it must be a whole number above 0"),
+        ({"encoder_layers": [[2]]}, "encoder_layers is a list"),
+        ({"layernorm_embedding": True}, r"weights are missing: encoder\.embeddings\.norm"),
+        ({"share_decoder_input_output_embed": True}, "output.weight and decoder.embeddings.* differ"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    weights = fairseq.state(fairseq.BASE)
+    path = fairseq.write(tmp_path / "c.pt", fairseq.BASE | options, weights)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        opened(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop("encoder.layers.0.fc2.bias"), r"missing: encoder\.layers\.0\.ffn\.outer\.bias"),
+        (lambda w: w.pop("decoder.output_projection.weight"), "no decoder.output_projection.weight"),
+        (lambda w: w.pop("encoder.embed_tokens.weight"), "weight encoder.embed_tokens.weight is missing"),
+        (lambda w: w.update({"encoder.layers.0.conv.weight": torch.ones(2)}), "knows no use for the weights encoder"),
+        (lambda w: w.update({"encoder.layers.0.fc2.bias": torch.ones(3)}), "of another size"),
+        (lambda w: w.update({"encoder.layers.0.fc2.bias": torch.ones(12).long()}), "of type torch.int64"),
+        (lambda w: w.clear(), "are none of a transformer_iwslt_de_en: no weights of the encoder"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: Any, message: str) -> None:
+    weights = fairseq.state(fairseq.BASE)
+    change(weights)
+    path = fairseq.write(tmp_path / "c.pt", fairseq.BASE, weights)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        opened(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [{"model": {}}, {"args": 1}, [1], {"model": 3, "args": 1}])
+def test_other_torch_files_are_refused(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "c.pt")
+    with pytest.raises(CheckpointError, match="fairseq did not write it"):
+        opened(tmp_path / "c.pt")

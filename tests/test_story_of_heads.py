@@ -1,0 +1,326 @@
+"""Checkpoints of story-of-heads: what the original gives, other sizes, gates, hostile and broken files, saving."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import sys
+import types
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import story
+
+from headscope.analyses.gates import gate_numbers
+from headscope.analysis import ANALYSES, Options
+from headscope.analyze import analyze
+from headscope.capture import capture
+from headscope.data import Corpus, Sentence
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.native import NATIVE
+from headscope.formats.story_of_heads import STORY, StoryCheckpoint
+from headscope.frequencies import frequency_ranks
+from headscope.heads import Site
+from headscope.model.mixing.gates import HardConcrete
+
+HP: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "hid_size": 10, "res_steps": "nlda", "normalize_out": True}
+SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
+SOURCE, TARGET = [5, 3, 4, 1], [4, 6, 3, 2, 1]
+
+
+def opened(path: Path, **companions: Path) -> StoryCheckpoint:
+    found = open_checkpoint(str(path), device="cpu", companions=Companions(**companions))
+    assert isinstance(found, StoryCheckpoint)
+    return found
+
+
+def written(folder: Path, hp: dict[str, Any], arrays: dict[str, np.ndarray], words: tuple[int, int] = (7, 11)) -> Path:
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "model.npz", **arrays)
+    (folder / "hp.json").write_text(json.dumps(hp))
+    for name, count in zip(("src", "dst"), words, strict=True):
+        pieces = ["_BOS_", "_EOS_", "_UNK_", *(f"{name}{n}" for n in range(3, count))]
+        (folder / f"{name}.voc.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    return folder / "model.npz"
+
+
+def logits(its: StoryCheckpoint, source: list[int] = SOURCE, target: list[int] = TARGET) -> np.ndarray:
+    with torch.no_grad():
+        return its.model(torch.tensor([source]), torch.tensor([[0, *target[:-1]]]))[0].numpy()
+
+
+# What the original program computed
+
+
+def test_the_original_gives_the_same_logits_and_weights(shared: Path) -> None:
+    folder = shared / "oracles" / "story-of-heads"
+    its = opened(folder / "model.npz")
+    reference, texts = np.load(folder / "forward.npz"), json.loads((folder / "sentences.json").read_text())["sentences"]
+    for number, text in enumerate(texts):
+        key = f"s{number:02}"
+        source, target = (its.encode([text[side]], side=name, limit=99)[0].ids for side, name in
+                          (("src", "source"), ("dst", "target")))  # fmt: skip
+        assert source == text["src_ids"] == reference[f"{key}/inp"].tolist()
+        assert target == [0, *text["dst_ids"][:-1]]
+        with capture(its.model) as seen, torch.no_grad():
+            found = its.model(torch.tensor([source]), torch.tensor([target]))[0]
+        np.testing.assert_allclose(found, reference[f"{key}/logits"], atol=1e-5)
+        assert found.argmax(dim=-1).tolist() == text["top1_ids"]
+        for site, name in SITES.items():
+            for layer, weights in enumerate(seen.weights(site)):
+                np.testing.assert_allclose(weights[0], reference[f"{key}/attn_{name}"][layer], atol=1e-5)
+
+
+def test_backtick_pieces_and_translation(shared: Path) -> None:
+    folder = shared / "oracles" / "story-of-heads"
+    its = opened(folder / "model.npz", bpe=folder / "bpe.en")
+    split = json.loads((folder / "sentences.json").read_text())["sentences"][0]
+    found = its.encode([split["src"].replace(" `", "")], side="source", limit=99)[0]
+    assert found.ids == split["src_ids"]
+    best = its.translate([split["src"]])[0][0]
+    assert its.target is not None and its.target.decode(best.ids) == "zwei mädchen gehen die straße entlang ."
+
+
+def test_gates_are_those_of_the_original(shared: Path) -> None:
+    reference = np.load(shared / "oracles" / "story-of-heads" / "gates.npz")
+    gates = HardConcrete(heads=35, d_value=1, d_model=35)
+    with torch.no_grad():
+        gates.log_a.copy_(torch.from_numpy(reference["log_a"].reshape(-1)))
+    found = gate_numbers(gates)
+    np.testing.assert_allclose(found["gate"], reference["t033/eval_gate"].reshape(-1), atol=1e-6)
+    closed = reference["t033/closed_p_nonzero"].reshape(-1)
+    np.testing.assert_allclose(found["gate_open"].clamp(1e-6, 1 - 1e-6), closed, atol=1e-6)
+    np.testing.assert_allclose(found["gate_one"], reference["t033/closed_p_one"].reshape(-1), atol=1e-6)
+
+
+def test_saved_as_it_was(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shared / "oracles" / "story-of-heads"
+    STORY.save(opened(folder / "model.npz"), tmp_path / "model.npz")
+    before, after = np.load(folder / "model.npz"), np.load(tmp_path / "model.npz")
+    assert set(before.files) == set(after.files)
+    for name in before.files:
+        assert before[name].dtype == after[name].dtype and np.array_equal(before[name], after[name])
+    assert json.loads((tmp_path / "hp.json").read_text()) == json.loads((folder / "hp.json").read_text())
+    with pytest.raises(OutputError, match=r"already holds model\.npz"):
+        STORY.save(opened(folder / "model.npz"), tmp_path / "model.npz")
+    for name in ("lib", "lib.task", "lib.task.seq2seq", "lib.task.seq2seq.voc"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    voc = type("Voc", (), {"__setstate__": lambda self, state: setattr(self, "state", state)})
+    sys.modules["lib.task.seq2seq.voc"].Voc = voc  # type: ignore[attr-defined]
+    theirs, ours = (pickle.loads((place / "src.voc").read_bytes()).state for place in (folder, tmp_path))
+    assert theirs == ours
+
+
+# Other models
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"res_steps": "ldan", "normalize_out": False, "rescale_emb": True},
+        {"num_layers_enc": 1, "num_layers_dec": 3, "inp_emb_bias": True, "loss_bias": True},
+        {"key_size": 6, "value_size": 14, "num_heads": 2},
+        {"multihead_attn_format": "v2", "dwwt": True},
+        {"share_emb": True},
+        {"share_emb": True, "dwwt": True, "hid_size": 15, "num_heads": 5},
+        {"concrete_heads": ["enc-self", "dec-enc"], "num_heads": 5},
+    ],
+    ids=lambda more: "+".join(more) or "plain",
+)
+def test_other_models(tmp_path: Path, more: dict[str, Any]) -> None:
+    """Against the formulas in float64, whether the file says everything or only what arrays do not tell."""
+    hp = HP | more
+    words = (7, 11)
+    arrays = story.make(hp, words, 13, seed=3)
+    path = written(tmp_path, hp, arrays | {"mod/left_over:0": np.ones(3, np.float32)}, words)
+    expected = story.logits(arrays, hp, SOURCE, TARGET)
+    its = opened(path)
+    np.testing.assert_allclose(logits(its), expected, atol=2e-5)
+    needed = {key: value for key, value in hp.items() if key in ("res_steps", "num_heads", "rescale_emb", "key_size")}
+    (tmp_path / "hp.json").write_text(json.dumps(needed))
+    np.testing.assert_array_equal(logits(opened(path)), logits(its))
+    STORY.save(its, tmp_path / "saved" / "model.npz")
+    again = np.load(tmp_path / "saved" / "model.npz")
+    assert {name: again[name].tobytes() for name in again.files} == {
+        name: its.tobytes() for name, its in arrays.items()
+    }
+    NATIVE.save(its, tmp_path / "native")
+    native = open_checkpoint(str(tmp_path / "native"), device="cpu")
+    assert torch.equal(native.model(torch.tensor([SOURCE]), torch.tensor([TARGET])), its.model(
+        torch.tensor([SOURCE]), torch.tensor([TARGET])))  # fmt: skip
+
+
+def test_gates_are_measured_and_folded(tmp_path: Path) -> None:
+    hp = HP | {"concrete_heads": ["enc-self"], "num_heads": 5}
+    arrays = story.make(hp, (7, 11), 13, seed=4)
+    arrays["mod/enc_attn-1/gate/log_a:0"][0, :2, 0, 0] = -3, 3
+    its = opened(written(tmp_path / "gated", hp, arrays))
+    corpus = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "src3 src4", "dst3", None)]), True, False)
+    study = analyze(its, corpus, analyses=[ANALYSES.get("gates")], options=Options())
+    rows = study.heads[(study.heads.site == "encoder-self") & (study.heads.layer == 1)]
+    log_a = arrays["mod/enc_attn-1/gate/log_a:0"].reshape(-1)
+    assert rows["gate_log_a"].to_numpy() == pytest.approx(log_a)
+    assert rows["gate"].to_numpy()[:2].tolist() == [0, 1]
+    assert study.heads[study.heads.site == "cross"]["gate"].isna().all()
+    gate = np.clip(1.2 / (1 + np.exp(-log_a)) - 0.1, 0, 1).astype(np.float32)
+    folded = dict(arrays)
+    folded["mod/enc_attn-1/out_conv/W:0"] = arrays["mod/enc_attn-1/out_conv/W:0"] * gate.repeat(2)[:, None]
+    folded["mod/enc_attn-1/gate/log_a:0"] = np.full((1, 5, 1, 1), 9, np.float32)
+    np.testing.assert_allclose(logits(opened(written(tmp_path / "folded", hp, folded))), logits(its), atol=1e-5)
+    del folded["mod/enc_attn-0/gate/log_a:0"], folded["mod/enc_attn-1/gate/log_a:0"]
+    with pytest.raises(CheckpointError, match=r"lacks arrays of the model: mod/enc_attn-0/gate/log_a:0"):
+        opened(written(tmp_path / "folded", hp, folded))
+
+
+def test_frequencies_are_of_the_source_where_the_target_has_more_pieces(tmp_path: Path) -> None:
+    its = opened(written(tmp_path, HP, story.make(HP, (7, 11), 13, seed=3)))
+    assert frequency_ranks(its, {5: 4, 6: 9}).tolist() == [0, 0, 0, 3, 4, 2, 1, 0, 0, 0, 0]
+
+
+def test_gates_tell_the_number_of_heads_and_can_be_left_out(tmp_path: Path) -> None:
+    hp = HP | {"concrete_heads": ["dec-self"], "num_heads": 5}
+    arrays = story.make(hp, (7, 11), 13, seed=4)
+    path = written(tmp_path, {"res_steps": "nlda"}, arrays)
+    np.testing.assert_allclose(logits(opened(path)), story.logits(arrays, hp, SOURCE, TARGET), atol=2e-5)
+    written(tmp_path, {"res_steps": "nlda", "num_heads": 5, "concrete_heads": []}, arrays)
+    plain = {name: array for name, array in arrays.items() if "log_a" not in name}
+    np.testing.assert_allclose(logits(opened(path)), story.logits(plain, hp, SOURCE, TARGET), atol=2e-5)
+
+
+def test_heads_that_are_not_alive(tmp_path: Path) -> None:
+    hp = HP | {"num_heads": 5, "alive_heads": {"dec-enc": [[1, 0, 1, 1, 0], [0, 0, 0, 0, 0]]}}
+    arrays = story.make(hp, (7, 11), 13, seed=5)
+    its = opened(written(tmp_path, hp, arrays))
+    gates = [np.where(mask, 9, -9).astype(np.float32) for mask in hp["alive_heads"]["dec-enc"]]
+    as_gates = arrays | {f"mod/dec_enc_attn-{i}/gate/log_a:0": gate for i, gate in enumerate(gates)}
+    np.testing.assert_allclose(logits(its), story.logits(as_gates, hp, SOURCE, TARGET), atol=2e-5)
+    hp["alive_heads"]["dec-enc"].pop()
+    with pytest.raises(CheckpointError, match="alive_heads of dec-enc must be 2 lists"):
+        opened(written(tmp_path, hp, arrays))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("hp", "message"),
+    [
+        ({"num_heads": 2}, r"res_steps is 'None'; headscope knows 'nlda' .* and 'ldan'"),
+        ({"res_steps": "lda", "num_heads": 2}, "res_steps is 'lda'"),
+        ({"res_steps": "nlda"}, "num_heads is not said, and arrays without gates do not tell it"),
+        ({"res_steps": "nlda", "num_heads": 3}, "num_heads 3 does not divide key_size 10"),
+        ({"res_steps": "nlda", "num_heads": "2"}, "field num_heads is '2', which is of the wrong type"),
+        ({"res_steps": "nlda", "num_heads": 2, "num_layers": 9**9}, r"'mod/enc_attn-2/mem_conv/W:0'.* say \d+ layers"),
+        ({"res_steps": "nlda", "num_heads": 2, "hid_size": 8}, r"has the shape \[7, 10\], .* say \[7, 8\]"),
+        ({"res_steps": "nlda", "num_heads": 2, "emb_size": 5}, "emb_size 5 differs from hid_size"),
+        ({"res_steps": "nlda", "num_heads": 2, "loss_bias": True}, "lacks arrays .*: loss_xent_lm/logits/b:0"),
+        ({"res_steps": "nlda", "num_heads": 2, "dst_reverse": True}, "dst_reverse = True is not supported"),
+        ({"res_steps": "nlda", "num_heads": 2, "concrete_heads": ["enc"]}, "no attention type 'enc'"),
+        ({"res_steps": "nlda", "num_heads": 2, "alive_heads": {"enc-self": 3}}, "alive_heads must give lists"),
+    ],
+)
+def test_hyper_parameters_that_do_not_fit(tmp_path: Path, hp: dict[str, Any], message: str) -> None:
+    path = written(tmp_path, hp, story.make(HP, (7, 11), 13, seed=3))
+    with pytest.raises(HeadscopeError, match=message) as caught:
+        opened(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_missing_or_of_another_model(tmp_path: Path) -> None:
+    path = written(tmp_path, HP, story.make(HP, (7, 11), 13, seed=3))
+    (tmp_path / "hp.json").rename(tmp_path / "other.json")
+    with pytest.raises(ConfigError, match=r"needs its hyper-parameters: give --hp FILE"):
+        opened(path)
+    hp = tmp_path / "other.json"
+    (tmp_path / "src.voc.txt").write_text("_BOS_\n_EOS_\n_UNK_\na\n")
+    with pytest.raises(CheckpointError, match=r"src.voc.txt has 4 tokens, the embeddings 7"):
+        opened(path, hp=hp)
+    (tmp_path / "src.voc.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"has no source vocabulary, .* --dicts"):
+        opened(path, hp=hp).encode(["a"], side="source", limit=9)
+
+
+class _Touch:
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.place,)
+
+
+def _hashes(depth: int) -> bytes:
+    """A dictionary whose key is a tuple of tuples, each held twice: its hash takes 2^depth steps."""
+    return b"\x80\x02}" + b")q\x00" + b"h\x00\x86q\x00".replace(b"h\x00", b"h\x00h\x00", 1) * depth + b"K\x01s."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda mark: pickle.dumps(_Touch(mark)),
+        lambda mark: pickle.dumps(({"_BOS_": 0, "a": _Touch(mark)},)),
+        lambda mark: b"cos\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR.",
+        lambda mark: b"\x80\x02clib.task.seq2seq.voc\nVoc\n)\x81cbuiltins\nexec\nb.",
+        lambda mark: _hashes(60),
+        lambda mark: b"\x80\x02]r\xff\xff\xff\x7f.",
+        lambda mark: b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x0f.",
+        lambda mark: b"\x80\x02clib.task.seq2seq.voc\nVoc\n)\x81}(X\x01\x00\x00\x00aJ\xff\xff\xff\x7fu\x85b.",
+        lambda mark: b"",
+        lambda mark: b"\x80\x02(((((((.",
+        lambda mark: pickle.dumps({"a": 2**70}),
+    ],
+)
+def test_hostile_vocabularies(tmp_path: Path, content: Any) -> None:
+    path = written(tmp_path, HP, story.make(HP, (7, 11), 13, seed=3))
+    mark = tmp_path / "executed"
+    (tmp_path / "src.voc").write_bytes(content(mark))
+    with pytest.raises((DataError, CheckpointError)) as caught:
+        opened(path)
+    assert not mark.exists() and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_six_hundred_broken_files(tmp_path: Path) -> None:
+    """Truncated or with flipped bits: the same logits, or one line."""
+    hp = HP | {"num_layers": 1}
+    path = written(tmp_path, hp, story.make(hp, (7, 11), 13, seed=3))
+    good, expected = path.read_bytes(), logits(opened(path))
+    draw, same = random.Random(1), 0
+    for number in range(600):
+        bad = bytearray(good if number % 6 else good[: draw.randrange(len(good))])
+        for _ in range(draw.choice([1, 1, 3]) if number % 6 else 0):
+            place = draw.randrange(len(bad)) if number % 2 else len(bad) - 1 - draw.randrange(4000)
+            bad[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(bad)
+        try:
+            found = logits(opened(path))
+        except HeadscopeError as error:
+            assert "\n" not in str(error)
+        else:
+            same += 1
+            np.testing.assert_array_equal(found, expected)
+    assert 0 < same < 500
+
+
+def test_arrays_that_say_they_are_huge(tmp_path: Path) -> None:
+    arrays = story.make(HP, (7, 11), 13, seed=3)
+    path = written(tmp_path, HP, arrays)
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": "<f4", "fortran_order": False, "shape": (2**30, 10)})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("mod/emb_inp/mat:0.npy", content.getvalue() + bytes(4000))
+    with pytest.raises(CheckpointError):
+        opened(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            data = io.BytesIO()
+            np.save(data, array if name != "mod/emb_inp/mat:0" else np.zeros((2**21, 10), np.float32))
+            archive.writestr(f"{name}.npy", data.getvalue())
+    with pytest.raises(CheckpointError, match="far larger than what is stored"):
+        opened(path)

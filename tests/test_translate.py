@@ -1,0 +1,252 @@
+"""Translation of streams: order, windows, empty lines, what is written, and what the MHR fork wrote."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import checkpoints
+from oracles.checkpoints import SOURCES
+
+from headscope.cli import main
+from headscope.cli import translate as command
+from headscope.data import Batch, side
+from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.formats import base
+from headscope.formats.base import TranslateOptions
+from headscope.formats.native import NATIVE
+from headscope.translate import decoded_lines, translate_lines
+
+TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj", "ah"]
+Ran = tuple[int, str, str]
+
+
+def best(checkpoint: Any, lines: list[str], *, tokens: int = 1000, window: int = 512, **options: Any) -> list[str]:
+    found = translate_lines(checkpoint, lines, options=TranslateOptions(**options), tokens=tokens, window=window)
+    return [each[0].text for each in found]
+
+
+# The library.
+
+
+@pytest.mark.parametrize("kind", ["native", "bart"])
+def test_batches_and_windows_change_nothing_and_order_is_kept(kind: str) -> None:
+    checkpoint: Any = checkpoints.small() if kind == "native" else checkpoints.hugging(kind)
+    lines = SOURCES if kind == "native" else TEXTS
+    options = {"beam": 3, "max_extra": 8}
+    alone = [best(checkpoint, [line], **options)[0] for line in lines]
+    assert len(set(alone)) > 1
+    for tokens, window in ((1, 2), (17, 3), (1000, 512)):
+        assert best(checkpoint, lines, tokens=tokens, window=window, **options) == alone
+    assert best(checkpoint, lines[::-1], **options) == alone[::-1]
+
+
+def test_empty_lines_stay_empty() -> None:
+    checkpoint = checkpoints.small()
+    one, two = best(checkpoint, SOURCES[:2])
+    assert best(checkpoint, ["", SOURCES[0], "  ", SOURCES[1], ""]) == ["", one, "", two, ""]
+    assert best(checkpoint, ["", ""]) == ["", ""] and best(checkpoint, []) == []
+
+
+def test_a_window_is_read_only_when_it_is_needed() -> None:
+    read: list[int] = []
+
+    def lines() -> Iterator[str]:
+        for number in range(100):
+            read.append(number)
+            yield "a b"
+
+    found = translate_lines(checkpoints.small(), lines(), options=TranslateOptions(), tokens=50, window=5)
+    for _ in range(5):
+        next(found)
+    assert len(read) == 5
+
+
+def test_the_checkpoints_own_search_is_used_and_options_override_it() -> None:
+    checkpoint = checkpoints.small()
+    own = checkpoint.translate(SOURCES)
+    assert best(checkpoint, SOURCES) == [checkpoint.target.decode(each[0].ids) for each in own]  # type: ignore[union-attr]
+    facts = checkpoint.search_facts(TranslateOptions(beam=2, power=0.5, max_ratio=2.0, max_extra=3))
+    assert facts == {"search": "fairseq", "beam": "2", "lenpen": "0.5", "tgt-len": "0n+1..2n+3"}
+    (three,) = translate_lines(checkpoint, SOURCES[:1], options=TranslateOptions(best=3), tokens=9)
+    assert len(three) == 3 and three[0].score >= three[1].score >= three[2].score
+    assert all(len(text.split()) <= 2 for text in best(checkpoint, SOURCES, max_extra=2))
+
+
+@torch.no_grad()
+def test_hugging_face_scores_are_log_probabilities_by_length() -> None:
+    checkpoint = checkpoints.hugging("bart")
+    options = TranslateOptions(beam=3, best=2, scores=True, power=0.5, max_extra=6)
+    found = checkpoint.translations(TEXTS, options)
+    source = side(checkpoint.encode(TEXTS, side="source", limit=50))
+    theirs = checkpoint.model.generate(  # type: ignore[operator]
+        source.ids,
+        attention_mask=source.real.long(),
+        num_beams=3,
+        num_return_sequences=2,
+        length_penalty=0.5,
+        max_new_tokens=7,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    texts = checkpoint.tokenizer.batch_decode(theirs.sequences, skip_special_tokens=True)
+    assert [each.text for line in found for each in line] == texts
+    scores = [each.score for line in found for each in line]
+    assert scores == pytest.approx(theirs.sequences_scores.tolist(), abs=1e-6)
+    assert checkpoint.logits(Batch(torch.arange(4), 0, source, source)).shape[-1] == 53
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_models_that_cannot_translate_are_refused(kind: str) -> None:
+    with pytest.raises(CheckpointError, match="cannot translate"):
+        best(checkpoints.hugging(kind), TEXTS)
+    with pytest.raises(CheckpointError, match="cannot translate"):
+        best(checkpoints.small(decoder_only=True), SOURCES)
+
+
+def test_what_hugging_face_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--max-len-b"):
+        best(checkpoints.hugging("bart"), TEXTS, max_ratio=2.0)
+    with pytest.raises(ConfigError, match="wider beam than 1"):
+        best(checkpoints.hugging("bart"), TEXTS, best=2)
+    with pytest.raises(ConfigError, match="a beam gives 1 to 2"):
+        TranslateOptions(beam=2, best=3)
+
+
+def test_a_long_line_is_cut_at_the_limit_and_told() -> None:
+    checkpoint, cut = checkpoints.small(positions="learned", max_positions=5), list[int]()
+    lines = ["a", "", "a b c d e f g"]
+    options = TranslateOptions()
+    long = list(translate_lines(checkpoint, lines, options=options, tokens=99, window=2, cut=cut.append))
+    assert cut == [3] and long[2][0].text == best(checkpoint, ["a b c d"])[0]
+
+
+def test_lines_that_are_not_utf_8_are_named() -> None:
+    assert list(decoded_lines(["\ufeffa\r\n".encode(), "ü\u2028b".encode()])) == ["a", "ü\u2028b"]
+    with pytest.raises(DataError, match="stdin:2: byte 2 is not UTF-8"):
+        list(decoded_lines([b"a\n", b"b\xff\n"]))
+
+
+def test_beam_5_translations_of_the_fork_are_reproduced_sentence_for_sentence(shared: Path) -> None:
+    from headscope.evaluate import text_scores
+
+    folder = shared / "oracles" / "mhr"
+    log = (folder / "alpha" / "generate" / "generate-base.log").read_text(encoding="utf-8")
+    expected = {int(n): text for n, text in re.findall(r"^H-(\d+)\t\S+\t(.*)$", log, re.MULTILINE)}
+    lines = (folder / "data" / "test.de").read_text(encoding="utf-8").splitlines()
+    found = best(checkpoints.mhr(shared), lines)
+    assert found == [expected[n] for n in range(200)]
+    references = (folder / "data" / "test.en").read_text(encoding="utf-8").splitlines()
+    (bleu,) = text_scores(found, references, ("bleu",), mode="tokenised-lowercase", replicates=0)
+    assert f"BLEU4 = {bleu.value:.2f}," in log
+
+
+# The command.
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run `headscope translate` on bytes: exit status, stdout, stderr."""
+
+    def called(text: bytes, *arguments: object) -> Ran:
+        capfd.readouterr()
+        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")  # whatever the locale, UTF-8 comes out
+        monkeypatch.setattr(sys, "argv", ["headscope", "translate", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="ascii"))
+        with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+            patched.setattr(sys, "stdout", out)
+            main.run()
+        assert isinstance(out.buffer, io.BytesIO)
+        return int(ended.value.code or 0), out.buffer.getvalue().decode(), capfd.readouterr().err
+
+    return called
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    NATIVE.save(checkpoints.small(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_command_translates_lines(run: Callable[..., Ran], model: Path) -> None:
+    checkpoint = checkpoints.small()
+    text = "\n".join([SOURCES[0], "", SOURCES[1]]).encode()
+    one, two = best(checkpoint, SOURCES[:2])
+    assert run(text, model) == (0, f"{one}\n\n{two}\n", "")
+    greedy = best(checkpoint, SOURCES[:2], beam=1)
+    assert run(text, model, "--greedy", "--window", 1)[1] == f"{greedy[0]}\n\n{greedy[1]}\n"
+    _, shown, _ = run(text, model, "--nbest", 2, "--scores", "--keep-bpe")
+    rows = [line.split("\t") for line in shown.splitlines()]
+    assert [row[0] for row in rows] == ["0", "0", "1", "2", "2"]
+    assert rows[0][2] == one and float(rows[0][1]) >= float(rows[1][1]) and rows[2][1:] == ["0.0000", ""]
+    assert run(b"", model) == (0, "", "")
+
+
+def test_the_command_masks_heads(run: Callable[..., Ran], model: Path, tmp_path: Path) -> None:
+    names = tmp_path / "heads"
+    names.write_text("cross.0.*\ndecoder-self.2.1\n", encoding="utf-8")
+    text = "\n".join(SOURCES).encode()
+    listed = run(text, model, "--mask", "cross.0.*,decoder-self.2.1")[1]
+    assert listed == run(text, model, "--mask", names)[1] != run(text, model)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "extra", "told"),
+    [
+        (b"a\n\xfe\n", [], "stdin:2: byte 1 is not UTF-8"),
+        (b"a\n", ["--mask", "cross.0.7"], "no head of this model is called 'cross.0.7'; it has encoder-self 2"),
+        (b"a\n", ["--mask", "cross.0"], "is no head"),
+        (b"a\n", ["--nbest", "4"], "best is 4; a beam of 3"),
+        (b"a\n", ["--greedy", "--beam", "3"], "--greedy is a beam of 1"),
+        (b"a\n", ["--hp", "x.json"], "--hp means nothing for a native checkpoint"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_status_2(
+    run: Callable[..., Ran], model: Path, text: bytes, extra: list[str], told: str
+) -> None:
+    status, shown, err = run(text, model, *extra)
+    assert (status, shown) == (2, "") and told in err and err.count("\n") == 1
+
+
+def test_a_hugging_face_directory_is_translated(run: Callable[..., Ran], tmp_path: Path) -> None:
+    checkpoint, folder = checkpoints.hugging("bart"), tmp_path / "bart"
+    checkpoint.model.float().save_pretrained(folder)  # type: ignore[operator]
+    checkpoint.tokenizer.save_pretrained(folder)
+    text = "\n".join(TEXTS).encode()
+    expected = best(checkpoint, TEXTS, beam=2, max_extra=6)
+    status, shown, err = run(text, folder, "--beam", 2, "--max-len-b", 6, "--device", "cpu")
+    assert (status, shown.splitlines(), err) == (0, expected, "")
+
+
+def test_ctrl_c_ends_with_130_and_keeps_what_was_done(
+    run: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = base.open_checkpoint(str(model), device="cpu")
+    whole = opened.translations
+
+    def once(texts: Any, options: Any) -> Any:
+        monkeypatch.setattr(opened, "translations", interrupted)
+        return whole(texts, options)
+
+    def interrupted(texts: Any, options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(opened, "translations", once)
+    monkeypatch.setattr(base, "open_checkpoint", lambda *_, **__: opened)
+    status, shown, err = run("\n".join(SOURCES).encode(), model, "--window", 1)
+    assert (status, err) == (130, "interrupted: 1 lines are translated\n")
+    assert shown == best(checkpoints.small(), SOURCES[:1])[0] + "\n"
+
+
+def test_options_come_from_a_config_file_too(run: Callable[..., Ran], model: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(f"beam = 1\nmask = {json.dumps('cross.0.*')}\n", encoding="utf-8")
+    text = "\n".join(SOURCES).encode()
+    assert run(text, model, "--config", tmp_path / "c.toml") == run(text, model, "--greedy", "--mask", "cross.0.*")
+    assert command.translate.__doc__

@@ -1,0 +1,333 @@
+"""Hostile and damaged torch files: nothing is executed, every one ends in one line, none takes time or memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+import zipfile
+from collections import OrderedDict
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import fairseq
+
+from headscope.cli.main import run
+from headscope.errors import CheckpointError
+from headscope.formats.base import open_checkpoint
+from headscope.formats.pickles import Inert, StoredTensor
+from headscope.formats.untrusted import LEGACY, is_torch_file, read_tensors, read_torch
+
+MARKER = "headscope-was-here"
+PUSH = b"\x8c"  # SHORT_BINUNICODE
+
+
+def text(value: str) -> bytes:
+    return PUSH + bytes([len(value)]) + value.encode()
+
+
+def zipped(path: Path, program: bytes, storages: dict[str, bytes] | None = None) -> Path:
+    """A file as torch 1.6 and later write it, with a pickle of one's own."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", program)
+        for key, data in (storages or {}).items():
+            archive.writestr(f"archive/data/{key}", data)
+    return path
+
+
+def legacy(path: Path, program: bytes, keys: tuple[str, ...] = (), rest: bytes = b"") -> Path:
+    """A file as torch before 1.6 writes it."""
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
+    parts = [LEGACY, pickle.dumps(1001, 2), pickle.dumps(system, 2), program, pickle.dumps(list(keys), 2), rest]
+    path.write_bytes(b"".join(parts))
+    return path
+
+
+class Call:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+class Built:
+    """Pickles as an object whose state is set, with `__setstate__` of a class that is given."""
+
+    def __reduce__(self) -> Any:
+        return argparse.Namespace, (), Call(os.mkdir, MARKER)
+
+
+def raw(module: str, name: str, argument: bytes = text(MARKER)) -> bytes:
+    return b"\x80\x02" + f"c{module}\n{name}\n".encode() + argument + b"\x85R."
+
+
+EVIL = Call(os.mkdir, MARKER)
+PLAIN = {"args": argparse.Namespace(arch="transformer"), "model": {}}
+NESTED: dict[str, Any] = {
+    "alone": EVIL,
+    "in a list": [[EVIL]],
+    "as a value": {**PLAIN, "x": EVIL},
+    "in args": {"args": argparse.Namespace(arch=EVIL), "model": {}},
+    "as args": {"args": EVIL, "model": {}},
+    "in cfg": {"args": None, "cfg": {"model": {"arch": EVIL}}, "model": {}},
+    "in weights": {**PLAIN, "model": OrderedDict(weight=EVIL)},
+    "in optimizer state": {**PLAIN, "last_optimizer_state": {"state": {0: {"step": EVIL}}}},
+    "in extra state": {**PLAIN, "extra_state": {"metrics": [(10, EVIL)]}},
+    "in a built state": Built(),
+    "eval": Call(eval, f"__import__('os').mkdir('{MARKER}')"),
+    "exec": Call(exec, f"import os; os.mkdir('{MARKER}')"),
+    "getattr": Call(getattr, Call(__import__, "os"), "mkdir"),
+    "a process": Call(subprocess.Popen, ["mkdir", MARKER]),
+    "pickle again": Call(pickle.loads, pickle.dumps(EVIL)),
+    "torch again": Call(torch.load, MARKER),
+    "storage from bytes": Call(torch.storage._load_from_bytes, pickle.dumps(EVIL)),
+    "a huge bytearray": Call(bytearray, 1 << 60),
+    "a huge tensor": Call(torch.Tensor, 1 << 40),
+    "objects of numpy": np.array([EVIL], dtype=object),
+}
+RAW = {
+    "INST": b"\x80\x02(X\x12\x00\x00\x00headscope-was-hereios\nmkdir\n.",
+    "OBJ": b"\x80\x02(cos\nmkdir\nX\x12\x00\x00\x00headscope-was-hereo.",
+    "EXT1": b"\x80\x02\x82\x01.",
+    "NEWOBJ_EX": b"\x80\x04cos\nmkdir\n" + text(MARKER) + b"\x85}\x92.",
+    "dotted": b"\x80\x04" + text("os") + text("path.os.mkdir") + b"\x93" + text(MARKER) + b"\x85R.",
+    "through a good module": raw("argparse", "_os.mkdir"),
+    "through collections": raw("collections", "_sys.modules.clear", b")"),
+    "posix": raw("posix", "mkdir"),
+    "nt": raw("nt", "mkdir"),
+    "python 2": raw("__builtin__", "eval"),
+    "a line feed": b"\x80\x04" + text("os\nx") + text("mkdir") + b"\x93" + text(MARKER) + b"\x85R.",
+    "not a global": b"\x80\x02" + text("os.mkdir") + text(MARKER) + b"\x85R.",
+    "attributes of a list": b"\x80\x02]}" + text("append") + text(MARKER) + b"sb.",
+    "no stop": b"\x80\x02]",
+    "nothing": b"",
+    "empty stack": b"\x80\x02.",
+    "no mark": b"\x80\x02]t.",
+    "unknown memo": b"\x80\x02h\x05.",
+}
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Within a test: nothing was made in the working directory, little memory and time were taken."""
+    monkeypatch.chdir(tmp_path)
+    tracemalloc.start()
+    begin = time.perf_counter()
+    yield
+    seconds, peak = time.perf_counter() - begin, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not (tmp_path / MARKER).exists(), "code of the file was executed"
+    assert seconds < 20
+    assert peak < 256 << 20
+
+
+def refused(path: Path, match: str | None = None) -> str:
+    with pytest.raises(CheckpointError, match=match) as caught:
+        open_checkpoint(str(path), format="fairseq", device="cpu")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert path.name in message
+    return message
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("wrapped", [zipped, legacy])
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_objects_that_would_run_code_are_named_and_not_made(
+    tmp_path: Path, name: str, wrapped: Any, protocol: int
+) -> None:
+    path = wrapped(tmp_path / "c.pt", pickle.dumps(NESTED[name], protocol))
+    message = refused(path, "its pickle asks for .*; nothing of it was executed; if you trust the file, load it with")
+    if name.startswith(("in ", "as ", "alone")):
+        assert f"asks for {os.mkdir.__module__}.mkdir," in message
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("wrapped", [zipped, legacy])
+@pytest.mark.parametrize("name", RAW)
+def test_programs_written_by_hand_end_in_one_line(tmp_path: Path, name: str, wrapped: Any) -> None:
+    refused(wrapped(tmp_path / "c.pt", RAW[name]))
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("name", ["alone", "in args", "in optimizer state", "in cfg"])
+def test_the_command_line_ends_with_status_2_and_one_line(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = zipped(tmp_path / "c.pt", pickle.dumps(NESTED[name], 2))
+    monkeypatch.setattr(sys, "argv", ["headscope", "show", str(path)])
+    with pytest.raises(SystemExit) as caught:
+        run()
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "mkdir" in printed.err
+
+
+# Sizes.
+
+
+def tensor(count: int, *, offset: int = 0, shape: bytes = b"K\x03\x85", stride: bytes = b"K\x01\x85") -> bytes:
+    """A pickle of one tensor over storage "0" that claims `count` floats."""
+    number = b"\x8a\x08" + struct.pack("<q", count)
+    storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number + b"tQ"
+    start = b"\x8a\x08" + struct.pack("<q", offset)
+    return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + storage + start + shape + stride + b"\x89NtR."
+
+
+def test_a_tensor_written_by_hand_is_read(tmp_path: Path) -> None:
+    data = struct.pack("<3f", 1, 2, 3)
+    for path in (
+        zipped(tmp_path / "z.pt", tensor(3), {"0": data}),
+        legacy(tmp_path / "l.pt", tensor(3), ("0",), struct.pack("<q", 3) + data),
+    ):
+        assert is_torch_file(path)
+        assert read_tensors(path, {"x": read_torch(path)})["x"].tolist() == [1, 2, 3]
+
+
+BIG = b"\x8a\x08" + struct.pack("<q", 1 << 61)
+SIZES = {
+    "more than there is": (tensor(1 << 40), "numbers"),
+    "one more": (tensor(4), "numbers"),
+    "negative": (tensor(-1), "no storage of numbers"),
+    "overflowing": (tensor(1 << 62), "numbers"),
+    "a large shape": (tensor(3, shape=BIG + b"\x85"), "lies outside its storage of 3"),
+    "a large product": (tensor(3, shape=BIG + BIG + b"\x86", stride=b"K\x00K\x00\x86"), "lies outside its storage"),
+    "repeated by stride 0": (tensor(3, shape=b"K\x04\x85", stride=b"K\x00\x85"), "lies outside its storage"),
+    "a large stride": (tensor(3, stride=BIG + b"\x85"), "lies outside its storage"),
+    "a negative stride": (tensor(3, stride=b"J\xff\xff\xff\xff\x85"), "without a proper shape"),
+    "a large offset": (tensor(3, offset=1 << 50), "lies outside its storage"),
+    "a negative offset": (tensor(3, offset=-1), "without a proper shape"),
+    "no shape": (tensor(3, shape=b"N", stride=b"N"), "tuple must be"),
+}
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("name", SIZES)
+def test_declared_sizes_are_checked_before_memory_is_taken(tmp_path: Path, name: str) -> None:
+    program, message = SIZES[name]
+    data = struct.pack("<3f", 1, 2, 3)
+    refused(zipped(tmp_path / "z.pt", program, {"0": data}), message)
+    refused(legacy(tmp_path / "l.pt", program, ("0",), struct.pack("<q", 3) + data))
+    refused(legacy(tmp_path / "t.pt", tensor(3), ("0",), struct.pack("<q", 3) + data[:-1]), "not as large as")
+    refused(legacy(tmp_path / "k.pt", tensor(3), ("1",), struct.pack("<q", 3) + data), "list of storages does not fit")
+
+
+@pytest.mark.usefixtures("guarded")
+def test_zip_bombs_are_refused(tmp_path: Path) -> None:
+    made = BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + b"]" * (20 << 20))
+    (tmp_path / "deflated.pt").write_bytes(made.getvalue())
+    refused(tmp_path / "deflated.pt", "compressed or encrypted zip")
+    data = bytearray(zipped(tmp_path / "c.pt", tensor(3), {"0": bytes(12)}).read_bytes())
+    place = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)  # the directory's entry of the storage
+    data[place + 20 : place + 28] = struct.pack("<II", 0xFFFFFF00, 0xFFFFFF00)
+    (tmp_path / "claims.pt").write_bytes(data)
+    refused(tmp_path / "claims.pt", "claim more bytes than the file has")
+    refused(zipped(tmp_path / "large.pt", b"\x80\x02" + b"0" * (17 << 20)), "at most 16,777,216 are read")
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x02]r\xff\xff\xff\xff.",  # a memo of four thousand million entries
+        b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.",  # bytes of that length
+        b"\x80\x04\x8d" + struct.pack("<Q", 1 << 40) + b"x.",
+        b"\x80\x05\x96" + struct.pack("<Q", 1 << 50) + b"x.",
+        b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",  # a deep nest
+        b"\x80\x02})q\x00" + b"0h\x00h\x00\x86q\x00" * 60 + b"Ns.",  # a key that takes 2**60 steps to hash
+        b"\x80\x02]q\x00(" + b"K\x01" * 90_000 + b"e0" + b"cbuiltins\nset\nh\x00\x85R0" * 5_000 + b"N.",
+        b"\x80\x02(" + b"]0" * 600_000 + b"N.",
+    ],
+)
+def test_programs_that_would_take_for_ever_are_cut_short(tmp_path: Path, program: bytes) -> None:
+    refused(zipped(tmp_path / "c.pt", program))
+
+
+def test_one_storage_does_not_become_thousands_of_tensors(tmp_path: Path) -> None:
+    base = torch.zeros(200, 50)
+    torch.save({"args": PLAIN["args"], "model": {f"w{n}": base.T for n in range(2000)}}, tmp_path / "c.pt")
+    refused(tmp_path / "c.pt", "more than four times the numbers of the file")
+
+
+# What is read.
+
+
+def test_ordinary_content_is_what_torch_loads(tmp_path: Path) -> None:
+    shared = torch.arange(12.0).view(3, 4)
+    content = {
+        "args": argparse.Namespace(a=1, b="ü", c=[1.5, None, True], d=(2**40, b"x")),
+        "model": OrderedDict(one=shared, transposed=shared.T, row=shared[1], empty=torch.empty(0, 3)),
+        "types": {str(t): torch.ones(2, dtype=t) for t in (torch.float16, torch.bfloat16, torch.int8, torch.bool)},
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "set": {1, 2},
+        "numpy": [np.float64(0.25), np.int64(-3)],
+        "size": torch.Size([2, 3]),
+    }
+    for zip_format in (True, False):
+        path = tmp_path / f"{zip_format}.pt"
+        torch.save(content, path, _use_new_zipfile_serialization=zip_format)
+        found = read_torch(path)
+        assert vars(found["args"]) == vars(content["args"])
+        assert (found["set"], found["numpy"], found["size"]) == ({1, 2}, [0.25, -3], (2, 3))
+        for part in ("model", "types"):
+            again = read_tensors(path, found[part])
+            assert list(again) == list(content[part])
+            assert all(
+                torch.equal(again[key], its) and again[key].dtype == its.dtype for key, its in content[part].items()
+            )
+        assert isinstance(found["parameter"], StoredTensor)
+
+
+def test_classes_of_fairseq_and_omegaconf_are_inert(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "c.pt", raw("fairseq.dataclass.configs", "Anything"))
+    found = read_torch(path)
+    assert isinstance(found, Inert)
+    assert (found.name, found.args) == ("fairseq.dataclass.configs.Anything", (MARKER,))
+    assert "fairseq" not in sys.modules
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"PK\x03\x04" + bytes(60), LEGACY, LEGACY[:5], b"\x80\x02."])
+def test_fragments_are_no_checkpoints(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "c.pt"
+    path.write_bytes(data)
+    refused(path)
+    with pytest.raises(CheckpointError):
+        open_checkpoint(str(path))
+
+
+@pytest.mark.parametrize(("is_legacy", "count"), [(False, 600), (True, 150)])
+def test_mutations_give_equal_results_or_one_line(tmp_path: Path, is_legacy: bool, count: int) -> None:
+    options = fairseq.BASE | {"encoder_layers": 1, "decoder_layers": 1, "share_decoder_input_output_embed": True}
+    path = tmp_path / "whole" / "c.pt"
+    fairseq.write(path, options, fairseq.state(options, alphas=("all",)), legacy=is_legacy)
+    work = tmp_path / "work"
+    for folder in (path.parent, work):
+        fairseq.dictionaries(folder)
+    script = Path(__file__).parent / "oracles" / "mutations.py"
+    arguments = [sys.executable, str(script), str(path), str(work), str(count)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["odd"] == []
+    assert "different" not in found["seen"]
+    assert sum(found["seen"].values()) == count
+    assert found["seen"]["error"] > count // 5
+    assert found["slowest"] < 5
