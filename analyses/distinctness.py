@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
@@ -64,7 +67,8 @@ class Distinctness(Analysis):
                     columns.setdefault(name, {})[place] = _exact(effective_rank(bases[first].R, bases[second].R))
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
         shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
-        found_tables = {"distinctness": pd.concat(tables, ignore_index=True)} if tables else {}
+        joined = {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
+        found_tables = {"distinctness": pd.DataFrame(joined)} if tables else {}
         return Findings(columns=shown, tables=found_tables, remarks=remarks)
 
 
@@ -87,8 +91,8 @@ def principal_cosines(basis: Tensor, triangle: Tensor) -> Tensor:
     sizes = torch.linalg.svdvals(triangle)  # [h k]
     lacking = sizes[:, -1] <= RANK * sizes[:, 0]
     h, d, k = basis.shape
-    side_by_side = basis.transpose(0, 1).reshape(d, h * k)
-    inner = (side_by_side.T @ side_by_side).view(h, k, h, k)
+    side_by_side = basis.permute(0, 2, 1).reshape(h * k, d)
+    inner = (side_by_side @ side_by_side.T).view(h, k, h, k)
     first, second = torch.triu_indices(h, h, offset=1)
     found = torch.linalg.svdvals(inner[first, :, second]).clamp(max=1.0)  # [p k]
     every: Tensor = found.new_ones(h, h, k)
@@ -115,19 +119,21 @@ def _exact(values: Tensor) -> Estimate:
     return Estimate(array, array, array)
 
 
-def _table(place: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor) -> pd.DataFrame:
-    first, second = (index.numpy() for index in torch.triu_indices(len(cosine), len(cosine), offset=1))
-    degrees = np.degrees(np.arccos(angles.numpy()))
-    return pd.DataFrame(
-        {
-            "site": place[0].value,
-            "layer": place[1],
-            "matrix": f"W_{letter.upper()}",
-            "head_a": first,
-            "head_b": second,
-            "cosine": cosine.numpy()[first, second],
-            "overlap": overlap.numpy()[first, second],
-            "angle_smallest": degrees[first, second, 0],
-            "angle_largest": degrees[first, second, -1],
-        }
-    )
+def _table(
+    place: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor
+) -> dict[str, npt.NDArray[Any]]:
+    """Columns of the table, a row for each pair of heads of one place and matrix."""
+    first, second = np.triu_indices(len(cosine), k=1)
+    outer = angles.numpy()[first, second][:, [0, -1]] if len(first) else np.empty((0, 2))
+    degrees = np.degrees(np.arccos(outer))
+    return {
+        "site": np.full(len(first), place[0].value, dtype=object),
+        "layer": np.full(len(first), place[1]),
+        "matrix": np.full(len(first), f"W_{letter.upper()}", dtype=object),
+        "head_a": first,
+        "head_b": second,
+        "cosine": cosine.numpy()[first, second],
+        "overlap": overlap.numpy()[first, second],
+        "angle_smallest": degrees[:, 0],
+        "angle_largest": degrees[:, 1],
+    }

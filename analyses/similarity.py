@@ -106,11 +106,16 @@ def pairwise_l2(tokens: Tensor) -> Tensor:
 
 
 def gram(flat: Tensor) -> Tensor:
-    """flatᵀ flat of [n d], the lower left quarter copied from the upper right: [d d]."""
-    half = flat.shape[1] // 2
-    first, second = flat[:, :half].contiguous(), flat[:, half:].contiguous()
-    cross = first.T @ second
-    return torch.cat([torch.cat([first.T @ first, cross], 1), torch.cat([cross.T, second.T @ second], 1)])
+    """flatᵀ flat of [n d]: halves are multiplied and the lower left quarter is copied, again in each half."""
+    width = flat.shape[1]
+    if width < 128:
+        return flat.T @ flat
+    half = width // 2
+    found = flat.new_empty(width, width)
+    found[:half, :half], found[half:, half:] = gram(flat[:, :half]), gram(flat[:, half:])
+    found[:half, half:] = flat[:, :half].T @ flat[:, half:]
+    found[half:, :half] = found[:half, half:].T
+    return found
 
 
 def cka_samples(tally: Tally, place: tuple[Site, int], heads: int) -> Tensor:

@@ -111,7 +111,9 @@ class Bootstrap:
         """How often each of `groups` groups is drawn in each replicate: [replicates groups]."""
         if groups not in self._drawn:
             generator = np.random.default_rng([self.seed, groups])
-            counts = generator.multinomial(groups, np.full(groups, 1 / groups), size=self.replicates)
+            drawn = generator.integers(groups, size=(self.replicates, groups))
+            cells = (drawn + groups * np.arange(self.replicates)[:, None]).ravel()
+            counts = np.bincount(cells, minlength=self.replicates * groups).reshape(drawn.shape)
             self._drawn[groups] = torch.from_numpy(counts).double()
         return self._drawn[groups]
 

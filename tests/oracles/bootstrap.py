@@ -12,8 +12,8 @@ Estimate = tuple[float, float, float]
 def drawn(sentences: int, *, seed: int, replicates: int) -> list[list[int]]:
     """For each replicate the sentences that were drawn, some twice, some never (the package's own draws)."""
     random = np.random.default_rng([seed, sentences])
-    times = random.multinomial(sentences, [1 / sentences] * sentences, size=replicates)
-    return [[s for s in range(sentences) for _ in range(row[s])] for row in times]
+    chosen = random.integers(sentences, size=(replicates, sentences)).tolist()
+    return [sorted(row) for row in chosen]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
