@@ -30,6 +30,7 @@ from headscope.model.interface import hushed
 from headscope.model.places import base_of, text_config
 from headscope.syntax import piece_spans
 
+MOST_LAYERS = 2000
 WEIGHTS = ("*.safetensors", "*.bin")
 # Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word.
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
@@ -203,6 +204,7 @@ class HuggingFaceFormat(CheckpointFormat):
         options = {"trust_remote_code": False, "local_files_only": not _hub_answers(path)}
         with _quiet(path):
             config = AutoConfig.from_pretrained(path, **options)
+            _check_depth(config)
             model, info = _model_class(path, config).from_pretrained(
                 path,
                 config=config,
@@ -223,6 +225,14 @@ class HuggingFaceFormat(CheckpointFormat):
 
 
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
+
+
+def _check_depth(config: Any) -> None:
+    """Refuse a config of absurdly many layers, which would be built before any weight is looked at."""
+    for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"):
+        layers = getattr(config, name, None)
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise CheckpointError(f"config.json says {name} {layers}; at most {MOST_LAYERS} are believed")
 
 
 def _hub_answers(path: str) -> bool:
