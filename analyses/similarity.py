@@ -24,7 +24,7 @@ class Similarity(Analysis):
     projection. Cosine is the mean over tokens of cos(c_i, c_j) (Li et al. 2018, disagreement on outputs),
     L2 the mean of ‖c_i − c_j‖, both per token (the MHR fork flattens whole sentences). CKA (Kornblith et
     al. 2019, linear) compares centred contexts over the whole corpus, from one [d d] moment matrix a layer;
-    its interval resamples 16 folds of the corpus (fewer where the matrices are large). A head whose context
+    its interval resamples 8 folds of the corpus (fewer where the matrices are large). A head whose context
     never changes has none (NaN) and is left out of the others' means.
     """
 
@@ -56,7 +56,11 @@ class Similarity(Analysis):
             total, count = tally.bootstrap.sums(tally.kept("pairs", place))
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
             heads = heads_of(cosine.shape[-1])
-            samples = {"cosine": cosine, "l2": l2, "cka": recentred(cka_samples(tally, place, heads))}
+            samples = {
+                "cosine": cosine,
+                "l2": l2,
+                "cka": recentred(cka_samples(tally, place, heads), folds=tally.kept("moments", place).used),
+            }
             for measure, found in samples.items():
                 findings.arrays.update(matrices(place, measure, square(interval(found), heads)))
             for measure, column in columns.items():
@@ -152,14 +156,15 @@ def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: 
     return squared / (own[:, first] * own[:, second]).sqrt()
 
 
-def recentred(samples: Tensor) -> Tensor:
-    """Replicates [1+r p] moved so that their mean is the value, the first row.
+def recentred(samples: Tensor, *, folds: int) -> Tensor:
+    """Replicates [1+r p] moved so that their mean is the value, the first row, and widened by √(f/(f−1)).
 
     CKA grows when the sample shrinks, and a resample holds fewer different sentences than the corpus:
-    without the shift an interval of replicates can lie beside the value.
+    without the shift an interval of replicates can lie beside the value. The factor is the small-sample
+    correction of a bootstrap over f units (Efron 1982).
     """
-    shift = samples[:1] - samples[1:].nanmean(dim=0, keepdim=True)
-    return torch.cat([samples[:1], (samples[1:] + shift).clamp(0, 1)])
+    away = samples[1:] - samples[1:].nanmean(dim=0, keepdim=True)
+    return torch.cat([samples[:1], (samples[:1] + away * (folds / max(1, folds - 1)) ** 0.5).clamp(0, 1)])
 
 
 def heads_of(pairs: int) -> int:

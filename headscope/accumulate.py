@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 GROUPS = 1024
-FOLDS = 16
+FOLDS = 8
 BUDGET = 512 * 2**20  # bytes that the group sums of one statistic may take, all layers together
 REPLICATES = 1000
 LEVEL = 0.95

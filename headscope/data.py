@@ -2,7 +2,7 @@
 
 The first pass checks the files and counts and digests their lines; the second yields sentences. Batches
 are cut by tokens from windows of sentences sorted by length, each batch within one *fold* (sentence
-number mod 16), so that statistics kept per batch can be bootstrapped like those kept per sentence.
+number mod 8), so that statistics kept per batch can be bootstrapped like those kept per sentence.
 """
 
 from __future__ import annotations

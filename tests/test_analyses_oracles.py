@@ -231,8 +231,8 @@ def test_similarity_of_pairs(trial: Trial, measure: str, oracle: Callable[..., T
 
 
 def test_cka(trial: Trial) -> None:
-    """Folds of 16: sentence i is in fold i mod 16; replicates are moved so that their mean is the value."""
-    folds = [[one for one in trial.seen if one.number % 16 == fold] for fold in range(16)]
+    """Sentence i is in fold i mod 8; replicates are moved so that their mean is the value, and widened."""
+    folds = [[one for one in trial.seen if one.number % 8 == fold] for fold in range(8)]
     for place in trial.places:
         arrays = [trial.study.arrays[f"{place[0]}/{place[1]}/cka{end}"] for end in ("", "_low", "_high")]
         heads = trial.checkpoint.layout[place]
@@ -244,9 +244,10 @@ def test_cka(trial: Trial) -> None:
         same([trial.found("similarity_cka", place, i)[0] for i in range(heads)], others)
     replicates = [
         similarity.cka(trial.seen, place, (0, 1), trial.keep, drawn=[one for fold in drawn for one in folds[fold]])
-        for drawn in bootstrap.drawn(16, seed=SEED, replicates=REPLICATES)
+        for drawn in bootstrap.drawn(8, seed=SEED, replicates=REPLICATES)
     ]
-    moved = [r - sum(replicates) / len(replicates) + value[0, 1] for r in replicates]
+    mean, wider = sum(replicates) / len(replicates), (8 / 7) ** 0.5
+    moved = [(r - mean) * wider + value[0, 1] for r in replicates]
     moved = [min(1.0, max(0.0, r)) for r in moved]
     same([array[0, 1] for array in arrays[1:]], [bootstrap.quantile(moved, share) for share in (0.025, 0.975)])
 

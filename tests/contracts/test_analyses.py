@@ -16,6 +16,7 @@ from oracles import tiny
 from torch import Tensor, nn
 
 from headscope import analyze as driver
+from headscope.accumulate import FOLDS
 from headscope.analysis import ANALYSES, Analysis, Heads, Options
 from headscope.analyze import Pace, Study, analyze
 from headscope.data import Batch, Corpus, Side, batches
@@ -151,7 +152,7 @@ def _other_way_round(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch
     how["tokens"] = 1
     single = sorted(batches(corpus, encoder, **how), key=lambda batch: int(batch.indices))
     assert len(single) == corpus.count
-    for fold in reversed(range(16)):
+    for fold in reversed(range(FOLDS)):
         mine = [batch for batch in single if batch.fold == fold]
         lengths = [batch.source.ids.shape[1] for batch in mine]
         assert fold or min(lengths[1:-1]) < max(lengths[0], lengths[-1]), "no padding in the middle"
