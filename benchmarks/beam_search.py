@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from headscope.data import Side, read_lines, side
-from headscope.formats.base import open_checkpoint
+from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.search import search
@@ -78,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkpoint")
     parser.add_argument("source", type=Path)
+    parser.add_argument("--dicts", type=Path, default=None)
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=200)
     parser.add_argument("--batch", type=int, default=32)
@@ -86,8 +87,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    checkpoint = open_checkpoint(given.checkpoint, device="cpu")
-    assert isinstance(checkpoint, TransformerCheckpoint) and checkpoint.target is not None
+    checkpoint = open_checkpoint(given.checkpoint, device="cpu", companions=Companions(dicts=given.dicts))
+    if not isinstance(checkpoint, TransformerCheckpoint) or checkpoint.target is None:
+        raise SystemExit(f"{given.checkpoint} has no vocabularies; name their folder with --dicts")
     with tempfile.TemporaryDirectory() as folder:
         convert(checkpoint, Path(folder) / "model", goal="huggingface")
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(Path(folder) / "model").eval()
