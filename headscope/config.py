@@ -54,10 +54,8 @@ class AnalyzeConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        if self.long not in ("truncate", "refuse"):
-            raise ConfigError(f"--long {self.long!r} is not known; choose truncate or refuse")
-        if self.mhr_rows not in ("corpus", "batch", "generate"):
-            raise ConfigError(f"--mhr-rows {self.mhr_rows!r} is not known; choose corpus, batch or generate")
+        _one_of("--long", self.long, "truncate", "refuse")
+        _one_of("--mhr-rows", self.mhr_rows, "corpus", "batch", "generate")
         if self.mhr_rows != "corpus" and not self.mhr_pickles:
             raise ConfigError(f"--mhr-rows {self.mhr_rows} is about --mhr-pickles; give that too")
         if self.frequencies and self.frequency_corpus:
@@ -115,12 +113,9 @@ class EvaluateConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        if self.long not in ("truncate", "refuse"):
-            raise ConfigError(f"--long {self.long!r} is not known; choose truncate or refuse")
-        if self.text not in ("raw", "tokenised-lowercase"):
-            raise ConfigError(f"--text {self.text!r} is not known; choose raw or tokenised-lowercase")
-        if self.hiding not in ("each", "random"):
-            raise ConfigError(f"--hiding {self.hiding!r} is not known; choose each or random")
+        _one_of("--long", self.long, "truncate", "refuse")
+        _one_of("--text", self.text, "raw", "tokenised-lowercase")
+        _one_of("--hiding", self.hiding, "each", "random")
         if strange := [name for name in self.metrics if name not in METRICS]:
             raise ConfigError(f"--metrics {strange[0]!r} is not known; available: {', '.join(METRICS)}")
         if self.each_head and self.per_sentence:
@@ -128,6 +123,11 @@ class EvaluateConfig:
         if not self.each_head and (self.out or self.heads):
             which = "--out" if self.out else "--heads"
             raise ConfigError(f"{which} is for the table of --each-head; give --each-head too")
+
+
+def _one_of(option: str, value: str, *allowed: str) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{option} {value!r} is not known; choose {', '.join(allowed[:-1])} or {allowed[-1]}")
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Generic, TypeVar
 
@@ -36,15 +36,6 @@ class Registry(Generic[T]):
         self._found[name] = variant
         self._where[name] = where
         return variant
-
-    def decorator(self, name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-        """Register what a class or factory without arguments makes."""
-
-        def wrap(factory: Callable[..., T]) -> Callable[..., T]:
-            self.register(name, factory(), where=factory.__module__)
-            return factory
-
-        return wrap
 
     def names(self) -> list[str]:
         """All names, sorted."""

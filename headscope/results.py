@@ -51,17 +51,6 @@ class ResultTable:
         """Signature and rows; NaN becomes null."""
         return {"signature": str(self.signature), "rows": json.loads(self.frame.to_json(orient="records"))}
 
-    def to_markdown(self) -> str:
-        """The table in Markdown with its signature below."""
-        names = [str(name) for name in self.frame.columns]
-        rows = [[_cell(value) for value in row] for row in self.frame.itertuples(index=False)]
-        lines = ["| " + " | ".join(row) + " |" for row in [names, ["---"] * len(names), *rows]]
-        return "\n".join([*lines, "", f"`{self.signature}`"])
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
 
 def written(path: Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name, then rename it: no half file is ever left under its own name."""
