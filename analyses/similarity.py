@@ -11,8 +11,10 @@ from torch import Tensor
 
 from headscope.accumulate import Array, Estimate, Ratio, interval
 from headscope.analysis import Analysis, Column, Findings, Heads, Tally, analysis
+from headscope.gram import gram
 from headscope.heads import Site
 
+NEAR = 0.02  # ‖a − b‖² against ‖a‖² + ‖b‖², below which a − b is formed
 CONSTANT = 1e-6  # variance, against the second moment, below which a context counts as constant
 
 
@@ -33,16 +35,14 @@ class Similarity(Analysis):
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        b, h, t, k = heads.context.shape
-        context = heads.context * heads.queries[:, None, :, None]  # [b h t k], zero where not counted
-        count = heads.queries.sum(dim=-1).to(context.dtype)[:, None, None]  # [b 1 1]
-        unit = torch.nn.functional.normalize(context, dim=-1).reshape(b, h, t * k)
-        tokens = context.transpose(1, 2)[heads.queries]  # [n h k]
-        spread = torch.zeros(b, t, h, h, dtype=context.dtype, device=context.device)
-        spread[heads.queries] = pairwise_l2(tokens)
+        b, h, _, k = heads.context.shape
+        row = heads.shared("row", lambda: heads.queries.nonzero()[:, 0])  # [n] the sentence of each counted query
+        tokens = heads.context.transpose(1, 2)[heads.queries]  # [n h k]
+        first, second = torch.triu_indices(h, h, device=tokens.device)  # [p]: each pair of heads once
+        every = tokens.new_zeros(b, 2, h, h).index_add_(0, row, torch.stack(pairwise(tokens), dim=1))
+        pairs = every[..., first, second]
+        count = heads.queries.sum(dim=-1).to(tokens.dtype)[:, None, None]  # [b 1 1]
         flat = tokens.reshape(len(tokens), h * k)  # [n d]
-        first, second = torch.triu_indices(h, h, device=context.device)  # [p]: each pair of heads once
-        pairs = torch.stack([unit @ unit.transpose(1, 2), spread.sum(dim=1)], dim=1)[..., first, second]
         return {
             "pairs": Ratio(pairs, count),  # cosine and L2 [b 2 p]
             "moments": Ratio(gram(flat)[None], flat.sum(dim=0)[None, None], whole=True),
@@ -104,22 +104,24 @@ class JensenShannon(Analysis):
         return findings
 
 
-def pairwise_l2(tokens: Tensor) -> Tensor:
-    """‖c_i − c_j‖ for contexts [n h k]: [n h h]."""
-    return torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
+def pairwise(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine of c_i and c_j, and ‖c_i − c_j‖, for contexts [n h k]: [n h h] each.
 
-
-def gram(flat: Tensor) -> Tensor:
-    """flatᵀ flat of [n d]: halves are multiplied and the lower left quarter is copied, again in each half."""
-    width = flat.shape[1]
-    if width < 128:
-        return flat.T @ flat
-    half = width // 2
-    found = flat.new_empty(width, width)
-    found[:half, :half], found[half:, half:] = gram(flat[:, :half]), gram(flat[:, half:])
-    found[:half, half:] = flat[:, :half].T @ flat[:, half:]
-    found[half:, :half] = found[:half, half:].T
-    return found
+    Both come from the dot products. Vectors so near to each other that the difference of squares loses
+    digits (see `NEAR`) are subtracted themselves.
+    """
+    dots = tokens @ tokens.transpose(1, 2)
+    squares = dots.diagonal(dim1=1, dim2=2)  # [n h]
+    inverse = squares.sqrt().clamp(min=1e-12).reciprocal()
+    both = squares[:, :, None] + squares[:, None]
+    away = (both - 2 * dots).clamp_(min=0)
+    near = away <= NEAR * both
+    near.diagonal(dim1=1, dim2=2).fill_(False)
+    if near.any():
+        token, i, j = near.nonzero(as_tuple=True)
+        away[near] = (tokens[token, i] - tokens[token, j]).square().sum(dim=-1)
+    away.diagonal(dim1=1, dim2=2).fill_(0)
+    return dots * inverse[:, :, None] * inverse[:, None], away.sqrt_()
 
 
 def cka_samples(tally: Tally, place: tuple[Site, int], heads: int) -> Tensor:

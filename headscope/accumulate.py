@@ -4,8 +4,8 @@ Every number that headscope prints is a ratio of sums over the corpus (Σ value 
 tokens, not a mean of sentence means) or a function of such ratios. Sums are kept per *group* of
 sentences: sentence i belongs to group i mod G with G = 1024, so for up to 1024 sentences a group is one
 sentence and the intervals are the ordinary bootstrap over sentences (Efron 1979); beyond that the groups
-are resampled, which estimates the same spread with 1023 degrees of freedom. Statistics with very many
-cells use fewer groups (see `BUDGET`).
+are resampled, which estimates the same spread with 1023 degrees of freedom. Statistics with many
+cells use fewer groups: histograms of offsets 256, and others where they would take more than `BUDGET`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 GROUPS = 1024
+HISTOGRAMS = 256
 FOLDS = 8
 BUDGET = 512 * 2**20  # bytes that the group sums of one statistic may take, all layers together
 REPLICATES = 1000
@@ -58,6 +59,7 @@ class GroupSums:
         """Add what a batch found; `indices` [b] are the sentences' numbers in the corpus."""
         total, count = ratio.total.cpu().double(), ratio.count.cpu().double()
         if self.used == 0:
+            self.groups = min(self.groups, HISTOGRAMS) if ratio.centred else self.groups
             while self.groups > 2 and self.groups * total[0].nbytes > self.budget:
                 self.groups //= 2
             self.total = total.new_zeros((self.groups, *total.shape[1:]))
@@ -105,26 +107,34 @@ class Bootstrap:
     def __init__(self, *, seed: int, replicates: int = REPLICATES) -> None:
         self.seed = seed
         self.replicates = replicates
-        self._drawn: dict[int, Tensor] = {}
+        self._drawn: dict[tuple[int, torch.dtype], Tensor] = {}
 
-    def draws(self, groups: int) -> Tensor:
+    def draws(self, groups: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """How often each of `groups` groups is drawn in each replicate: [replicates groups]."""
-        if groups not in self._drawn:
+        if (groups, dtype) not in self._drawn:
             generator = np.random.default_rng([self.seed, groups])
             drawn = generator.integers(groups, size=(self.replicates, groups))
             cells = (drawn + groups * np.arange(self.replicates)[:, None]).ravel()
             counts = np.bincount(cells, minlength=self.replicates * groups).reshape(drawn.shape)
-            self._drawn[groups] = torch.from_numpy(counts).double()
-        return self._drawn[groups]
+            self._drawn[groups, dtype] = torch.from_numpy(counts).to(dtype)
+        return self._drawn[groups, dtype]
 
     def sums(self, kept: GroupSums) -> tuple[Tensor, Tensor]:
         """Totals and counts [1 + replicates *cells]: the whole corpus first, then each replicate."""
-        draws = self.draws(kept.used)  # [r g]
-        draws = torch.cat([torch.ones(1, kept.used, dtype=draws.dtype), draws])
         total, count = kept.total[: kept.used], kept.count[: kept.used]
-        if kept.whole_numbers and count.sum() < EXACT:  # float32 is exact here, and twice as fast
-            return torch.tensordot(draws.float(), total.float(), 1).double(), torch.tensordot(draws, count, 1)
-        return torch.tensordot(draws, total, 1), torch.tensordot(draws, count, 1)
+        exact = kept.whole_numbers and bool(count.sum() < EXACT)  # float32 is exact here, and twice as fast
+        return self._resampled(total, torch.float32 if exact else torch.float64), self._resampled(count)
+
+    def _resampled(self, groups: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Sums of groups [g *cells] over the corpus and over each replicate: [1 + r *cells]; products in `dtype`."""
+        flat = groups.flatten(1).T  # [c g]
+        corpus = flat.sum(dim=-1)
+        found = torch.zeros(len(flat), 1 + self.replicates, dtype=torch.float64)  # cells first: they are sorted next
+        occurring = flat.any(dim=-1).nonzero()[:, 0]  # the cells of rare offsets are zero everywhere
+        found[:, 0] = corpus
+        drawn = flat[occurring].to(dtype) @ self.draws(len(groups), dtype).T
+        found[:, 1:].index_copy_(0, occurring, drawn.double())
+        return found.T.view(-1, *groups.shape[1:])
 
     def ratio(self, kept: GroupSums) -> Estimate:
         """Σ value / Σ count with its interval; NaN where nothing was counted."""
