@@ -36,7 +36,7 @@ class Positional(Analysis):
         counted = heads.queries.to(torch.float32)
         histogram = torch.zeros(b, h, 2 * t - 1, device=cells.device)
         histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
-        return {"offsets": Ratio(histogram, counted.sum(-1)[:, None, None], centred=True)}
+        return {"offsets": Ratio(histogram, counted.sum(-1)[:, None, None], centred=True, coarse=True)}
 
     def report(self, tally: Tally) -> Findings:  # noqa: D102
         findings = Findings()

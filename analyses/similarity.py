@@ -44,7 +44,7 @@ class Similarity(Analysis):
         count = heads.queries.sum(dim=-1).to(tokens.dtype)[:, None, None]  # [b 1 1]
         flat = tokens.reshape(len(tokens), h * k)  # [n d]
         return {
-            "pairs": Ratio(pairs, count),  # cosine and L2 [b 2 p]
+            "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2 [b 2 p]
             "moments": Ratio(gram(flat)[None], flat.sum(dim=0)[None, None], whole=True),
             "tokens": Ratio(count.sum()[None], count.new_ones(1), whole=True),
         }

@@ -94,6 +94,86 @@ def analyze(
         str | None,
         typer.Option(metavar="NAMES", help="Run these beside the default ones.", rich_help_panel=ANALYSES),
     ] = None,
+    importance: Annotated[
+        bool,
+        typer.Option(
+            "--importance", help="Add every importance: how much the model needs a head.", rich_help_panel=ANALYSES
+        ),
+    ] = False,
+    faithfulness: Annotated[
+        bool,
+        typer.Option(
+            "--faithfulness",
+            help="Test the rankings: remove heads in each order and see which harms. Adds --importance unless --only.",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = False,
+    faithfulness_steps: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Steps of these removals.", rich_help_panel=ANALYSES)
+    ] = 10,
+    faithfulness_seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Random orders beside them.", rich_help_panel=ANALYSES)
+    ] = 5,
+    faithfulness_bleu: Annotated[
+        bool,
+        typer.Option("--faithfulness-bleu", help="Also translate at every step.", rich_help_panel=ANALYSES),
+    ] = False,
+    objective: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What importances explain: loss, top1, log-probability, representation; default: what fits.",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = "",
+    granularity: Annotated[
+        str,
+        typer.Option(
+            metavar="token|example|batch",
+            help="What gradients are summed over before they lose their sign.",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = "example",
+    ablate_with: Annotated[
+        str,
+        typer.Option(
+            metavar="zero|mean|resample",
+            help="What an ablated head gives: nothing, its mean over the sentence, its context of another position.",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = "zero",
+    shapley_samples: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Random orders of all heads for `shapley`.", rich_help_panel=ANALYSES),
+    ] = 25,
+    ig_steps: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Points of `integrated_gradients`.", rich_help_panel=ANALYSES),
+    ] = 16,
+    rules: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Rule sets of `lrp`, comma-separated: voita, attnlrp, cp, epsilon, gradient, …; default: what fits.",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = "",
+    target_token: Annotated[
+        str,
+        typer.Option(
+            metavar="top1|reference|contrastive",
+            help="Which logit `lrp` explains at each position.",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = "top1",
+    steps: Annotated[
+        str,
+        typer.Option(
+            metavar="sum|each",
+            help="`lrp`: all positions of a sentence in one backward pass, or each by itself; default: by rule set.",
+            rich_help_panel=ANALYSES,
+        ),
+    ] = "",
     relations: Annotated[
         str,
         typer.Option(

@@ -88,3 +88,10 @@ def counter(what: str, *, unit: str = "lines") -> Iterator[Callable[[int], None]
             bar.update(task, advance=count, rate=f"{speed:.0f} {unit}/s" if speed else "")
 
         yield step
+
+
+@contextmanager
+def updates(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar of updates or other steps."""
+    with progress(what, total, unit="steps") as step:
+        yield step

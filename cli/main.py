@@ -12,7 +12,9 @@ from headscope.cli.convert import convert
 from headscope.cli.demo import demo
 from headscope.cli.evaluate import evaluate
 from headscope.cli.plot import app as plot
+from headscope.cli.prune import app as prune
 from headscope.cli.show import show
+from headscope.cli.train import app as train
 from headscope.cli.translate import translate
 from headscope.errors import HeadscopeError
 
@@ -32,7 +34,9 @@ app = typer.Typer(
 )
 app.command()(show)
 app.command()(analyze)
+app.add_typer(train, name="train")
 app.add_typer(plot, name="plot")
+app.add_typer(prune, name="prune")
 app.command()(evaluate)
 app.command()(translate)
 app.command()(convert)

@@ -121,6 +121,25 @@ def alphas(runs: FilesArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_js
 
 
 @app.command()
+def faithfulness(
+    runs: RunsArg,
+    out: Out,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="NAME", help="Curves of: loss (unasked), accuracy, bleu, or the objective's."),
+    ] = None,
+    force: Force = False,
+    dpi: Dpi = DPI,
+    as_json: AsJson = False,
+) -> None:
+    """Heads removed in the order of every ranking: which ranking deserves belief (`analyze --faithfulness`)."""
+    from headscope.report.faithfulness import faithfulness_figure
+
+    draw = _Draw("faithfulness", lambda run: faithfulness_figure(run, metric))
+    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
+
+
+@app.command()
 def compare(
     first: RunArg,
     second: RunArg,
@@ -177,6 +196,28 @@ def attention(
     figure = attention_figure(found.weights, found.pieces_t, found.pieces_s, found.names, run=opened)
     written = write_figure(figure, out, dpi=dpi, force=force)
     _say("attention", [([opened.name], written)], as_json=as_json)
+
+
+@app.command()
+def training(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Directories that `headscope train --out` wrote.")],
+    out: Out,
+    axis: Annotated[
+        str, typer.Option("--axis", metavar="NAME", help="What runs from left to right: update, tokens or seconds.")
+    ] = "update",
+    force: Force = False,
+    dpi: Dpi = DPI,
+    as_json: AsJson = False,
+) -> None:
+    """Loss, BLEU, and histories of gates, mixing matrices and swaps, of several training runs together."""
+    from headscope.report.save import check_path, write_figure
+    from headscope.report.training import load_course, training_figure
+
+    check_path(out, force=force)
+    courses = [load_course(path) for path in runs]
+    figure = training_figure(courses, axis=axis)
+    written = write_figure(figure, out, dpi=dpi, force=force)
+    _say("training", [([course.name for course in courses], written)], as_json=as_json)
 
 
 class _Draw:

@@ -5,7 +5,7 @@ tokens, not a mean of sentence means) or a function of such ratios. Sums are kep
 sentences: sentence i belongs to group i mod G with G = 1024, so for up to 1024 sentences a group is one
 sentence and the intervals are the ordinary bootstrap over sentences (Efron 1979); beyond that the groups
 are resampled, which estimates the same spread with 1023 degrees of freedom. Statistics with many
-cells use fewer groups: histograms of offsets 256, and others where they would take more than `BUDGET`.
+cells (`Ratio.coarse`) use 256 groups, and fewer where they would take more than `BUDGET`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 GROUPS = 1024
-HISTOGRAMS = 256
+COARSE = 256
 FOLDS = 8
 BUDGET = 512 * 2**20  # bytes that the group sums of one statistic may take, all layers together
 REPLICATES = 1000
@@ -35,13 +35,15 @@ class Ratio:
 
     With `whole=True` the leading axis has one entry for the whole batch (a moment matrix, say), which
     is added to the batch's fold instead of to its sentences' groups. With `centred=True` the last axis
-    is a histogram of offsets around its middle and may be longer in one batch than in another.
+    is a histogram of offsets around its middle and may be longer in one batch than in another. With
+    `coarse=True` (many cells) it is kept for 256 groups of sentences at most.
     """
 
     total: Tensor
     count: Tensor
     whole: bool = False
     centred: bool = False
+    coarse: bool = False
 
 
 class GroupSums:
@@ -59,7 +61,7 @@ class GroupSums:
         """Add what a batch found; `indices` [b] are the sentences' numbers in the corpus."""
         total, count = ratio.total.cpu().double(), ratio.count.cpu().double()
         if self.used == 0:
-            self.groups = min(self.groups, HISTOGRAMS) if ratio.centred else self.groups
+            self.groups = min(self.groups, COARSE) if ratio.coarse else self.groups
             while self.groups > 2 and self.groups * total[0].nbytes > self.budget:
                 self.groups //= 2
             self.total = total.new_zeros((self.groups, *total.shape[1:]))
@@ -111,12 +113,14 @@ class Bootstrap:
 
     def draws(self, groups: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """How often each of `groups` groups is drawn in each replicate: [replicates groups]."""
+        if (groups, dtype) not in self._drawn and dtype is not torch.float64:
+            self._drawn[groups, dtype] = self.draws(groups).to(dtype)
         if (groups, dtype) not in self._drawn:
             generator = np.random.default_rng([self.seed, groups])
             drawn = generator.integers(groups, size=(self.replicates, groups))
             cells = (drawn + groups * np.arange(self.replicates)[:, None]).ravel()
             counts = np.bincount(cells, minlength=self.replicates * groups).reshape(drawn.shape)
-            self._drawn[groups, dtype] = torch.from_numpy(counts).to(dtype)
+            self._drawn[groups, dtype] = torch.from_numpy(counts).double()
         return self._drawn[groups, dtype]
 
     def sums(self, kept: GroupSums) -> tuple[Tensor, Tensor]:

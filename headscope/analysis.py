@@ -7,10 +7,11 @@ nothing per sentence and never loops over heads, tokens or sentences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from headscope.accumulate import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.data import Batch, Side
 from headscope.heads import HeadId, Site
+from headscope.objectives.base import OBJECTIVES, Objective
 from headscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -26,14 +28,19 @@ if TYPE_CHECKING:
     from headscope.formats.base import Checkpoint
 
 
+Granularity = Literal["token", "example", "batch"]
+
+
 @dataclass
 class Heads:
     """One site and layer at work on one batch, with what analyses share computed once.
 
     weights [b h t s], context [b h t k] (before mixing and gates), in float32 at least, whatever the model
-    computes in. `queries` [b t] and `keys` [b s] say which positions count: real tokens, without special
-    ones unless they are kept; where no key counts, no query does. `visible` [b t s] says where a query may
-    look, special tokens included, padding excluded.
+    computes in; value [b g s k] as the model has it, one for each of g groups of heads. `queries` [b t] and
+    `keys` [b s] say which positions count: real tokens, without special ones unless they are kept; where no key
+    counts, no query does. `visible` [b t s] says where a query may
+    look, special tokens included, padding excluded. Analyses that need gradients find that of the objective with
+    respect to the context in `gradient` [b h t k], row i that of sentence i's value, and its counts in `counts` [b].
     """
 
     site: Site
@@ -47,6 +54,9 @@ class Heads:
     key_side: Side
     batch: Batch
     cache: dict[str, Any] = field(default_factory=dict)
+    value: Tensor = field(default_factory=lambda: torch.empty(0))
+    gradient: Tensor = field(default_factory=lambda: torch.empty(0))
+    counts: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @cached_property
     def _peak(self) -> tuple[Tensor, Tensor]:
@@ -111,12 +121,16 @@ class Column:
 
 @dataclass
 class Findings:
-    """What an analysis found: columns of heads.csv, its own tables and arrays, labels, and remarks."""
+    """What an analysis found: columns of heads.csv, its own tables and arrays, labels, and remarks.
+
+    `detail` has arrays of single sentences beside those that the driver collects, by file and by name in it.
+    """
 
     columns: list[Column] = field(default_factory=list)
     texts: dict[str, dict[HeadId, str]] = field(default_factory=dict)
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
+    detail: dict[str, dict[str, Array]] = field(default_factory=dict)
     labels: dict[HeadId, list[str]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
@@ -159,7 +173,11 @@ class Options:
 
     `relations` is "default", "all" (every relation of `relation_names` with at least `relation_minimum`
     instances) or a comma-separated list; `ranks` [V] has the frequency rank of every id; `parse` and
-    `frequencies` say where those came from, for the signature.
+    `frequencies` say where those came from, for the signature. `objective` is what importances explain (the
+    driver puts the default for an empty name), `granularity` what gradients are summed over before they lose
+    their sign. `ablate_with`, `shapley_samples` and `ig_steps` belong to the analyses of those names. `rules` (names,
+    comma-separated; empty: what fits the model), `target_token` and `steps` (empty: as each rule set prefers) are
+    those of `lrp`. `detail` says that values of single sentences will be written.
     """
 
     keep_special: bool = False
@@ -170,15 +188,28 @@ class Options:
     ranks: Tensor | None = None
     frequencies: str = ""
     seed: int = 1
+    objective: str = ""
+    granularity: Granularity = "example"
+    ablate_with: str = "zero"
+    shapley_samples: int = 25
+    ig_steps: int = 16
+    rules: str = ""
+    target_token: str = "top1"
+    steps: str = ""
+    detail: bool = False
 
 
 class Analysis:
     """Measures heads. A file in `analyses/` defines one final subclass and registers it.
 
     `name` is what the user types; `version` is part of the signature and changes when numbers do.
-    `needs` lists what must be there ("parse", "frequencies"); `sites` where it applies; `default` whether
-    it runs unasked; `passes` which data it sees: the corpus ("text"), repeated random tokens ("random");
-    `order` where its columns and labels come (lower first).
+    `needs` lists what must be there: "parse", "frequencies", "labels" (what decoders should predict),
+    "objective" (one number per sentence, with labels), "gradient" (the objective's, at every context). `sites` is
+    where it applies; `default` whether it runs unasked; `group` a set of analyses that can be asked for at once;
+    `passes` which data it sees: the corpus ("text"), repeated random tokens ("random"); `order` where its columns
+    and labels come (lower first). With `afterwards` it observes heads when the forward pass is through (and the
+    backward pass, where it needs gradients), which keeps the batch's attention in memory until then. With
+    `sampled` its values, and not only their intervals, follow from the seed.
     """
 
     name: ClassVar[str]
@@ -187,7 +218,10 @@ class Analysis:
     needs: ClassVar[frozenset[str]] = frozenset()
     sites: ClassVar[frozenset[Site]] = frozenset(Site)
     default: ClassVar[bool] = True
+    group: ClassVar[str] = ""
     order: ClassVar[int] = 100
+    afterwards: ClassVar[bool] = False
+    sampled: ClassVar[bool] = False
     passes: ClassVar[frozenset[str]] = frozenset({"text"})
 
     def __init__(self, options: Options) -> None:
@@ -198,9 +232,31 @@ class Analysis:
         """Why a checkpoint is none that this analysis is for, None where it is one."""
         return None
 
+    @property
+    def objective(self) -> Objective:
+        """What this run explains; for analyses that need an objective."""
+        return OBJECTIVES.get(self.options.objective)(seed=self.options.seed)
+
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:
         """Sums and counts per sentence of every statistic, for one site and layer of one batch."""
         return {}
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
+        """Sums and counts per sentence of statistics at any (site, layer), from passes of this analysis' own.
+
+        For what cannot share the common pass: gates moved, heads taken out, backward passes with other rules. The
+        driver calls it once for every batch of text, after the common pass, for analyses that override it. The
+        model goes through `attend` meanwhile, its parameters take no part in gradients, nobody else observes, and
+        gradients are off: say `with torch.enable_grad():` for a backward pass. `batch` is the corpus's; ask
+        `self.objective.outcome(checkpoint, batch)` for the objective, which may hide tokens. Keys are (name of
+        the statistic, site, layer); sentences of a batch must not depend on each other.
+        """
+        return {}
+
+    @contextmanager
+    def watching(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Entered around the whole corpus: hooks of this analysis' own on the common pass, removed after it."""
+        yield
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Look at the checkpoint itself, once, before the corpus (analyses of parameters)."""

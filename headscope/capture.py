@@ -28,7 +28,7 @@ def observing(model: nn.Module, see: Callable[[Place, AttentionCall], None]) -> 
 
         def tap(call: AttentionCall, _: Tensor) -> None:
             place = walk.place(call.module)
-            if place is not None:
+            if place is not None and place.heads:  # a pruned layer may have none
                 see(place, call)
 
         with tapped(tap):

@@ -13,7 +13,9 @@ from headscope.errors import ConfigError
 class AnalyzeConfig:
     """Everything that `headscope analyze` can be told.
 
-    `only`, `skip` and `also` name analyses; `parse` is "stanza" or a CoNLL-U file; `max_length` None is
+    `only`, `skip` and `also` name analyses or groups of them, `importance` adds that group, `faithfulness` tests the
+    rankings; `objective` is what
+    importances explain (empty: what fits the model); `parse` is "stanza" or a CoNLL-U file; `max_length` None is
     512 pieces or the model's limit, whichever is less; `relations` is "default", "all" or a list; `mask` names
     heads that are off while the others are measured; `dicts`, `hp` and `bpe` belong to the checkpoint.
     """
@@ -25,6 +27,19 @@ class AnalyzeConfig:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    importance: bool = False
+    faithfulness: bool = False
+    faithfulness_steps: int = 10
+    faithfulness_seeds: int = 5
+    faithfulness_bleu: bool = False
+    objective: str = ""
+    granularity: Literal["token", "example", "batch"] = "example"
+    ablate_with: Literal["zero", "mean", "resample"] = "zero"
+    shapley_samples: int = 25
+    ig_steps: int = 16
+    rules: str = ""
+    target_token: Literal["top1", "reference", "contrastive"] = "top1"
+    steps: Literal["", "sum", "each"] = ""
     parse: str | None = None
     stanza_dir: Path | None = None
     lang: str = "en"
@@ -55,9 +70,20 @@ class AnalyzeConfig:
 
     def __post_init__(self) -> None:
         _one_of("--long", self.long, "truncate", "refuse")
+        _one_of("--granularity", self.granularity, "token", "example", "batch")
+        _one_of("--ablate-with", self.ablate_with, "zero", "mean", "resample")
+        _one_of("--target-token", self.target_token, "top1", "reference", "contrastive")
+        _one_of("--steps", self.steps, "", "sum", "each")
+        for option, number in (("--shapley-samples", self.shapley_samples), ("--ig-steps", self.ig_steps)):
+            if number < 1:
+                raise ConfigError(f"{option} {number}: at least 1 is needed")
         _one_of("--mhr-rows", self.mhr_rows, "corpus", "batch", "generate")
         if self.mhr_rows != "corpus" and not self.mhr_pickles:
             raise ConfigError(f"--mhr-rows {self.mhr_rows} is about --mhr-pickles; give that too")
+        if self.faithfulness_bleu and not self.faithfulness:
+            raise ConfigError("--faithfulness-bleu is about --faithfulness; give that too")
+        if self.faithfulness and (self.faithfulness_steps < 2 or self.faithfulness_seeds < 1):
+            raise ConfigError("--faithfulness-steps must be at least 2 and --faithfulness-seeds at least 1")
         if self.frequencies and self.frequency_corpus:
             raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
         if self.source is None and (self.parse is None or self.parse == "stanza"):

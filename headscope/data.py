@@ -25,6 +25,7 @@ from headscope.errors import DataError
 from headscope.syntax import Aligned, Parse, align, read_conllu
 
 WINDOW = 4096
+IGNORED = -100  # a label where nothing is to be predicted
 Long = Literal["truncate", "refuse"]
 
 
@@ -182,7 +183,8 @@ class Batch:
     """Sentences that go through the model together; `indices` [b] are their numbers in the corpus.
 
     `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and
-    relations of the source where there are parses, None for sentences that do not align.
+    relations of the source where there are parses, None for sentences that do not align. `labels` [b n] is
+    what a decoder should say after each of its inputs, `IGNORED` where nothing, if that was asked for.
     """
 
     indices: Tensor
@@ -191,11 +193,13 @@ class Batch:
     target: Side | None = None
     aligned: tuple[Aligned | None, ...] = ()
     kind: Literal["text", "random"] = "text"
+    labels: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The same with its sides on another device (`indices` stay where they are)."""
         target = None if self.target is None else self.target.to(device)
-        return replace(self, source=self.source.to(device), target=target)
+        labels = None if self.labels is None else self.labels.to(device)
+        return replace(self, source=self.source.to(device), target=target, labels=labels)
 
 
 class Encoder(Protocol):
@@ -209,6 +213,10 @@ class Encoder(Protocol):
         """Character span of every piece; None for special ones, None overall where they cannot be located."""
         ...
 
+    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
+        """What a decoder must say after each of its inputs."""
+        ...
+
 
 @dataclass
 class Losses:
@@ -220,16 +228,25 @@ class Losses:
 
 
 def batches(
-    corpus: Corpus, encoder: Encoder, *, tokens: int, limit: int, long: Long = "truncate", losses: Losses
+    corpus: Corpus,
+    encoder: Encoder,
+    *,
+    tokens: int,
+    limit: int,
+    long: Long = "truncate",
+    losses: Losses,
+    labels: bool = False,
 ) -> Iterator[Batch]:
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
 
     Sentences of more than `limit` pieces are cut (and counted in `losses`), or refused with DataError
-    where `long` is "refuse".
+    where `long` is "refuse". With `labels` batches say what a decoder should predict.
     """
     sentences = iter(corpus)
     while window := list(islice(sentences, WINDOW)):
         encoded = _encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
+        if labels:
+            encoded = _labelled(encoded, encoder, limit)
         for fold in range(FOLDS):
             mine = sorted((e for e in encoded if e.sentence.number % FOLDS == fold), key=_Ready.length)
             for group in _cut(mine, tokens):
@@ -240,6 +257,7 @@ class _Ready(NamedTuple):
     sentence: Sentence
     source: Encoded
     target: Encoded | None
+    labels: list[int] | None = None
 
     def length(self) -> int:
         return max(len(self.source.ids), len(self.target.ids) if self.target else 0)
@@ -265,6 +283,12 @@ def _encode(
     return ready
 
 
+def _labelled(ready: list[_Ready], encoder: Encoder, limit: int) -> list[_Ready]:
+    said = [each.sentence.source if each.target is None else each.sentence.target or "" for each in ready]
+    found = encoder.labels(said, limit=limit)
+    return [each._replace(labels=labels) for each, labels in zip(ready, found, strict=True)]
+
+
 def _cut(ready: list[_Ready], tokens: int) -> Iterator[list[_Ready]]:
     group: list[_Ready] = []
     for entry in ready:  # sorted: the last one is the longest
@@ -278,12 +302,14 @@ def _cut(ready: list[_Ready], tokens: int) -> Iterator[list[_Ready]]:
 
 def _collate(group: list[_Ready], fold: int, encoder: Encoder, losses: Losses) -> Batch:
     targets = [entry.target for entry in group if entry.target is not None]
+    labels = [entry.labels for entry in group if entry.labels is not None]
     return Batch(
         indices=torch.tensor([entry.sentence.number for entry in group]),
         fold=fold,
         source=side([entry.source for entry in group]),
         target=side(targets) if targets else None,
         aligned=tuple(_align(entry, encoder, losses) for entry in group if entry.sentence.parse is not None),
+        labels=padded(labels, IGNORED) if labels else None,
     )
 
 
@@ -299,6 +325,12 @@ def _align(entry: _Ready, encoder: Encoder, losses: Losses) -> Aligned | None:
         return None
     losses.fused += found.fused
     return found
+
+
+def padded(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
+    """Rows of whole numbers as one tensor [b n], filled up on the right."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows], dtype=torch.long)
 
 
 def side(encoded: Sequence[Encoded]) -> Side:

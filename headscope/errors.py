@@ -21,3 +21,7 @@ class DataError(HeadscopeError):
 
 class OutputError(HeadscopeError):
     """Writing would overwrite something, or the place to write to cannot be used."""
+
+
+class TrainingError(HeadscopeError):
+    """Training cannot go on: the loss is no number."""

@@ -196,13 +196,19 @@ def _hidden(checkpoint: Checkpoint, window: list[Sentence], reading: Reading) ->
         plain = [place for place, special in enumerate(source.special) if not special]
         groups = [[place] for place in plain] or [[]]
         if reading.hiding == "random":
-            chance = np.random.default_rng([reading.seed, sentence.number])
-            groups = [chance.permutation(plain)[: max(1, round(SHARE * len(plain)))].tolist()]
+            groups = [hidden_at_random(plain, sentence.number, seed=reading.seed)]
         for hidden in groups:
             ids = [mask if place in hidden else own for place, own in enumerate(source.ids)]
             labels = [own if place in hidden else IGNORED for place, own in enumerate(source.ids)]
             rows.append(Row(sentence.number, source._replace(ids=ids), None, labels, hidden is groups[-1]))
     return rows
+
+
+def hidden_at_random(plain: Sequence[int], number: int, *, seed: int) -> list[int]:
+    """15 % of the positions `plain` of sentence `number`, at least one of them (Devlin et al. 2019, §3.1)."""
+    chance = np.random.default_rng([seed, number])
+    found: list[int] = chance.permutation(np.asarray(plain, dtype=int))[: max(1, round(SHARE * len(plain)))].tolist()
+    return found
 
 
 def _count_cut(rows: list[Row], corpus: Corpus, reading: Reading, losses: Losses) -> None:

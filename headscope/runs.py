@@ -7,19 +7,27 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headscope.analysis import Analysis, Options
 from headscope.analyze import Pace, Study, analyze, choose, sentence_limit
 from headscope.config import AnalyzeConfig
 from headscope.data import Corpus, open_corpus, read_lines
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.gates import masked
 from headscope.heads import select_heads
+from headscope.likelihood import Reading
 from headscope.mhr_pickles import mhr_pickles
+from headscope.objectives.base import choose_objective
 from headscope.results import Signature, check_folder, clear_run
 from headscope.runfiles import write_run
+from headscope.survey import explained
 from headscope.syntax import Parse, parse_with_stanza
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
@@ -45,7 +53,15 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = _no_progress) ->
     for whatever the user can fix. Interrupted by Ctrl-C, it writes what was done (`complete` is then false).
     """
     check_folder(config.out, force=config.force)
-    analyses = choose(only=config.only, skip=config.skip, also=config.also)
+    wanted = config.importance or (config.faithfulness and not config.only)
+    also = (*config.also, *(["importance"] if wanted else []))
+    analyses = choose(only=config.only, skip=config.skip, also=also)
+    if config.objective and not any(map(explained, analyses)):
+        raise ConfigError(f"--objective {config.objective} is what importances explain; ask for one (--importance)")
+    if (config.rules or config.steps or config.target_token != "top1") and not any(
+        one.name == "lrp" for one in analyses
+    ):
+        raise ConfigError("--rules, --steps and --target-token are about the analysis lrp; ask for it (--also lrp)")
     corpus = open_corpus(
         config.source, target=config.target, parses=_conllu(config), max_sentences=config.max_sentences
     )
@@ -73,6 +89,8 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = _no_progress) ->
             detail=config.detail,
             progress=step,
         )
+        if config.faithfulness and study.complete:
+            _try_rankings(study, checkpoint, corpus, config, options, analyses, limit, progress)
         pickles = {}
         if config.mhr_pickles and study.complete:
             pickles = mhr_pickles(checkpoint, corpus, rows=config.mhr_rows, limit=limit, tokens=config.batch_tokens)
@@ -80,6 +98,43 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = _no_progress) ->
     settings = {**config.settings(), "limit": limit, "mask": ",".join(map(str, off)) or None}
     signature = write_run(config.out, study, checkpoint, corpus, settings, sys.argv, pickles)
     return Finished(study, config.out, signature, _figures(config))
+
+
+def _try_rankings(
+    study: Study,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    config: AnalyzeConfig,
+    options: Options,
+    analyses: list[type[Analysis]],
+    limit: int,
+    progress: Progress,
+) -> None:
+    """Add the tables of `headscope.faithfulness` to a study."""
+    from headscope.faithfulness.orders import ranks
+    from headscope.faithfulness.run import Trial, try_rankings
+
+    trial = Trial(
+        steps=config.faithfulness_steps,
+        random_orders=config.faithfulness_seeds,
+        bleu=config.faithfulness_bleu,
+        objective=choose_objective(config.objective, checkpoint, has_target=corpus.has_target),
+        seed=config.seed,
+        replicates=config.bootstrap,
+    )
+    reading = Reading(tokens=config.batch_tokens, limit=limit, long=config.long, hiding="random", seed=config.seed)
+
+    def again() -> pd.DataFrame:
+        chosen = [cls for cls in analyses if ranks(cls)]
+        pace = Pace(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
+        with progress("analysing shuffled weights", corpus.count) as step:
+            return analyze(checkpoint, corpus, analyses=chosen, options=options, pace=pace, progress=step).heads
+
+    verdict = try_rankings(
+        checkpoint, corpus, study.heads, trial=trial, reading=reading, again=again, progress=progress
+    )
+    study.tables["faithfulness"], study.tables["faithfulness_rankings"] = verdict.curves, verdict.rankings
+    study.remarks += verdict.remarks
 
 
 def _conllu(config: AnalyzeConfig) -> Path | None:
@@ -108,6 +163,15 @@ def _options(
         relation_minimum=config.min_instances,
         parse=_parse_name(config),
         seed=config.seed,
+        objective=config.objective,
+        granularity=config.granularity,
+        ablate_with=config.ablate_with,
+        shapley_samples=config.shapley_samples,
+        ig_steps=config.ig_steps,
+        rules=config.rules,
+        target_token=config.target_token,
+        steps=config.steps,
+        detail=config.detail,
     )
     if config.relations == "all" and corpus.has_parses:
         found = {relation.relation for sentence in corpus if sentence.parse for relation in sentence.parse.relations}

@@ -41,7 +41,7 @@ def test_every_command_runs(folder: Path) -> None:
     script = "\n".join(["set -euo pipefail", *commands])
     ran = subprocess.run(["bash", "-c", script], cwd=folder, env=environment(folder), capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert len(list((folder / "figures").iterdir())) == 7
+    assert len(list((folder / "figures").iterdir())) == 8
     assert (folder / "run" / "heads.csv").is_file() and (folder / "demo" / "figures" / "heads.png").is_file()
 
 

@@ -14,16 +14,18 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headscope.data import IGNORED as IGNORED
 from headscope.data import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
-from headscope.heads import Layout
+from headscope.heads import Layout, Site
 from headscope.model.places import Places, places_of
+from headscope.model.projections import Projections, projections
 from headscope.registry import Registry
 
 SideName = Literal["source", "target"]
+Predicts = Literal["words", "classes", "nothing"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-IGNORED = -100  # a label where nothing is to be predicted
 
 
 class Translation(NamedTuple):
@@ -76,6 +78,21 @@ class Checkpoint(ABC):
     def layout(self) -> Layout:
         """Number of heads of every (site, layer)."""
         return self.places.layout
+
+    @cached_property
+    def projections(self) -> dict[tuple[Site, int], Projections]:
+        """Which rows and columns of which matrix are whose, at every (site, layer)."""
+        return projections(self.model)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether there is a decoder, which predicts at each position what comes next."""
+        return any(place.site is Site.DECODER_SELF for place in self.places.order) or self.two_sided
+
+    @property
+    @abstractmethod
+    def predicts(self) -> Predicts:
+        """What the model as it is predicts: "words", "classes" (see `class_scores`), or "nothing"."""
 
     @property
     def device(self) -> torch.device:
@@ -135,6 +152,14 @@ class Checkpoint(ABC):
         """One pass over a batch, without the output layer where the model can be run without it."""
 
     @abstractmethod
+    def states(self, batch: Batch) -> Tensor:
+        """Final states [b n d] of the last stack that runs: the decoder, or the encoder where there is no target."""
+
+    def class_scores(self, batch: Batch) -> Tensor:
+        """Logits [b classes] of a classifier; CheckpointError for models that are none."""
+        raise CheckpointError(f"{self.path} is no classifier")
+
+    @abstractmethod
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What a decoder must say after each of its inputs, which are `encode`'s; `IGNORED` where nothing."""
 
@@ -145,6 +170,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
         """Scores of the vocabulary [b t V] after each decoder input, or in place of each encoder input."""
+
+    @abstractmethod
+    def unembedding(self) -> tuple[nn.Module, Tensor]:
+        """The module that makes logits of final states, and its whole matrix [V d]; CheckpointError without one."""
 
     @abstractmethod
     def mask_id(self) -> int:

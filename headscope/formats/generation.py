@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from headscope.data import Batch, Encoded, Side, side
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import IGNORED, Checkpoint, TranslateOptions, Translation
+from headscope.formats.base import IGNORED, Checkpoint, Predicts, TranslateOptions, Translation
 from headscope.heads import Site
 from headscope.model.interface import hushed, through_attend
-from headscope.model.places import text_config
+from headscope.model.places import base_of, text_config
 
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
 
@@ -28,6 +28,19 @@ class Predicting(Checkpoint):
     @abstractmethod
     def _tokenizer(self) -> Any: ...
 
+    @property
+    def predicts(self) -> Predicts:  # noqa: D102
+        return predicts(self)
+
+    def forward(self, batch: Batch) -> None:  # noqa: D102
+        without_head(self, batch)
+
+    def states(self, batch: Batch) -> Tensor:  # noqa: D102
+        return states(self, batch)
+
+    def class_scores(self, batch: Batch) -> Tensor:  # noqa: D102
+        return class_scores(self, batch)
+
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:  # noqa: D102
         return labels(self, texts, limit=limit)
 
@@ -36,6 +49,9 @@ class Predicting(Checkpoint):
 
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:  # noqa: D102
         return logits(self, batch, memory)
+
+    def unembedding(self) -> tuple[nn.Module, Tensor]:  # noqa: D102
+        return unembedding(self)
 
     def mask_id(self) -> int:  # noqa: D102
         return mask_id(self)
@@ -48,6 +64,45 @@ class Predicting(Checkpoint):
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:  # noqa: D102
         return search_facts(self, options)
+
+
+def predicts(checkpoint: Predicting) -> Predicts:
+    """Words where there is an output layer over the vocabulary, classes where the class says so."""
+    model: Any = checkpoint.model
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        return "classes"
+    return "nothing" if model.get_output_embeddings() is None else "words"
+
+
+def without_head(checkpoint: Predicting, batch: Batch) -> Any:
+    """One pass through the model without its task head: the output object."""
+    source = {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}
+    model: Any = checkpoint.model
+    if not checkpoint.two_sided:
+        return base_of(model)(**source, use_cache=False)
+    if batch.target is None:
+        return model.get_encoder()(**source)
+    target = {"decoder_input_ids": batch.target.ids, "decoder_attention_mask": batch.target.real.long()}
+    return base_of(model)(**source, **target, use_cache=False)
+
+
+def states(checkpoint: Predicting, batch: Batch) -> Tensor:
+    """The last hidden state."""
+    with through_attend(checkpoint.model):
+        found: Tensor | None = getattr(without_head(checkpoint, batch), "last_hidden_state", None)
+    if found is None:
+        raise CheckpointError(f"{checkpoint.path} is a {type(checkpoint.model).__name__}, which gives no final states")
+    return found
+
+
+def class_scores(checkpoint: Predicting, batch: Batch) -> Tensor:
+    """The logits of a model with a sequence classification head."""
+    if checkpoint.predicts != "classes":
+        raise CheckpointError(f"{checkpoint.path} is a {type(checkpoint.model).__name__}, which is no classifier")
+    with through_attend(checkpoint.model):
+        output = checkpoint.model(input_ids=batch.source.ids, attention_mask=batch.source.real.long())
+    found: Tensor = output.logits
+    return found
 
 
 def labels(checkpoint: Predicting, texts: Sequence[str], *, limit: int) -> list[list[int]]:
@@ -96,6 +151,15 @@ def logits(checkpoint: Predicting, batch: Batch, memory: Any) -> Tensor:
             "accuracy need the model with its language-model head (…ForMaskedLM, …ForCausalLM, …)"
         )
     return found  # type: ignore[no-any-return]
+
+
+def unembedding(checkpoint: Predicting) -> tuple[nn.Module, Tensor]:
+    """The output embeddings."""
+    model: Any = checkpoint.model
+    layer = model.get_output_embeddings()
+    if not isinstance(layer, nn.Linear):
+        raise CheckpointError(f"{checkpoint.path} has no linear output layer over the vocabulary")
+    return layer, layer.weight.detach()
 
 
 def mask_id(checkpoint: Predicting) -> int:

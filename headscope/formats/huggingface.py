@@ -22,12 +22,13 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
-from headscope.data import Batch, Encoded
+from headscope.data import Encoded
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
 from headscope.formats.generation import Predicting
+from headscope.formats.selfcontained import is_narrowed, narrowed_class
 from headscope.model.interface import hushed
-from headscope.model.places import base_of, text_config
+from headscope.model.places import text_config
 from headscope.syntax import piece_spans
 
 MOST_LAYERS = 2000
@@ -134,19 +135,6 @@ class HuggingFaceCheckpoint(Predicting):
         first = next((place for place, number in enumerate(ids) if number not in self._special), 0)
         return list(ids[:first])
 
-    def forward(self, batch: Batch) -> None:  # noqa: D102
-        source = {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}
-        if not self.two_sided:
-            base_of(self.model)(**source, use_cache=False)
-        elif batch.target is None:
-            self.model.get_encoder()(**source)  # type: ignore[operator]
-        else:
-            target = {
-                "decoder_input_ids": batch.target.ids,
-                "decoder_attention_mask": batch.target.real.long(),
-            }
-            base_of(self.model)(**source, **target, use_cache=False)
-
     def facts(self) -> dict[str, Any]:  # noqa: D102
         tokenizer = None
         if self.tokenizer:
@@ -205,7 +193,8 @@ class HuggingFaceFormat(CheckpointFormat):
         with _quiet(path):
             config = AutoConfig.from_pretrained(path, **options)
             _check_depth(config)
-            model, info = _model_class(path, config).from_pretrained(
+            plain = _model_class(path, config)
+            model, info = (narrowed_class(plain) if is_narrowed(config) else plain).from_pretrained(
                 path,
                 config=config,
                 dtype=_dtype(dtype, config, device),

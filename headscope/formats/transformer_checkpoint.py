@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.data import Batch, Encoded, side
 from headscope.errors import CheckpointError, DataError
-from headscope.formats.base import Checkpoint, SideName, TranslateOptions, Translation
+from headscope.formats.base import Checkpoint, Predicts, SideName, TranslateOptions, Translation
 from headscope.model.search import Hypothesis, SearchConfig, search
 from headscope.model.transformer import Transformer
 from headscope.model.transformer_config import StackConfig, TransformerConfig
@@ -103,15 +103,22 @@ class TransformerCheckpoint(Checkpoint):
     def start_ids(self) -> list[int]:  # noqa: D102
         return [] if self.two_sided else [self._side("target").start]
 
+    @property
+    def predicts(self) -> Predicts:  # noqa: D102
+        return "words"
+
     def forward(self, batch: Batch) -> None:  # noqa: D102
+        self.states(batch)
+
+    def states(self, batch: Batch) -> Tensor:  # noqa: D102
         model = self.model
-        if not self.two_sided:
-            model.decode(batch.source.ids, target_mask=_mask(batch.source.real))
-            return
         source_mask = _mask(batch.source.real)
+        if not self.two_sided:
+            return model.decode(batch.source.ids, target_mask=source_mask)
         memory = model.encode(batch.source.ids, source_mask)
-        if batch.target is not None:
-            model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
+        if batch.target is None:
+            return memory
+        return model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
 
     def memory(self, batch: Batch) -> Tensor | None:  # noqa: D102
         return self.model.encode(batch.source.ids, _mask(batch.source.real)) if self.two_sided else None
@@ -122,6 +129,12 @@ class TransformerCheckpoint(Checkpoint):
         memory = self.memory(batch) if memory is None else memory
         seen = _mask(batch.source.real) if self.two_sided else None
         return model.logits(model.decode(inputs.ids, memory, memory_mask=seen, target_mask=_mask(inputs.real)))
+
+    def unembedding(self) -> tuple[nn.Module, Tensor]:  # noqa: D102
+        model = self.model
+        if model.before_output is None:
+            return model.output, model.output.weight.detach()
+        return model.before_output, (model.output.weight @ model.before_output.weight).detach()
 
     def mask_id(self) -> int:  # noqa: D102
         raise CheckpointError(f"{self.path} is no masked language model")

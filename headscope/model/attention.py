@@ -26,7 +26,8 @@ class AttentionCall:
     """One pass through `attend`, as a tap sees it: before mixing, gates and dropout of the weights.
 
     query [b h t k], key and value [b g s k] with g groups, weights [b h t s], context [b h t k];
-    mask is what the model gave (additive, or boolean with True for visible), or None.
+    mask is what the model gave (additive, or boolean with True for visible), or None; scaling and softcap
+    are those of `attention_scores`.
     """
 
     module: nn.Module
@@ -36,6 +37,8 @@ class AttentionCall:
     mask: Tensor | None
     weights: Tensor
     context: Tensor
+    scaling: float | None = None
+    softcap: float | None = None
 
 
 class Tap(Protocol):
@@ -46,22 +49,51 @@ class Tap(Protocol):
         ...
 
 
+class Products(Protocol):
+    """The two matrix products of attention; relevance rules put theirs in place (`multiplied`)."""
+
+    def scores(self, query: Tensor, key: Tensor, /) -> Tensor:
+        """query · key for query [b h t k], key [b h s k]: [b h t s]."""
+        ...
+
+    def context(self, weights: Tensor, value: Tensor, /) -> Tensor:
+        """weights · value for weights [b h t s], value [b h s k]: [b h t k]."""
+        ...
+
+
+_PRODUCTS: ContextVar[Products | None] = ContextVar("headscope_products", default=None)
 _TAPS: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps", default=())
 _BEFORE_MIXING: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps_before_mixing", default=())
 
 
 @contextmanager
-def tapped(tap: Tap, *, before_mixing: bool = False) -> Iterator[None]:
+def tapped(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> Iterator[None]:
     """Within the block, `tap` is called by every `attend`; taps entered later are called later.
 
-    A tap sees contexts as mixing left them, or with `before_mixing` as weights·V gives them.
+    A tap sees contexts as mixing left them, or with `before_mixing` as weights·V gives them. With `first` it is
+    called before those that were entered earlier.
     """
     taps = _BEFORE_MIXING if before_mixing else _TAPS
-    token = taps.set((*taps.get(), tap))
+    token = taps.set((tap, *taps.get()) if first else (*taps.get(), tap))
     try:
         yield
     finally:
         taps.reset(token)
+
+
+@contextmanager
+def multiplied(products: Products) -> Iterator[None]:
+    """Within the block every `attend` multiplies matrices with `products`."""
+    token = _PRODUCTS.set(products)
+    try:
+        yield
+    finally:
+        _PRODUCTS.reset(token)
+
+
+def tapped_after_mixing() -> bool:
+    """Whether somebody looks at contexts as mixing leaves them."""
+    return bool(_TAPS.get())
 
 
 def attention_scores(
@@ -79,7 +111,9 @@ def attention_scores(
     them to c·tanh(x/c) (Gemma 2); `position_bias` (T5) is added before the mask. The mask broadcasts to
     [b h t s]: additive, or boolean with True where a query may look.
     """
-    scores = torch.matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    products = _PRODUCTS.get()
+    product = torch.matmul(query, key.transpose(-1, -2)) if products is None else products.scores(query, key)
+    scores = product * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if position_bias is not None:
@@ -144,9 +178,12 @@ def attend(
     )
     weights = attention_weights(scores, sinks=sinks).to(value.dtype)  # [b h t s]
     kept = nn.functional.dropout(weights, p=dropout, training=module.training)
-    context = torch.matmul(kept, repeat_groups(value, heads))  # [b h t k]
+    states, products = repeat_groups(value, heads), _PRODUCTS.get()
+    context = torch.matmul(kept, states) if products is None else products.context(kept, states)  # [b h t k]
     early, taps = _BEFORE_MIXING.get(), _TAPS.get()
-    call = AttentionCall(module, query, key, value, mask, weights, context) if early or taps else None
+    call = None
+    if early or taps:
+        call = AttentionCall(module, query, key, value, mask, weights, context, scaling, softcap)
     context = _through(early, call, context)
     if mixing is not None:
         context = mixing(context)

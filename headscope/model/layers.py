@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from headscope.model.attention import attend
+from headscope.model.attention import attend, tapped_after_mixing
 from headscope.model.mixing.base import Mixing, Queries, build
 from headscope.model.transformer_config import StackConfig
 
@@ -94,16 +94,26 @@ class Attention(nn.Module):
             nothing: Tensor = self.output(x.new_zeros(*x.shape[:-1], 0))  # what is left is the output's bias
             return nothing
         key, value = self._keys(x, memory, cache)
-        mixing = None
-        if self.mixing is not None:
+        mixing, folded = None, self._folded()
+        if self.mixing is not None and folded is None:
             queries = Queries(x, real, causal, None if cache is None else cache.mixing)
             mixing = partial(self.mixing, queries=queries)
         context, _ = attend(
             self, self._split(self.query, x, self.d_head), key, value, mask=mask, dropout=self.dropout, mixing=mixing
         )
         joined = context.transpose(1, 2).flatten(2)  # [b t h·k]
+        if folded is not None:
+            return nn.functional.linear(joined, folded, self.output.bias)
         found: Tensor = self.output(self.context_dropout(joined))
         return found
+
+    def _folded(self) -> Tensor | None:
+        """Output weights that mix too, in training, where nothing stands between mixing and projection; else None."""
+        fits = self.training and self.mixing is not None and self.mixing.folds_in_training
+        if not fits or self.context_dropout.p or tapped_after_mixing():
+            return None
+        assert self.mixing is not None
+        return self.mixing.fold(self.output.weight)
 
     def inputs(self) -> tuple[tuple[nn.Linear, int], ...]:
         """The query, key and value projections with the number of rows that a head has in them."""

@@ -288,12 +288,19 @@ def _site(call: AttentionCall, two_sided: bool, kind: str) -> Site:
         if (t, s) in by_shape:
             return by_shape[t, s]
     elif t == s:
-        causal = not call.weights.triu(1).any()
+        causal = not (call.weights if call.weights.shape[1] else _visible(call)).triu(1).any()
         return Site.DECODER_SELF if causal and t > 1 else Site.ENCODER_SELF
     raise CheckpointError(
         f"model type {kind!r} attends from {t} to {s} positions on a probe of {SOURCE_LENGTH} source and "
         f"{TARGET_LENGTH} target tokens; headscope cannot tell which site that is"
     )
+
+
+def _visible(call: AttentionCall) -> Tensor:
+    """Where the mask lets queries look [b 1 t s]: a layer without heads has no weights that would tell."""
+    if call.mask is None:
+        return torch.ones(call.weights.shape[-2:], dtype=torch.bool)
+    return call.mask if call.mask.dtype == torch.bool else call.mask > -1.0
 
 
 def _layers(modules: list[nn.Module]) -> list[int]:

@@ -75,7 +75,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
 
     def tap(call: AttentionCall, context: Tensor) -> None:
         place = walk.place(call.module)
-        if place is not None:
+        if place is not None and place.heads:
             where = (place.site, place.layer)
             found[where] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
             waiting[:] = [(where, context)]

@@ -25,7 +25,10 @@ COLUMNS = {
     "positional": (*PLACE, "offset", "share"),
     "alphas": (*PLACE, "source", "alpha"),
     "syntactic": (*PLACE, "relation", "label", "count", "accuracy", "baseline", "margin"),
+    "faithfulness": ("ranking", "order", "removed", "share", "metric", "harm", "harm_low", "harm_high"),
+    "faithfulness_rankings": ("place", "ranking", "area", "area_low", "area_high", "area_random", "area_random_sd"),
 }
+TEXTS = ("site", "relation", "direction", "label", "ranking", "order", "metric")
 
 
 class RunError(HeadscopeError):
@@ -120,23 +123,35 @@ class Run:
         """`similarity.npz`: `{site}/{layer}/{measure}` to an array [h h]."""
         path = self.path / "similarity.npz"
         if not path.is_file():
-            raise MissingTable(self._missing("similarity.npz", "similarity"))
+            raise MissingTable(self._missing("similarity.npz", "--only similarity"))
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 return {key: np.asarray(stored[key], dtype=np.float64) for key in stored.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as broken:
             raise RunError(f"run {self.name}: similarity.npz cannot be read ({_line(broken)})") from None
 
-    def _table(self, name: str) -> pd.DataFrame:
+    @cached_property
+    def faithfulness(self) -> pd.DataFrame:
+        """`faithfulness.csv`: a row per ranking, order, number of heads removed and metric."""
+        return self._table("faithfulness", placed=False, how="--faithfulness")
+
+    @cached_property
+    def rankings(self) -> pd.DataFrame:
+        """`faithfulness_rankings.csv`: a row per ranking, the best first."""
+        return self._table("faithfulness_rankings", placed=False, how="--faithfulness")
+
+    def _table(self, name: str, *, placed: bool = True, how: str | None = None) -> pd.DataFrame:
         path = self.path / f"{name}.csv"
         if not path.is_file():
-            raise MissingTable(self._missing(f"{name}.csv", name))
+            raise MissingTable(self._missing(f"{name}.csv", how or f"--only {name}"))
         table = _read_csv(path, columns=COLUMNS[name])
+        if not placed:
+            return table
         _check_places(table, self.layout, where=f"{name}.csv of run {self.name}")
         return table
 
-    def _missing(self, file: str, analysis: str) -> str:
-        return f"run {self.name} has no {file}; run `headscope analyze … --only {analysis}` first"
+    def _missing(self, file: str, how: str) -> str:
+        return f"run {self.name} has no {file}; run `headscope analyze … {how}` first"
 
 
 def load_run(path: Path | str) -> Run:
@@ -178,7 +193,7 @@ def _is_layout(found: object) -> bool:
 def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
     """One table; RunError names the file, and what is wrong with it, in one line."""
     where = f"run {path.parent.name}: {path.name}"
-    text = {"site": str, "functions": str, "relation": str, "direction": str, "label": str}
+    text = {**dict.fromkeys(TEXTS, str), "functions": str}
     try:
         table = pd.read_csv(path, dtype={**text, "syntactic_relation": str}, encoding="utf-8")
     except (ValueError, OSError) as broken:  # pandas' parser errors and UnicodeDecodeError are ValueErrors
@@ -186,9 +201,7 @@ def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
     lacking = [name for name in columns if name not in table.columns]
     if lacking:
         raise RunError(f"{where} is malformed: it has no column {', '.join(lacking)}; analyse again")
-    wrong = [
-        name for name in columns if name not in (*text, "functions") and not pd.api.types.is_numeric_dtype(table[name])
-    ]
+    wrong = [name for name in columns if name not in text and not pd.api.types.is_numeric_dtype(table[name])]
     if wrong and len(table):
         raise RunError(f"{where} is malformed: column {', '.join(wrong)} must hold numbers; analyse again")
     words = [name for name in (*text, "syntactic_relation") if name in table.columns]

@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from headscope.report.alphas import alphas_figure
+from headscope.report.faithfulness import faithfulness_figure
 from headscope.report.functionmap import functions_figure
 from headscope.report.headmap import heads_figure
 from headscope.report.offsets import offset_histograms
@@ -23,6 +24,7 @@ STANDARD: dict[str, Callable[[Run], Figure]] = {
     "relations": relation_accuracy,
     "similarity": lambda run: similarity_matrices(run, _first_similarity(run)),
     "alphas": alphas_figure,
+    "faithfulness": faithfulness_figure,
 }
 
 

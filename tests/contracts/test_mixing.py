@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from oracles import native
@@ -9,7 +11,7 @@ from oracles import native
 from headscope.capture import capture
 from headscope.errors import ConfigError
 from headscope.heads import Site
-from headscope.model.attention import repeat_groups
+from headscope.model.attention import repeat_groups, tapped
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build, resolve
 from headscope.model.transformer import Transformer
 
@@ -21,7 +23,7 @@ def modules(model: Transformer) -> list[Mixing]:
     return [module for module in model.modules() if isinstance(module, Mixing)]
 
 
-def disturbed(name: str, **options: str) -> Transformer:
+def disturbed(name: str, **options: Any) -> Transformer:
     """A model that mixes at every site, all its parameters random."""
     model = native.model(self_mixing=name, **options)
     generator = torch.Generator().manual_seed(5)
@@ -87,6 +89,19 @@ def test_the_gradient_reaches_every_parameter(name: str) -> None:
     for module in modules(model):
         if module.heads:
             assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
+
+
+@every
+def test_training_computes_the_same_as_testing(name: str) -> None:
+    """Where mixings have no noise of their own; training may mix the output projection instead of contexts."""
+    source, target, source_mask, target_mask = native.texts()
+    masks = {"source_mask": source_mask, "target_mask": target_mask}
+    options = {} if name != "experts.v1" else {"mixing_options": {"dropout": 0.0}}
+    model = disturbed(name, **options)
+    tested = model(source, target, **masks)
+    torch.testing.assert_close(model.train()(source, target, **masks), tested, rtol=0, atol=1e-10)
+    with tapped(lambda call, context: context):
+        torch.testing.assert_close(model(source, target, **masks), tested, rtol=0, atol=1e-10)
 
 
 @every

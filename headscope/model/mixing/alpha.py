@@ -15,6 +15,8 @@ class Alpha(Mixing):
     Nothing constrains alpha: rows need not sum to one and entries may be negative.
     """
 
+    folds_in_training = True
+
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__(heads=heads, d_value=d_value, d_model=d_model)
         self.alpha = nn.Parameter(torch.eye(heads))

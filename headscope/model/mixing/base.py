@@ -31,10 +31,12 @@ class Queries:
 class Mixing(nn.Module, ABC):
     """Maps contexts [b h t k] to contexts; one instance per attention module.
 
-    `identity_at_start`: a fresh instance changes nothing.
+    `identity_at_start`: a fresh instance changes nothing. `folds_in_training`: `fold` is always the same as
+    `forward`, with gradients; training then mixes the output projection, which is smaller than the contexts.
     """
 
     identity_at_start: ClassVar[bool] = True
+    folds_in_training: ClassVar[bool] = False
 
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__()

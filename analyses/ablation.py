@@ -1,0 +1,53 @@
+"""How much worse the model gets without a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from headscope.accumulate import Ratio
+from headscope.analysis import Analysis, analysis
+from headscope.attribution.explained import explained
+from headscope.attribution.measures import ablation
+from headscope.attribution.replacements import replacement
+from headscope.data import Batch
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.rerun import dependable_seats
+from headscope.model.seats import Seats
+
+
+@analysis
+class Ablation(Analysis):
+    """The objective's damage when one head is taken out and all others stay (captum's FeatureAblation over gates).
+
+    Positive: the head matters. For `loss` the rise of -log p in nats per predicted token; for `top1` the fall of the
+    intact model's largest logits, per position; for `log-probability` the fall of log p, per sentence; for
+    `representation` the cosine distance to the intact vector, 1 − cos, which is never negative. A head that is
+    taken out gives nothing (`--ablate-with zero`), its mean over the sentence (`mean`), or what it gave at another
+    position of the sentence (`resample`): see `headscope.attribution.replacements`. Gates act after mixing.
+    """
+
+    name = "ablation"
+    group = "importance"
+    order = 210
+    default = False
+    needs = frozenset({"objective"})
+    summary = "how much worse the objective gets without the head"
+    seats: Seats | None = None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        replacement(self.options.ablate_with)
+        self.seats = dependable_seats(checkpoint.model)
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
+        how = self.options.ablate_with
+        with (
+            torch.inference_mode(),
+            explained(checkpoint, self.objective, batch, seats=self.seats, ablate_with=how) as its,
+        ):
+            return its.ratios("ablation", ablation(its.f, its.gates))
+
+    def signature(self) -> dict[str, str]:  # noqa: D102
+        return {"with": self.options.ablate_with}

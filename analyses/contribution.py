@@ -1,0 +1,88 @@
+"""How much a head writes: norms of the values it moves (Kobayashi et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Ratio
+from headscope.analysis import Analysis, Heads, Options, analysis
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.attention import repeat_groups
+
+
+@analysis
+class Contribution(Analysis):
+    """Mean over queries of Σ_s w_ts ‖f(x_s)‖, with f(x) = (x W_V + b_V) W_O of the head (Kobayashi et al. 2020, §3).
+
+    The sum of the norms of what every key gives to the query through this head. `contribution_sum` is the norm
+    of what arrives, ‖Σ_s w_ts f(x_s)‖: less where keys cancel. Special tokens are left out as queries, the sums run
+    over all keys that the query sees. The output projection's bias belongs to no head; what follows it (dropout,
+    a norm, a scale) is not part of f. A fixed linear mixing of heads is folded into W_O: f is then what the head's
+    own context does to the layer's output.
+    """
+
+    name = "contribution"
+    group = "importance"
+    order = 203
+    default = False
+    summary = "norm of the vectors that a head writes (Kobayashi et al. 2020)"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.grams: dict[tuple[Site, int], Tensor] = {}
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+        for (site, layer), matrices in output_slices(checkpoint).items():
+            if isinstance(matrices, str):
+                return f"{site}.{layer}: {matrices}"
+        return None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        for place, matrices in output_slices(checkpoint).items():
+            assert isinstance(matrices, Tensor)
+            precise = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
+            self.grams[place] = precise @ precise.transpose(1, 2)  # [h k k]
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        gram = self.grams[heads.site, heads.layer]
+        values = repeat_groups(heads.value.to(gram.dtype), len(gram))  # [b h s k]
+        each = torch.einsum("bhts,bhs->bht", heads.weights, norms(values, gram))
+        return {
+            "contribution": heads.over_queries(each),
+            "contribution_sum": heads.over_queries(norms(heads.context, gram)),
+        }
+
+
+def norms(vectors: Tensor, gram: Tensor) -> Tensor:
+    """‖vector · W_O‖ [b h n] of vectors [b h n k], from gram [h k k] = W_O W_Oᵀ of each head."""
+    return torch.einsum("bhnk,bhnk->bhn", vectors @ gram, vectors).clamp(min=0).sqrt()
+
+
+def output_slices(checkpoint: Checkpoint) -> dict[tuple[Site, int], Tensor | str]:
+    """Each head's slice of the output projection [h k d] at every (site, layer), or why there is none.
+
+    A fixed linear mixing is folded in.
+    """
+    found: dict[tuple[Site, int], Tensor | str] = {}
+    mixings = {
+        (site, layer): module
+        for site, layer, _, module in getattr(checkpoint.model, "attention_modules", tuple)()
+        if module.mixing is not None and module.heads
+    }
+    for place, its in checkpoint.projections.items():
+        if its.output is None:
+            found[place] = "its heads' slices of the output projection cannot be told"
+        elif place in mixings:
+            with torch.no_grad():
+                weight = mixings[place].mixing.fold(its.output.weight)
+            found[place] = "its heads are mixed depending on the input"
+            if weight is not None:
+                found[place] = torch.stack([weight.detach()[:, unit].T for unit in its.output.units])
+        else:
+            found[place] = its.output.matrices()
+    return found

@@ -1,0 +1,105 @@
+"""What a head says by itself: its direct effect on the logit of the reference (Elhage et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from headscope.accumulate import Ratio
+from headscope.analyses.contribution import output_slices
+from headscope.analysis import Analysis, Heads, Options, analysis
+from headscope.data import IGNORED
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.readout import Readout, find_readout
+
+
+@analysis
+class DirectLogit(Analysis):
+    """Mean over predicted tokens of LN(o_h) · (W_U[y] − mean over the vocabulary of W_U) (Elhage et al. 2021).
+
+    o_h is what the head writes (its context through its slice of W_O, without the bias), LN the last norm with σ
+    held at what it is, y the token of the reference: how much the head raises that token's logit above the average
+    logit, not counting what later layers make of it. Only for decoders in which heads add to what the last norm
+    reads (pre-norm: GPT-2, Llama, T5, mBART); where a norm follows each addition (Marian, BART) nothing a head
+    writes reaches the logits unchanged, and masked language models have a layer after the last norm. Factors after
+    the norm (T5) are part of the logit. A fixed linear mixing of heads is folded into W_O.
+    """
+
+    name = "direct_logit"
+    group = "importance"
+    order = 204
+    default = False
+    needs = frozenset({"labels"})
+    sites = frozenset({Site.DECODER_SELF, Site.CROSS})
+    afterwards = True
+    summary = "direct effect of a head on the logit of the reference (Elhage et al. 2021)"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.readout: Readout | None = None
+        self.slices: dict[tuple[Site, int], Tensor] = {}
+        self.last: tuple[Tensor, Tensor] | None = None
+        self.made: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+        if checkpoint.predicts != "words":
+            return "needs a model that predicts words (one with a language-model head)"
+        for (site, layer), matrices in output_slices(checkpoint).items():
+            if site in cls.sites and isinstance(matrices, str):
+                return f"{site}.{layer}: {matrices}"
+        found = find_readout(checkpoint)
+        return found if isinstance(found, str) else None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        found = find_readout(checkpoint)
+        assert isinstance(found, Readout)
+        self.readout = found
+        for place, matrices in output_slices(checkpoint).items():
+            if isinstance(matrices, Tensor):
+                self.slices[place] = matrices
+
+    @contextmanager
+    def watching(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """The last norm's input and output, pass by pass."""
+        assert self.readout is not None
+        if self.readout.norm is None:
+            yield
+            return
+
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            self.last = (inputs[0].detach(), output.detach())
+
+        handle = self.readout.norm.module.register_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self.last = self.made = None
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        labels = heads.batch.labels
+        assert labels is not None, "the batch was read without labels"
+        counted = labels != IGNORED  # [b t]
+        towards = self._towards(labels, counted, heads.context.dtype)
+        per_head = torch.einsum("btd,hkd->bhtk", towards, self.slices[heads.site, heads.layer].to(towards.dtype))
+        values = torch.einsum("bhtk,bhtk->bh", heads.context, per_head)
+        return {"direct_logit": Ratio(values, counted.sum(dim=-1, keepdim=True))}
+
+    def _towards(self, labels: Tensor, counted: Tensor, dtype: torch.dtype) -> Tensor:
+        """What a written vector is worth at every position [b t d], once per batch; zero where nothing is predicted."""
+        if self.made is None or self.made[0] is not labels:
+            assert self.readout is not None
+            d = self.readout.weight.shape[1]
+            found = torch.zeros(*labels.shape, d, dtype=dtype, device=labels.device)
+            if self.last is None:
+                x = y = found[counted]
+            else:
+                x, y = (states[counted].to(dtype) for states in self.last)
+            found[counted] = self.readout.direction(labels[counted], x, y)
+            self.made = (labels, found)
+        return self.made[1]

@@ -1,0 +1,207 @@
+"""How a model that mixes attentive experts uses them (Peng, Schwartz, Li and Smith 2020, §5 and appendix C)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from headscope.accumulate import Array, Estimate, Ratio
+from headscope.analysis import Analysis, Column, Findings, Heads, Options, Tally, analysis
+from headscope.data import Batch
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.likelihood import token_sums
+from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, using
+from headscope.vocabulary import Vocabulary
+
+Place = tuple[Site, int]
+TOKENS, LEAST = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred
+MODES = ("argmax", "random")
+
+
+@analysis
+class ExpertUse(Analysis):
+    """Entropy of gates, how often each expert is the most responsible, and the tokens that go with it.
+
+    In an encoder a sentence has one gate, in a decoder every position; means are over sentences and over counted
+    positions. `expert_factor` is a head's mean factor: 1 in plain attention, at most h/k. `experts.csv` has for
+    every expert the heads that it lacks, its mean responsibility and the share where it is the most responsible;
+    `experts_gates.csv` for every module the mean entropy in nats beside that of an even gate; `experts_tokens.csv`
+    for every expert the ten tokens of the largest pointwise mutual information log p(t, e) / (p(t) p(e)) among
+    those that occur five times, where a token belongs to the most responsible expert of its gate.
+    """
+
+    name = "experts"
+    order = 132
+    summary = "mixtures of attentive experts: entropy of gates, use of experts, tokens of experts"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.gates: dict[Place, Tensor] = {}
+        self.mixtures: dict[Place, Experts] = {}
+        self.pieces: dict[bool, tuple[str, ...]] = {}
+        self.vocabulary = 0
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+        gated = any(mixture.gate is not None for mixture in experts_of(checkpoint.model))
+        return None if gated else "is for models that mix experts by gates; this one does not"
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        modules: Any = getattr(checkpoint.model, "attention_modules", tuple)()
+        found = {(site, layer): module.mixing for site, layer, _, module in modules}
+        self.mixtures = {
+            place: its for place, its in found.items() if isinstance(its, Experts) and its.gate is not None
+        }
+        self.vocabulary = checkpoint.vocabulary
+        sides = {True: getattr(checkpoint, "source", None), False: getattr(checkpoint, "target", None)}
+        self.pieces = {reads: its.pieces for reads, its in sides.items() if isinstance(its, Vocabulary)}
+
+    @contextmanager
+    def watching(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Gates say what they found, just before `observe` sees the heads of their module."""
+        with ExitStack() as stack:
+            for place, its in self.mixtures.items():
+                assert its.gate is not None
+                stack.callback(its.gate.register_forward_hook(partial(self._found, place)).remove)
+            yield
+
+    def _found(self, place: Place, _: nn.Module, __: Any, log_gates: Tensor) -> None:
+        self.gates[place] = log_gates.detach().double()
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        place = (heads.site, heads.layer)
+        if place not in self.mixtures:
+            return {}
+        log_gates, its = self.gates.pop(place), self.mixtures[place]  # [b p e]
+        counted = heads.queries if log_gates.shape[1] > 1 else heads.queries.any(dim=-1, keepdim=True)  # [b p]
+        weight = counted.to(log_gates.dtype)
+        gates, best = log_gates.exp(), log_gates.argmax(dim=-1)  # [b p e], [b p]
+        values = {
+            "entropy": -(gates * log_gates).sum(dim=-1, keepdim=True),
+            "responsibility": gates,
+            "share": nn.functional.one_hot(best, its.experts).to(gates.dtype),
+            "factor": head_factors(gates, heads=its.heads, size=its.size),
+        }
+        count = weight.sum(dim=-1, keepdim=True)  # [b 1]
+        found = {name: Ratio(torch.einsum("bpc,bp->bc", each, weight), count) for name, each in values.items()}
+        return found | {"tokens": self._tokens(heads, best, its.experts)}
+
+    def _tokens(self, heads: Heads, best: Tensor, experts: int) -> Ratio:
+        """How often each token stands where each expert is the most responsible [1 e V]."""
+        chosen = best.expand(heads.queries.shape)[heads.queries]
+        cells = chosen * self.vocabulary + heads.query_side.ids[heads.queries]
+        counts = torch.bincount(cells, minlength=experts * self.vocabulary).view(1, experts, -1).double()
+        return Ratio(counts, counts.new_ones(1), whole=True)
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        findings = Findings(columns=[Column("expert_factor", {})])
+        experts, gates, tokens = [], [], []
+        factors: dict[Place, Estimate] = {}
+        for place in tally.places("entropy"):
+            its = self.mixtures[place]
+            factors[place] = tally.ratio("factor", *place)
+            where: dict[str, Any] = {"site": place[0].value, "layer": place[1]}
+            entropy = _interval("entropy", tally.ratio("entropy", *place), 0)
+            gates.append({**where, "experts": its.experts, **entropy, "even": math.log(its.experts)})
+            measured = {name: tally.ratio(name, *place) for name in ("responsibility", "share")}
+            lacks = [";".join(str(head) for head in row.nonzero()[:, 0].tolist()) for row in 1 - _members(its)]
+            for number, missing in enumerate(lacks):
+                cells = {k: v for name, found in measured.items() for k, v in _interval(name, found, number).items()}
+                experts.append({**where, "expert": number, "lacks": missing, **cells})
+            counts = tally.kept("tokens", place).total.sum(dim=0)
+            tokens += [{**where, **row} for row in self._top(counts, reads=place[0] is Site.ENCODER_SELF)]
+        findings.columns = [Column("expert_factor", factors)]
+        findings.tables = {"experts": pd.DataFrame(experts), "experts_gates": pd.DataFrame(gates)}
+        if tokens:
+            findings.tables["experts_tokens"] = pd.DataFrame(tokens)
+        return findings
+
+    def _top(self, counts: Tensor, *, reads: bool) -> Iterator[dict[str, Any]]:
+        """The rows of experts_tokens.csv for counts [e V] of one module."""
+        names = self.pieces.get(reads, ())
+        information = mutual_information(counts).masked_fill(counts.sum(dim=0) < LEAST, -torch.inf)
+        for expert, row in enumerate(information):
+            values, ids = row.sort(descending=True, stable=True)
+            for value, number in list(zip(values.tolist(), ids.tolist(), strict=True))[:TOKENS]:
+                if value > 0:
+                    token = names[number] if number < len(names) else str(number)
+                    yield {"expert": expert, "token": token, "pmi": value, "count": int(counts[expert, number])}
+
+
+def mutual_information(counts: Tensor) -> Tensor:
+    """log p(t, e) / (p(t) p(e)) in nats for counts [e V]; -inf where a token never stands with an expert."""
+    total, of_expert, of_token = counts.sum(), counts.sum(dim=1, keepdim=True), counts.sum(dim=0)
+    expected = (of_expert * of_token / total).clamp_min(1e-300)
+    return torch.where(counts > 0, (counts / expected).log(), -torch.inf)
+
+
+@analysis
+class OneExpert(Analysis):
+    """What the model loses when every gate takes one expert instead of the mixture, in nats per token.
+
+    `one_expert.csv`: mean -log p of the target with the most responsible expert of each gate ("argmax") and with
+    one drawn evenly for each sentence and module ("random", seeded by the batch), and how much more that is than
+    with the mixture. The paper reports the same in BLEU (§5.1).
+    """
+
+    name = "one_expert"
+    order = 133
+    needs = frozenset({"labels"})
+    summary = "mixtures of attentive experts: loss with one expert a gate instead of the mixture"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.place: Place | None = None
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+        return ExpertUse.applies(checkpoint)
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        first = checkpoint.places.order[0]
+        self.place = (first.site, first.layer)
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
+        if batch.labels is None or self.place is None:
+            return {}
+        mixtures = experts_of(checkpoint.model)
+        soft, _, count = token_sums(checkpoint.logits(batch), batch.labels)
+        found = {"soft": soft}
+        for mode in MODES:
+            with using(mixtures, mode), torch.random.fork_rng():  # type: ignore[arg-type]
+                torch.manual_seed(self.options.seed + int(batch.indices[0]))
+                found[mode] = token_sums(checkpoint.logits(batch), batch.labels)[0]
+            found[f"{mode}_drop"] = found[mode] - soft
+        return {(name, *self.place): Ratio(each[:, None], count[:, None]) for name, each in found.items()}
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        if self.place is None:
+            return Findings()
+        soft = float(tally.ratio("soft", *self.place).value[0])
+        rows = [
+            {
+                "expert": mode,
+                "nll_mixture": soft,
+                **_interval("nll", tally.ratio(mode, *self.place), 0),
+                **_interval("drop", tally.ratio(f"{mode}_drop", *self.place), 0),
+            }
+            for mode in MODES
+        ]
+        return Findings(tables={"one_expert": pd.DataFrame(rows)})
+
+
+def _members(its: Experts) -> Tensor:
+    return membership(its.heads, its.size)
+
+
+def _interval(name: str, found: Estimate, cell: int) -> dict[str, float]:
+    parts: dict[str, Array] = {"": found.value, "_low": found.low, "_high": found.high}
+    return {name + end: float(values[cell]) for end, values in parts.items()}

@@ -1,0 +1,102 @@
+"""How much the objective would move with a head's gate (Michel et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Estimate, Ratio
+from headscope.analysis import Analysis, Column, Findings, Granularity, Heads, Tally, analysis, head_ids
+from headscope.heads import Site
+
+
+@analysis
+class Gradient(Analysis):
+    """Mean of |∂L/∂ξ| for the gate ξ = 1 on a head's context, over the l2 norm of its layer (Michel et al. 2019, §3.3).
+
+    ∂L/∂ξ is the sum of context · ∂L/∂context over positions, before mixing and other gates. What is summed before
+    the absolute value is the `granularity`: all positions of a sentence ("example", the formula), one position
+    ("token", the authors' programs), or all sentences of a batch ("batch", as some re-implementations do; depends
+    on --batch-tokens). L is the sum of the objective over a sentence's predictions, and the mean is Σ over all
+    sentences divided by Σ of predictions (of positions for "token"): for `loss` nats per token. Every real position
+    takes part, special ones too: the gate acts on all. The table has the mean before the division by the
+    layer's norm (`raw`), and the mean of ∂L/∂ξ with its sign, of which a removed head is worth the negative to first
+    order. A layer without any gradient has 0.
+    """
+
+    name = "gradient"
+    group = "importance"
+    order = 200
+    default = False
+    needs = frozenset({"gradient"})
+    summary = "sensitivity of the objective to a head's gate (Michel et al. 2019)"
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        gates, counts, whole = gate_gradients(heads, self.options.granularity)
+        return {
+            "gradient": Ratio(gates.abs().sum(dim=-1), counts, whole=whole),
+            "gradient_signed": Ratio(position_gates(heads).sum(dim=-1), heads.counts[:, None]),
+        }
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        scaled: dict[tuple[Site, int], Estimate] = {}
+        rows = []
+        for place in tally.places("gradient"):
+            scaled[place] = tally.bootstrap.function(normalised, tally.kept("gradient", place))
+            raw, signed = tally.ratio("gradient", *place), tally.ratio("gradient_signed", *place)
+            rows += _rows(place, raw, signed, scaled[place])
+        return Findings(columns=[Column("gradient", scaled)], tables={"gradient": pd.DataFrame(rows)})
+
+    def signature(self) -> dict[str, str]:  # noqa: D102
+        return {"grain": self.options.granularity}
+
+
+def position_gates(heads: Heads) -> Tensor:
+    """∂L/∂ξ of every position [b h t]: context · gradient, zero for padding."""
+    real = heads.query_side.real[:, None].to(heads.context.dtype)
+    return torch.einsum("bhtk,bhtk->bht", heads.context, heads.gradient) * real
+
+
+def gate_gradients(heads: Heads, granularity: Granularity) -> tuple[Tensor, Tensor, bool]:
+    """∂L/∂ξ of every unit [u h n], what it counts for, and whether u is the whole batch instead of a sentence.
+
+    n are a sentence's positions for "token" (counts [b 1]: real positions), one number elsewhere (counts:
+    predictions of the sentence [b 1] or of the batch [1 1]).
+    """
+    gates = position_gates(heads)  # [b h t]
+    if granularity == "token":
+        return gates, heads.query_side.real.sum(dim=-1, keepdim=True), False
+    gates, counts = gates.sum(dim=-1, keepdim=True), heads.counts[:, None]
+    if granularity == "example":
+        return gates, counts, False
+    return gates.sum(dim=0, keepdim=True), counts.sum(dim=0, keepdim=True), True
+
+
+def normalised(total: Tensor, count: Tensor) -> Tensor:
+    """Means [r h] over the l2 norm of their layer; 0 where the whole layer is 0."""
+    means = total / count
+    length: Tensor = means.norm(dim=-1, keepdim=True)
+    return means / length.clamp(min=torch.finfo(means.dtype).tiny)
+
+
+def _rows(place: tuple[Site, int], raw: Estimate, signed: Estimate, scaled: Estimate) -> list[dict[str, object]]:
+    return [
+        {
+            "site": head.site.value,
+            "layer": head.layer,
+            "head": head.head,
+            "gradient": scaled.value[head.head],
+            **_cells("raw", raw, head.head),
+            **_cells("signed", signed, head.head),
+        }
+        for head in head_ids(place, len(scaled.value))
+    ]
+
+
+def _cells(name: str, estimate: Estimate, head: int) -> dict[str, np.float64]:
+    ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
+    return {f"{name}{end}": values[head] for end, values in ends.items()}

@@ -1,0 +1,55 @@
+"""How much of the way from no heads to all heads is a head's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headscope.accumulate import Ratio
+from headscope.analysis import Analysis, Findings, Options, Tally, analysis
+from headscope.attribution.explained import explained
+from headscope.attribution.measures import integrated_gradients
+from headscope.data import Batch
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+
+COMPLETE = 0.01  # a gap of more than this share of the whole is pointed out
+
+
+@analysis
+class IntegratedGradients(Analysis):
+    """Integrated gradients over the gates of all heads, from 0 to 1 (Sundararajan et al. 2017; captum's).
+
+    ∫ ∂f/∂gate while all gates open together, by `--ig-steps` points of Gauss and Legendre. f is the objective, with
+    its sign turned where lower is better, so positive means that the head helps. For `top1` f is the sum of the
+    intact model's largest logits, for `representation` the projection of the mean state on the intact direction.
+    The values of all heads add up to f(all) − f(none) but for the gap of the numerical integral, which is
+    reported. Units are those of the objective, per prediction. Closed heads give nothing; gates act after mixing.
+    """
+
+    name = "integrated_gradients"
+    group = "importance"
+    order = 230
+    default = False
+    needs = frozenset({"objective"})
+    summary = "gradient of the objective by the head's gate, integrated from no heads to all"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.whole = self.gap = 0.0
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
+        with explained(checkpoint, self.objective, batch, seats=None, of="value") as its:
+            values, gap = integrated_gradients(its.f, its.gates, steps=self.options.ig_steps)
+            self.gap += float(gap.double().abs().sum())
+            self.whole += float((values.sum(dim=-1) - gap).double().abs().sum())
+            return its.ratios("integrated_gradients", values)
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        found = super().report(tally)
+        share = self.gap / self.whole if self.whole else 0.0
+        text = f"integrated_gradients: {self.options.ig_steps} steps leave a gap of {share:.1%} of f(all) − f(none)"
+        found.remarks.append(f"{text}; raise --ig-steps" if share > COMPLETE else text)
+        return found
+
+    def signature(self) -> dict[str, str]:  # noqa: D102
+        return {"steps": str(self.options.ig_steps)}

@@ -1,0 +1,75 @@
+"""How large a head's parameters are."""
+
+from __future__ import annotations
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Estimate
+from headscope.analysis import Analysis, Column, Findings, Options, Tally, analysis, head_ids
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.projections import Projections, Slices
+
+MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
+
+
+@analysis
+class Magnitude(Analysis):
+    """Frobenius norms of a head's slices: `magnitude` of W_O, `magnitude_all` the product of all four.
+
+    Biases do not count. Under grouped-query attention the heads of a group share W_K and W_V, and their norms. A
+    slice that cannot be told (a context that is normalised before its projection) has none (NaN). The table has the
+    four norms. A product is what scaling W_O up and W_V down by the same factor leaves alone. These numbers are
+    exact: no sample, so low = high = value.
+    """
+
+    name = "magnitude"
+    group = "importance"
+    order = 202
+    default = False
+    passes = frozenset()
+    summary = "norm of a head's slice of W_O, and product of the norms of all four slices"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.norms: dict[tuple[Site, int], dict[str, Tensor]] = {}
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        for place, found in checkpoint.projections.items():
+            self.norms[place] = slice_norms(found, checkpoint.layout[place])
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        output = {place: exact(norms["o"]) for place, norms in self.norms.items()}
+        every = {place: exact(torch.stack(list(norms.values())).prod(dim=0)) for place, norms in self.norms.items()}
+        rows = [
+            {
+                "site": head.site.value,
+                "layer": head.layer,
+                "head": head.head,
+                **{f"norm_{letter}": values[head.head].item() for letter, values in norms.items()},
+            }
+            for place, norms in self.norms.items()
+            for head in head_ids(place, len(norms["o"]))
+        ]
+        columns = [Column("magnitude", output), Column("magnitude_all", every)]
+        return Findings(columns=columns, tables={"magnitude": pd.DataFrame(rows)})
+
+
+def slice_norms(found: Projections, heads: int) -> dict[str, Tensor]:
+    """Frobenius norm of every head's slice [h], by letter; NaN where a slice cannot be told."""
+    return {letter: _norms(getattr(found, name), heads) for letter, name in MATRICES.items()}
+
+
+def _norms(slices: Slices | None, heads: int) -> Tensor:
+    if slices is None:
+        return torch.full((heads,), torch.nan, dtype=torch.float64)
+    norms: Tensor = slices.matrices().double().flatten(1).norm(dim=-1).cpu()
+    return norms.repeat_interleave(heads // len(slices.units), dim=0)
+
+
+def exact(values: Tensor) -> Estimate:
+    """Numbers without a sample."""
+    array = values.numpy()
+    return Estimate(array, array, array)

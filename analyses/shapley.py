@@ -1,0 +1,51 @@
+"""What a head adds to the heads that happen to be there already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from headscope.accumulate import Ratio
+from headscope.analysis import Analysis, analysis
+from headscope.attribution.explained import explained
+from headscope.attribution.measures import shapley
+from headscope.data import Batch
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.rerun import dependable_seats
+from headscope.model.seats import Seats
+
+
+@analysis
+class Shapley(Analysis):
+    """Shapley values of heads, estimated from random orders (Castro et al. 2009; captum's ShapleyValueSampling).
+
+    Heads are opened one by one, from a model without any, and each is worth what the objective gains by it; the
+    mean is over `--shapley-samples` orders, the same for all sentences. Positive: the head helps. The values of all
+    heads add up to the damage of taking all of them out, in the units of `ablation`. The interval is over
+    sentences and does not cover the choice of the orders. A closed head gives nothing; gates act after mixing.
+    """
+
+    name = "shapley"
+    group = "importance"
+    order = 220
+    default = False
+    sampled = True
+    needs = frozenset({"objective"})
+    summary = "Shapley value: mean gain by the head over random orders of all heads"
+    seats: Seats | None = None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+        self.seats = dependable_seats(checkpoint.model)
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
+        samples, seed = self.options.shapley_samples, self.options.seed
+        with (
+            torch.inference_mode(),
+            explained(checkpoint, self.objective, batch, seats=self.seats, keep="last") as its,
+        ):
+            return its.ratios("shapley", shapley(its.f, its.gates, samples=samples, seed=seed))
+
+    def signature(self) -> dict[str, str]:  # noqa: D102
+        return {"samples": str(self.options.shapley_samples)}

@@ -1,0 +1,38 @@
+"""The squared first-order effect of taking a head out (Molchanov et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headscope.accumulate import Ratio
+from headscope.analyses.gradient import gate_gradients
+from headscope.analysis import Analysis, Heads, analysis
+
+
+@analysis
+class Taylor(Analysis):
+    """Mean of (∂l/∂ξ)² for the gate ξ = 1 on a head's context (Molchanov et al. 2019, first order, §3.2).
+
+    To first order the squared change of the objective when the head's context becomes zero. l is the mean of the
+    objective over a sentence's predictions (`granularity` "example") or over a batch's ("batch"), and the mean weighs
+    them by their predictions, so that this is to the square what `gradient` is to the absolute value. For "token" it
+    is the mean over positions of the square of a position's share in the gradient of the sentence's sum. Not
+    divided by anything per layer.
+    """
+
+    name = "taylor"
+    group = "importance"
+    order = 201
+    default = False
+    needs = frozenset({"gradient"})
+    summary = "squared first-order effect of a head's removal on the objective (Molchanov et al. 2019)"
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        gates, counts, whole = gate_gradients(heads, self.options.granularity)
+        squares = gates.square()
+        if self.options.granularity != "token":
+            squares = squares / counts.clamp(min=1)[..., None]  # n · (gate / n)²
+        return {"taylor": Ratio(squares.sum(dim=-1), counts, whole=whole)}
+
+    def signature(self) -> dict[str, str]:  # noqa: D102
+        return {"grain": self.options.granularity}

@@ -1,0 +1,80 @@
+"""How much of the speed that its saved operations promise a model without some heads has.
+
+Run: python benchmarks/removal_speed.py [--checkpoint DIR] [--shares 0.25,0.5,0.75] [--batch 64] [--rounds 9]
+
+The random share of heads goes, layer by layer a different number. Whole and shrunk model take turns at forward
+passes over the same batch of `--batch` sentences, with the model's own attention; the median of each side's CPU
+seconds counts. Promised is the ratio of floating point operations, measured the ratio of times. Limit: 0.85.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from headscope.assets import demo_checkpoint
+from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.heads import HeadId, all_heads
+from headscope.pruning.export import choose
+from headscope.pruning.feeds import Feed, outputs, texts
+from headscope.pruning.removal import plan
+from headscope.pruning.savings import flops, many
+
+LIMIT = 0.85
+
+
+def some(checkpoint: Checkpoint, share: float) -> list[HeadId]:
+    """A random share of all heads."""
+    heads = list(all_heads(checkpoint.layout))
+    return random.Random(0).sample(heads, round(share * len(heads)))
+
+
+def seconds(model: torch.nn.Module, one: Feed) -> float:
+    """CPU seconds of one pass."""
+    start = time.process_time()
+    outputs(model, one)
+    return time.process_time() - start
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--checkpoint", default=None)
+    parser.add_argument("--shares", default="0.25,0.5,0.75")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sentences", type=int, default=64)
+    parser.add_argument("--source", type=Path, default=None)
+    parser.add_argument("--dicts", type=Path, default=None)
+    parser.add_argument("--longest", action="store_true", help="the longest sentences instead of middling ones")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    companions = Companions(dicts=given.dicts)
+    checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu", companions=companions)
+    feeds = texts(checkpoint, given.source, None, sentences=given.sentences).feeds
+    one = many(feeds[-1:] if given.longest else feeds, given.batch)
+    tokens = next(iter(one.given.values())).shape[1]
+    print(f"{checkpoint.model_type}, {given.batch} sentences of {tokens} pieces, {given.threads} thread(s)")
+    for share in map(float, given.shares.split(",")):
+        removal = plan(checkpoint.places, some(checkpoint, share))
+        shrunk = choose(None, checkpoint).build(checkpoint, removal)
+        models = (checkpoint.model, shrunk.model)
+        for model in models:
+            outputs(model, one)
+        pairs = [[seconds(model, one) for model in models] for _ in range(given.rounds)]
+        old, new = (median(side) for side in zip(*pairs, strict=True))
+        promised = flops(models[0], one) / flops(models[1], one)
+        print(
+            f"{share:.0%} of heads removed: promised {promised:.3f}, measured {old / new:.3f}, "
+            f"share {old / new / promised:.3f} (limit {LIMIT}); {old:.3f} s to {new:.3f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Training speed as a multiple of Hugging Face Trainer's on the equivalent Marian model: same batches, one process.
+
+Run: python benchmarks/throughput.py --source FILE --target FILE [--preset small] [--updates N] [--rounds N]
+     [--threads N] [--variant NAME] [--option NAME=VALUE …]
+
+Both sides take the same batches in the same order, in alternation, with label smoothing 0.1, dropout 0.1, fused
+Adam and the same precision; counted are CPU seconds of all threads (seconds on a GPU) from the first update of a
+round to the end of its last, the best round of each side. Limit: 1.0. With `--variant` a third side is the
+variant, given as a multiple of the baseline's time. On a GPU the share of its bf16 peak is printed too, where
+`--peak` says what that is in TFLOP/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import SequentialSampler
+
+from headscope.cli.train import value_of
+from headscope.training.batches import Batch, collate, epoch_plan
+from headscope.training.config import PRESETS, TrainConfig
+from headscope.training.engine import make_run
+from headscope.training.run import Run
+from headscope.training.variant import VARIANTS
+
+os.environ.setdefault("WANDB_DISABLED", "true")
+LIMIT = 1.0
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = arguments()
+    torch.set_num_threads(asked.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        mine = make_run(settings(asked, Path(folder) / "mine"), VARIANTS.get("baseline")(None))
+        groups = epoch_plan(mine.data.train, tokens=mine.config.max_tokens, seed=1, epoch=1)[: asked.updates + 1]
+        batches = [collate(mine.data.train, group).to(mine.device) for group in groups]
+        other = marian(mine)
+        sides: dict[str, Callable[[], float]] = {
+            "headscope": lambda: update_all(mine, batches),
+            "Trainer": lambda: trained(other, mine, batches, Path(folder)),
+        }
+        if asked.variant:
+            special = variant_run(asked, Path(folder) / "variant")
+            sides[asked.variant] = lambda: update_all(special, batches)
+        took = {name: min(times) for name, times in measured(sides, asked.rounds).items()}
+    report(asked, mine, other, batches, took)
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, required=True)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--preset", default="small", choices=sorted(PRESETS))
+    parser.add_argument("--updates", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
+    parser.add_argument("--max-tokens", type=int, default=4096)
+    parser.add_argument("--max-sentences", type=int)
+    parser.add_argument("--variant")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--peak", type=float, help="bf16 TFLOP/s of the GPU")
+    return parser.parse_args()
+
+
+def settings(asked: argparse.Namespace, out: Path) -> TrainConfig:
+    """The same model and data for all sides."""
+    chosen = {"max_tokens": asked.max_tokens, "max_updates": 1000, "dropout": 0.1, "warmup": 100, "lr": 1e-4}
+    values = {**PRESETS[asked.preset], **chosen, "precision": asked.precision, "max_sentences": asked.max_sentences}
+    return TrainConfig(out=out, source=asked.source, target=asked.target, **values)
+
+
+def variant_run(asked: argparse.Namespace, out: Path) -> Run:
+    """The run of `--variant`."""
+    kind = VARIANTS.get(asked.variant)
+    given = dict(pair.split("=", 1) for pair in asked.option)
+    known = [each for each in fields(kind.Options) if each.name in given]
+    options = kind.Options(**{each.name: value_of(kind.Options, each, given[each.name]) for each in known})
+    return make_run(settings(asked, out), kind(options))
+
+
+def update_all(run: Run, batches: Sequence[Batch]) -> float:
+    """Seconds of an update for each batch, the first one left out."""
+    began = 0.0
+    for number, batch in enumerate(batches):
+        began = clock(run.device) if number == 1 else began
+        run.variant.before_update(run, run.moment)
+        run.update([batch])
+        run.moment = replace(run.moment, update=run.moment.update + 1)
+        run.variant.after_update(run, run.moment)
+    return clock(run.device) - began
+
+
+def marian(run: Run) -> Any:
+    """A Marian model of the same sizes; its sinusoids interleave otherwise, which costs nothing."""
+    config = run.config
+    its = run.data.target
+    made = transformers.MarianConfig(
+        vocab_size=len(its),
+        d_model=config.d_model,
+        encoder_layers=config.encoder_layers,
+        decoder_layers=config.decoder_layers,
+        encoder_attention_heads=config.heads,
+        decoder_attention_heads=config.heads,
+        encoder_ffn_dim=config.d_ffn,
+        decoder_ffn_dim=config.d_ffn,
+        activation_function=config.activation,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        activation_dropout=config.activation_dropout,
+        max_position_embeddings=1024,
+        scale_embedding=True,
+        pad_token_id=its.pad,
+        eos_token_id=its.end,
+        decoder_start_token_id=its.start,
+        bos_token_id=its.start,
+        forced_eos_token_id=None,
+    )
+    return transformers.MarianMTModel(made).to(run.device)
+
+
+class Ready(transformers.Trainer):
+    """Takes batches as they are, in their order."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+
+class Clock(transformers.TrainerCallback):
+    """When the second update began, and when the last one ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.began, self.ended = device, 0.0, 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: D102
+        if state.global_step == 1:
+            self.began = clock(self.device)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: D102
+        self.ended = clock(self.device)
+
+
+def trained(model: Any, run: Run, batches: Sequence[Batch], folder: Path) -> float:
+    """Seconds of Trainer for the same batches, the first one left out."""
+    table = [for_trainer(batch) for batch in batches]
+    watch = Clock(run.device)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder / "trainer"),
+        max_steps=len(batches),
+        per_device_train_batch_size=1,
+        learning_rate=run.config.lr,
+        adam_beta2=0.98,
+        warmup_steps=100,
+        label_smoothing_factor=run.config.label_smoothing,
+        max_grad_norm=0.0,
+        optim="adamw_torch_fused",
+        bf16=run.config.precision == "bf16",
+        use_cpu=run.device.type == "cpu",
+        dataloader_pin_memory=False,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    Ready(
+        model=model,
+        args=arguments,
+        train_dataset=table,
+        data_collator=lambda found: found[0],
+        callbacks=[watch],
+    ).train()
+    return watch.ended - watch.began
+
+
+def for_trainer(batch: Batch) -> dict[str, Any]:
+    """A batch by the names of transformers; padding has label -100 there too."""
+    assert batch.source is not None
+    mask = torch.ones_like(batch.source) if batch.source_mask is None else batch.source_mask.long()
+    return {
+        "input_ids": batch.source,
+        "attention_mask": mask,
+        "decoder_input_ids": batch.target,
+        "labels": batch.labels,
+    }
+
+
+def clock(device: torch.device) -> float:
+    """CPU seconds of this process, or on a GPU seconds after everything on it is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time()
+
+
+def measured(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Times of every side, in alternation."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            found[name].append(side())
+    return found
+
+
+def report(asked: argparse.Namespace, run: Run, other: Any, batches: Sequence[Batch], took: dict[str, float]) -> None:
+    """Print the ratio, tokens/s, and on a GPU the share of its peak."""
+    tokens = sum(batch.tokens for batch in batches[1:])
+    counts = [sum(each.numel() for each in model.parameters()) for model in (run.model, other)]
+    print(
+        f"{asked.preset}, {counts[0]:,} parameters (Marian {counts[1]:,}), {len(batches) - 1} updates of "
+        f"{asked.max_tokens} positions, {asked.threads} threads, {run.device}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}"
+    )
+    for name, seconds in took.items():
+        print(f"{name:12s} {seconds:8.2f} s  {tokens / seconds:10,.0f} target tokens/s")
+    ratio = took["Trainer"] / took["headscope"]
+    print(f"headscope trains at {ratio:.2f} x the speed of Trainer (limit {LIMIT})")
+    if asked.variant:
+        print(f"a step of {asked.variant} takes {took[asked.variant] / took['headscope']:.3f} x a step of the baseline")
+    if asked.peak:
+        print(f"about {work(run, batches[1:]) / took['headscope'] / asked.peak / 1e12:.1%} of the bf16 peak")
+
+
+def work(run: Run, batches: Sequence[Batch]) -> float:
+    """Floating-point operations of forward and backward: 6 for every weight of a matrix and position it is used at."""
+    encoder = 0 if run.model.encoder is None else matrices(run.model.encoder)
+    decoder = matrices(run.model.decoder) + run.model.output.weight.numel()
+    read = sum(batch.source.numel() for batch in batches if batch.source is not None)
+    return 6.0 * (encoder * read + decoder * sum(batch.target.numel() for batch in batches))
+
+
+def matrices(stack: torch.nn.Module) -> int:
+    """Weights of the linear layers of a stack."""
+    return sum(part.weight.numel() for part in stack.modules() if isinstance(part, torch.nn.Linear))
+
+
+if __name__ == "__main__":
+    main()

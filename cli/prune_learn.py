@@ -1,0 +1,255 @@
+"""`headscope prune l0` and `headscope prune subset`: gates that learn which heads stay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headscope.cli import console
+from headscope.cli.options import (
+    Bpe,
+    CheckpointName,
+    Config,
+    Device,
+    Dicts,
+    Dtype,
+    Force,
+    FormatName,
+    HyperParameters,
+    Json,
+    MaxSentences,
+    names,
+)
+from headscope.cli.prune_options import (
+    HEADS,
+    LEARNING,
+    Clip,
+    ExportKind,
+    Freeze,
+    Keep,
+    LearningRate,
+    LearnSeed,
+    LearnTokens,
+    MaxLength,
+    Out,
+    Protect,
+    Remove,
+    Schedule,
+    Sites,
+    Smoothing,
+    Source,
+    Target,
+    TuneUpdates,
+    Updates,
+    ValidSentences,
+    ValidSource,
+    ValidTarget,
+    Warmup,
+    settings_of,
+    show_choice,
+)
+from headscope.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headscope.pruning.sweep_lambda import LambdaSweep
+
+GateRate = Annotated[
+    float | None,
+    typer.Option(help="Adam's rate for the gates; default: 0.1 (l0), 0.2 (subset).", rich_help_panel=LEARNING),
+]
+LogEvery = Annotated[
+    int | None,
+    typer.Option(min=1, help="Updates between points of gates.csv; default: 50 points.", rich_help_panel=LEARNING),
+]
+SaveEvery = Annotated[
+    int,
+    typer.Option(help="Updates between states that --resume goes on from; 0: none.", rich_help_panel=LEARNING),
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run in DIR that was killed, exactly.", rich_help_panel=LEARNING),
+]
+
+
+def l0(
+    checkpoint: CheckpointName,
+    out: Out,
+    source: Source = None,
+    target: Target = None,
+    valid_source: ValidSource = None,
+    valid_target: ValidTarget = None,
+    max_sentences: MaxSentences = None,
+    valid_sentences: ValidSentences = 1000,
+    max_length: MaxLength = None,
+    strength: Annotated[
+        str | None,
+        typer.Option(
+            "--lambda", metavar="L[,L…]", help="Price of an open head; several: one run each.", rich_help_panel=HEADS
+        ),
+    ] = None,
+    strength_as: Annotated[
+        str,
+        typer.Option(
+            "--lambda-as",
+            metavar="paper|code",
+            help="paper: loss + λ · sum over heads of P(open); code: loss + λ · mean over attention modules of it "
+            "(the story-of-heads program's concrete_coef).",
+            rich_help_panel=HEADS,
+        ),
+    ] = "paper",
+    keep: Keep = None,
+    sites: Sites = None,
+    protect: Protect = None,
+    freeze: Freeze = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="glorot|open", help="Gates at the start: random, as the program's; or open.", rich_help_panel=HEADS
+        ),
+    ] = "glorot",
+    temperature: Annotated[float, typer.Option(help="Of the gates' noise.", rich_help_panel=HEADS)] = 0.33,
+    updates: Updates = 1000,
+    tune_updates: TuneUpdates = 0,
+    lr: LearningRate = None,
+    gate_lr: GateRate = None,
+    schedule: Schedule = "constant",
+    warmup: Warmup = 0,
+    label_smoothing: Smoothing = None,
+    clip: Clip = 1.0,
+    batch_tokens: LearnTokens = 2048,
+    seed: LearnSeed = 1,
+    log_every: LogEvery = None,
+    save_every: SaveEvery = 500,
+    resume: Resume = False,
+    remove: Remove = False,
+    export: ExportKind = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    format: FormatName = None,
+    dicts: Dicts = None,
+    hp: HyperParameters = None,
+    bpe: Bpe = None,
+    config: Config = None,
+    json: Json = False,
+    force: Force = False,
+) -> None:
+    """Learn hard concrete gates under a price for open ones, from a trained checkpoint (Voita et al. 2019).
+
+    λ is given, a list, or searched for a number of heads (--keep). Writes removed.txt, kept.txt, ranking.csv,
+    gates.csv (the trajectory), pruning.json, and DIR/model, the checkpoint as it has learnt, with all its heads.
+    """
+    settings = settings_of(locals())
+    from headscope.pruning.l0 import L0Options
+
+    given = _numbers(settings.pop("strength"))
+    mine = {name: settings.pop(name) for name in ("strength_as", "keep", "start", "temperature")}
+    _words("--lambda-as", strength_as, "paper", "code")
+    _words("--start", start, "glorot", "open")
+    method = L0Options(strength=given[0] if given else None, **mine)
+    _learn(settings, method, given, json=json)
+
+
+def subset(
+    checkpoint: CheckpointName,
+    out: Out,
+    keep: Annotated[int, typer.Option(metavar="K", help="Heads that stay, of those sites.", rich_help_panel=HEADS)],
+    source: Source = None,
+    target: Target = None,
+    valid_source: ValidSource = None,
+    valid_target: ValidTarget = None,
+    max_sentences: MaxSentences = None,
+    valid_sentences: ValidSentences = 1000,
+    max_length: MaxLength = None,
+    sites: Sites = None,
+    protect: Protect = None,
+    freeze: Freeze = None,
+    temperature: Annotated[float, typer.Option(help="Of the soft choice at the start.", rich_help_panel=HEADS)] = 0.1,
+    end_temperature: Annotated[float, typer.Option(help="And at the end.", rich_help_panel=HEADS)] = 1e-8,
+    cooldown: Annotated[
+        int | None,
+        typer.Option(help="Updates in which it falls; default: two thirds of all.", rich_help_panel=HEADS),
+    ] = None,
+    straight_through: Annotated[
+        bool,
+        typer.Option(
+            "--straight-through", help="Exact top-K forward, identity backward; no temperature.", rich_help_panel=HEADS
+        ),
+    ] = False,
+    updates: Updates = 1000,
+    tune_updates: TuneUpdates = 0,
+    lr: LearningRate = None,
+    gate_lr: GateRate = None,
+    schedule: Schedule = "constant",
+    warmup: Warmup = 0,
+    label_smoothing: Smoothing = None,
+    clip: Clip = 1.0,
+    batch_tokens: LearnTokens = 2048,
+    seed: LearnSeed = 1,
+    log_every: LogEvery = None,
+    save_every: SaveEvery = 500,
+    resume: Resume = False,
+    remove: Remove = False,
+    export: ExportKind = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    format: FormatName = None,
+    dicts: Dicts = None,
+    hp: HyperParameters = None,
+    bpe: Bpe = None,
+    config: Config = None,
+    json: Json = False,
+    force: Force = False,
+) -> None:
+    """Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021).
+
+    Writes what `prune l0` writes.
+    """
+    settings = settings_of(locals())
+    from headscope.pruning.subset import SubsetOptions
+
+    mine = {name: settings.pop(name) for name in ("keep", "cooldown", "straight_through")}
+    first, last = settings.pop("temperature"), settings.pop("end_temperature")
+    _learn(settings, SubsetOptions(first=first, last=last, **mine), [], json=json)
+
+
+def _learn(settings: dict[str, Any], method: Any, strengths: list[float], *, json: bool) -> None:
+    from headscope.pruning.learn import LearnConfig, run_learning
+
+    asked = LearnConfig(method=method, **settings)
+    progress = console.updates
+    if len(strengths) > 1:
+        from headscope.pruning.sweep_lambda import run_lambdas
+
+        _show_sweep(run_lambdas(asked, strengths, progress=progress), json=json)
+        return
+    show_choice(run_learning(asked, progress=progress), json=json)
+
+
+def _show_sweep(found: LambdaSweep, *, json: bool) -> None:
+    if json:
+        runs = [{"out": str(choice.folder), **choice.record()} for choice in found.choices]
+        console.print_json({"out": str(found.config.out), "runs": runs})
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in found.table.columns:
+        table.add_column(column, justify="right")
+    for row in found.table.itertuples(index=False):
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row))
+    console.out().print(table)
+    console.out().print(f"results: {found.config.out}", markup=False, soft_wrap=True)
+
+
+def _numbers(text: str | None) -> list[float]:
+    try:
+        return [float(part) for part in names(text)]
+    except ValueError:
+        raise ConfigError(f"--lambda {text!r} must be a number, or numbers with commas") from None
+
+
+def _words(option: str, value: str, *allowed: str) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{option} {value!r} is not known; choose {' or '.join(allowed)}")

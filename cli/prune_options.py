@@ -1,0 +1,147 @@
+"""Options that the commands share which choose heads: `prune l0`, `prune subset`, `prune rank`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headscope.cli import console
+from headscope.cli.options import DATA, MODEL, OUTPUT, names
+
+if TYPE_CHECKING:
+    from headscope.pruning.choice import Choice
+
+HEADS, LEARNING = "Which heads", "Learning"
+
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.", rich_help_panel=OUTPUT)]
+Source = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Text, one sentence a line (.gz too).", rich_help_panel=DATA)
+]
+Target = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Its translation, line by line.", rich_help_panel=DATA)
+]
+ValidSource = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Text that the result is measured on; default: the start of --source.",
+        rich_help_panel=DATA,
+    ),
+]
+ValidTarget = Annotated[Path | None, typer.Option(metavar="FILE", help="Its translation.", rich_help_panel=DATA)]
+ValidSentences = Annotated[int, typer.Option(min=1, help="Lines to measure on.", rich_help_panel=DATA)]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(min=2, help="Pieces a side may have; longer sentences are cut.", rich_help_panel=DATA),
+]
+Sites = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Where heads may go: encoder-self,decoder-self,cross; default: everywhere.",
+        rich_help_panel=HEADS,
+    ),
+]
+Protect = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Heads that stay: encoder-self.0.*,cross.2.1, or a file.", rich_help_panel=HEADS),
+]
+Keep = Annotated[int | None, typer.Option(metavar="N", help="Heads that stay, of those sites.", rich_help_panel=HEADS)]
+Freeze = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|encoder|decoder|model",
+        help="What does not learn; default: the decoder where only encoder-self is gated (Voita et al. 2019), "
+        "else nothing. model: the gates alone learn.",
+        rich_help_panel=LEARNING,
+    ),
+]
+Updates = Annotated[int, typer.Option(help="Updates of learning.", rich_help_panel=LEARNING)]
+TuneUpdates = Annotated[
+    int,
+    typer.Option(help="Updates that follow, with the heads that go closed for good.", rich_help_panel=LEARNING),
+]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", rich_help_panel=LEARNING
+    ),
+]
+Schedule = Annotated[
+    str, typer.Option(help="constant, or linear (to 0 at the end).", rich_help_panel=LEARNING, metavar="NAME")
+]
+Warmup = Annotated[int, typer.Option(help="Updates in which the rates rise.", rich_help_panel=LEARNING)]
+Smoothing = Annotated[
+    float | None,
+    typer.Option(help="Label smoothing; default: 0.1 for translation, else 0.", rich_help_panel=LEARNING),
+]
+Clip = Annotated[
+    float, typer.Option(help="Longest norm of the model's gradient; 0: no limit.", rich_help_panel=LEARNING)
+]
+LearnTokens = Annotated[int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)]
+LearnSeed = Annotated[
+    int, typer.Option(min=0, help="Seed of gates, noise, dropout and data order.", rich_help_panel=LEARNING)
+]
+Remove = Annotated[
+    bool,
+    typer.Option(
+        "--remove",
+        help="Go on: cut the heads out, verify, and write DIR/pruned (prune remove).",
+        rich_help_panel=OUTPUT,
+    ),
+]
+ExportKind = Annotated[
+    str | None, typer.Option(metavar="KIND", help="For --remove: as prune remove has it.", rich_help_panel=OUTPUT)
+]
+
+
+def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command was given, as fields of its config: without what is the command line's own, lists split."""
+    found = {name: value for name, value in given.items() if name not in ("config", "json")}
+    return found | {name: tuple(names(found[name])) for name in ("sites", "export")}
+
+
+def show_choice(choice: Choice, *, json: bool) -> None:
+    """Print what was chosen, and what can be done next."""
+    if json:
+        console.print_json({"out": str(choice.folder), **choice.record()})
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console.out()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("site", "heads", "kept"):
+        table.add_column(column, justify="left" if column == "site" else "right")
+    for site, (kept, total) in choice.per_site().items():
+        table.add_row(site, str(total), str(kept))
+    table.add_row("all", str(choice.gating.heads), str(len(choice.kept)))
+    screen.print(table)
+    for line in _lines(choice):
+        screen.print(Text(line), soft_wrap=True)
+    screen.print(Text(str(choice.signature), style="dim"), soft_wrap=True)
+
+
+def _lines(choice: Choice) -> list[str]:
+    lines = []
+    if choice.nll:
+        lines.append("-log p of a token: " + ", ".join(f"{name} {value:.4f}" for name, value in choice.nll.items()))
+    learning = choice.facts.get("learning", {})
+    if "lambda_paper" in learning:
+        how = " (searched)" if learning["lambda_searched"] else ""
+        paper, code = learning["lambda_paper"], learning["lambda_code"]
+        lines.append(f"λ {paper:.4g} on the sum over heads, {code:.4g} on the mean over modules{how}")
+        if learning["lambda_searched"]:
+            lines.append(f"log_a > 0 alone would keep {learning['heads_with_log_a_above_0']} heads")
+    lines += [f"note: {remark}" for remark in choice.remarks]
+    trained = choice.folder / "model" if choice.model else choice.source["path"]
+    if choice.removed_to is not None:
+        lines.append(f"smaller checkpoint: {choice.removed_to}")
+    elif choice.removed:
+        listed = choice.folder / "removed.txt"
+        lines.append(f"next: headscope prune remove {trained} --heads {listed} --out {choice.folder}-pruned")
+    return [*lines, f"results: {choice.folder}"]

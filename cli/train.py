@@ -1,0 +1,262 @@
+"""`headscope train VARIANT`: a sub-command per registered variant, its options made from config classes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from headscope.cli import console
+from headscope.cli.options import Config, Force, Json
+
+if TYPE_CHECKING:
+    from headscope.training.config import TrainConfig
+    from headscope.training.engine import Outcome
+    from headscope.training.variant import Variant
+
+
+class Variants(TyperGroup):
+    """The registered variants as commands; they are imported when one is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of variants, the baseline first."""
+        from headscope.training.variant import VARIANTS
+
+        return sorted(VARIANTS.names(), key=lambda name: (name != "baseline", name))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a variant; ConfigError with the nearest name where there is none."""
+        from headscope.training.variant import VARIANTS
+
+        return _command(VARIANTS.get(cmd_name))
+
+
+app = typer.Typer(
+    cls=Variants,
+    help="Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model.",
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def train() -> None:
+    """Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model."""
+
+
+def _command(variant: type[Variant]) -> Any:
+    from headscope.training.config import TrainConfig
+
+    made = typer.Typer(add_completion=False)
+    made.command(name=variant.name, help=_help(variant), short_help=variant.summary)(
+        _callback(variant, {"shared": TrainConfig, "own": variant.Options})
+    )
+    return typer.main.get_command(made)
+
+
+def _help(variant: type[Variant]) -> str:
+    text = inspect.getdoc(variant) or ""
+    return f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
+
+
+def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Callable[..., None]:
+    """A function whose signature lists all options, for typer to read."""
+
+    def command(**given: Any) -> None:
+        _run(variant, classes, given)
+
+    parameters = [_parameter("context", typer.Context, inspect.Parameter.empty)]
+    for part, cls in classes.items():
+        hints = get_type_hints(cls)
+        panel = variant.name.capitalize() if part == "own" else None
+        parameters += [_option(each, hints[each.name], panel) for each in fields(cls)]
+    parameters.append(
+        _parameter(
+            "resume",
+            Annotated[
+                bool,
+                typer.Option(
+                    "--resume",
+                    help="Go on with the run in DIR, exactly; options that are not given are those it has. "
+                    "Begins one where there is none.",
+                    rich_help_panel="Validation and checkpoints",
+                ),
+            ],
+            False,
+        )
+    )
+    for name, annotation, default in (("config", Config, None), ("json", Json, False), ("force", Force, False)):
+        parameters.append(_parameter(name, annotation, default))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _option(each: Field[Any], hint: Any, panel: str | None) -> inspect.Parameter:
+    """An option of a field; lists and choices are text to typer."""
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    choices = [str(value) for value in get_args(hint)] if str(hint).startswith("typing.Literal") else []
+    optional = type(None) in get_args(hint)
+    kind: Any = parts[0] if optional else hint
+    default = each.default
+    assert default is not MISSING, f"option {each.name} needs a default"
+    if choices or str(kind).startswith("tuple"):
+        kind = str
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    metavar = each.metadata.get("metavar") or ("|".join(choices) or None)
+    about = typer.Option(
+        help=each.metadata.get("help"), metavar=metavar, rich_help_panel=each.metadata.get("panel") or panel
+    )
+    return _parameter(each.name, Annotated[kind | None if optional else kind, about], default)
+
+
+def _run(variant: type[Variant], classes: Mapping[str, type[Any]], given: dict[str, Any]) -> None:
+    import sys
+
+    from headscope.training.config import preset
+
+    context, resume, force, json = (given.pop(name) for name in ("context", "resume", "force", "json"))
+    del given["config"]
+    unsaid = {name for name in given if context.get_parameter_source(name).name == "DEFAULT"}
+    earlier = _earlier(Path(given["out"]), variant.name) if resume else {}
+    fallback = {**preset(given["preset"] or earlier.get("preset")), **earlier}
+    values = {name: fallback.get(name, value) if name in unsaid else value for name, value in given.items()}
+    config, options = (
+        cls(**{each.name: value_of(cls, each, values[each.name]) for each in fields(cls)}) for cls in classes.values()
+    )
+    _train(config, variant(options), resume=resume, force=force, json=json, command=sys.argv[1:])
+
+
+def _earlier(folder: Path, name: str) -> dict[str, Any]:
+    """The options of the run in a folder; ConfigError where it is of another variant."""
+    import json
+
+    from headscope.errors import ConfigError
+
+    try:
+        about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        found = {**about["config"], **about["options"]}
+        found.pop("out")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"--resume: {folder / 'run.json'} is not of a training run; choose another --out") from None
+    if about.get("variant") != name:
+        raise ConfigError(f"--resume: the run in {folder} is of variant {about.get('variant')!r}, not {name!r}")
+    return found
+
+
+def value_of(cls: type[Any], each: Field[Any], value: Any) -> Any:
+    """What typer, a TOML file or run.json gives, as the field's type."""
+    from headscope.errors import ConfigError
+    from headscope.training.config import flag
+
+    hint = get_type_hints(cls)[each.name]
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    kind = parts[0] if type(None) in get_args(hint) else hint
+    if value is None:
+        return None
+    if str(kind).startswith("tuple"):
+        item = get_args(kind)[0]
+        texts = value if isinstance(value, (list, tuple)) else [part.strip() for part in str(value).split(",") if part]
+        try:
+            return tuple(item(text) for text in texts)
+        except ValueError:
+            raise ConfigError(f"{flag(each.name)} {value!r} must be {item.__name__} numbers with commas") from None
+    if kind is bool and isinstance(value, str):
+        return value.lower() in ("true", "yes", "1")
+    return kind(value) if kind in (int, float, Path) else value
+
+
+def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:
+    from headscope.training.engine import train as run_training
+
+    with _Display() as display:
+        found = run_training(config, variant, resume=resume, force=force, listener=display, command=command)
+    if display.main:
+        _show(found, json=json)
+    if found.reason == "interrupted":
+        console.say(f"interrupted after update {found.update}; the same command with --resume goes on from there")
+        raise typer.Exit(130)
+
+
+def _show(found: Outcome, *, json: bool) -> None:
+    if json:
+        console.print_json({**vars(found), "folder": str(found.folder)})
+        return
+    from rich.text import Text
+
+    screen = console.out()
+    scores = [f"validation nll {found.nll:.4f}" if found.nll is not None else ""]
+    scores.append(f"BLEU {found.bleu:.2f}" if found.bleu is not None else "")
+    told = "  ".join(part for part in scores if part)
+    screen.print(Text(f"{found.update} updates, {found.seconds:.0f} s, {found.parameters:,} parameters  {told}"))
+    if found.best is not None:
+        screen.print(Text(f"best at update {found.best_update}: {found.best:.4f}"))
+    screen.print(Text(f"checkpoints in {found.folder}: " + ", ".join(_written(found.folder))))
+    screen.print(Text(found.signature, style="dim"), soft_wrap=True)
+
+
+def _written(folder: Path) -> list[str]:
+    return [name for name in ("last", "best", "averaged") if (folder / name).is_dir()]
+
+
+class _Display:
+    """A bar of updates with tokens/s, loss and time left on stderr; nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        import os
+
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        screen = console.err()
+        self.main = os.environ.get("RANK", "0") == "0"
+        columns = (
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}  {task.fields[scores]}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=screen, transient=True, disable=not (screen.is_terminal and self.main))
+        self.task = self.bar.add_task("train", total=None, epoch=1, rate="", scores="")
+        self.valid = ""
+
+    def __enter__(self) -> _Display:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def updated(self, run: Any, sums: Any) -> None:
+        """After every update."""
+        import time
+
+        now = time.monotonic()
+        before, tokens = getattr(self, "_since", (now, 0))
+        tokens += sums.tokens
+        self._since = (before, tokens)
+        speed = f"{tokens / (now - before):,.0f} tokens/s" if now > before else ""
+        moment = run.moment
+        totals = [moment.updates_planned] if moment.updates_planned else []
+        if moment.epochs_planned and moment.updates_per_epoch:
+            totals.append(moment.epochs_planned * moment.updates_per_epoch)
+        scores = f"loss {sums.loss / max(sums.tokens, 1):.3f}  {self.valid}"
+        total = min(totals) if totals else None
+        self.bar.update(self.task, completed=moment.update, total=total, epoch=moment.epoch, rate=speed, scores=scores)
+
+    def validated(self, run: Any, found: Any, *, best: bool) -> None:
+        """After every validation."""
+        shown = [f"valid {found.nll:.3f}" if found.nll is not None else ""]
+        shown.append(f"BLEU {found.bleu:.1f}" if found.bleu is not None else "")
+        self.valid = " ".join(part for part in shown if part)

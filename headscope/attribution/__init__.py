@@ -1,0 +1,1 @@
+"""Captum over head gates: what each head adds to what a model says."""

@@ -1,0 +1,97 @@
+"""An objective's verdict on one batch, as a function of head gates that captum can take apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headscope.accumulate import Ratio
+from headscope.attribution.gatevector import Contexts, GateFunction, Keep, split
+from headscope.attribution.replacements import replacement
+from headscope.data import Batch
+from headscope.formats.base import Checkpoint
+from headscope.heads import Layout, Site
+from headscope.model.seats import Seats
+from headscope.objectives.base import Objective, Outcome
+
+Of = Literal["damage", "value"]
+
+
+@dataclass
+class Verdict:
+    """What an objective says to one batch under whatever gates are set; the first pass is taken as the intact one.
+
+    Higher is better. "damage": minus the objective's damage, 0 where nothing is closed. "value": the objective's
+    value with the intact pass's aim, minus it where lower is better; the two differ by a constant but for
+    `representation`, whose damage is a cosine distance and whose value is a projection.
+    """
+
+    checkpoint: Checkpoint
+    objective: Objective
+    batch: Batch
+    of: Of
+    intact: Outcome | None = None
+    ready: Batch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ready = self.objective.prepared(self.checkpoint, self.batch)
+
+    def __call__(self) -> Tensor:
+        """One forward pass: [b]."""
+        output = self.objective.output(self.checkpoint, self.ready)
+        outcome = self.objective.judge(
+            self.checkpoint, output, self.ready, None if self.intact is None else self.intact.aim
+        )
+        if self.intact is None:
+            self.intact = outcome
+        if self.of == "damage":
+            return -self.objective.damage(self.intact, outcome)
+        return outcome.values if self.objective.higher_is_better else -outcome.values
+
+
+@dataclass(frozen=True)
+class Explained:
+    """f(gates) of a batch and its open gates [b N]; what turns importances [b N] into sums and counts per sentence."""
+
+    f: GateFunction
+    gates: Tensor
+    counts: Tensor
+    layout: Layout
+
+    def ratios(self, name: str, importances: Tensor) -> dict[tuple[str, Site, int], Ratio]:
+        """Sums and counts of a statistic at every (site, layer)."""
+        return {
+            (name, site, layer): Ratio(part, self.counts[:, None])
+            for (site, layer), part in split(importances, self.layout).items()
+        }
+
+
+@contextmanager
+def explained(
+    checkpoint: Checkpoint,
+    objective: Objective,
+    batch: Batch,
+    *,
+    seats: Seats | None,
+    of: Of = "damage",
+    keep: Keep = "first",
+    ablate_with: str = "zero",
+) -> Iterator[Explained]:
+    """Within the block: what every sentence of a batch is worth under head gates.
+
+    Closed heads give what `ablate_with` says (see `headscope.attribution.replacements`).
+    """
+    verdict = Verdict(checkpoint, objective, batch, of)
+    replace = replacement(ablate_with)
+    instead: Callable[[Contexts], Contexts] = lambda contexts: replace(contexts, batch, objective.seed)  # noqa: E731
+    runs = frozenset(Site) if batch.target is not None or not checkpoint.two_sided else frozenset({Site.ENCODER_SELF})
+    f = GateFunction(checkpoint.model, verdict, seats=seats, keep=keep, sites=runs, instead=instead)
+    with f.entered():
+        assert verdict.intact is not None
+        dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32
+        yield Explained(f, torch.ones(len(batch.indices), f.size, dtype=dtype), verdict.intact.counts.cpu(), f.layout)

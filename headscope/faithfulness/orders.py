@@ -1,0 +1,101 @@
+"""Orders of heads: from the columns of `heads.csv`, and at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from headscope.analysis import ANALYSES, Analysis
+from headscope.heads import HeadId, Site
+
+Scores = Mapping[HeadId, float]
+"""How much each head matters by one ranking; more is more."""
+
+OTHERS = {"confidence": 1.0, "entropy": -1.0}  # measures that pruning work ranks by, and which way they matter
+
+
+def ranks(cls: type[Analysis]) -> bool:
+    """Whether an analysis gives columns that heads can be ranked by."""
+    return cls.group == "importance" or cls.name in OTHERS
+
+
+def scores_of(heads: pd.DataFrame) -> tuple[dict[str, dict[HeadId, float]], dict[str, str]]:
+    """The rankings that a table of heads holds, and why others of its columns are none.
+
+    A ranking is a column of an analysis of the group "importance", or confidence, or entropy (the less, the
+    more important). One that lacks a number for some head, or gives all heads the same, is none.
+    """
+    ids = head_ids(heads)
+    found: dict[str, dict[HeadId, float]] = {}
+    refused: dict[str, str] = {}
+    for column, sign in _columns(heads):
+        values = heads[column].to_numpy(dtype=float) * sign
+        if np.isnan(values).any():
+            refused[column] = f"{int(np.isnan(values).sum())} of {len(values)} heads have no number"
+        elif len(set(values.tolist())) < 2:
+            refused[column] = "all heads have the same number"
+        else:
+            found[column] = dict(zip(ids, values.tolist(), strict=True))
+    return found, refused
+
+
+def _columns(heads: pd.DataFrame) -> Iterator[tuple[str, float]]:
+    important = [name for name, cls in ANALYSES if cls.group == "importance"]
+    for column in heads.columns:
+        if column.endswith(("_low", "_high")) or not pd.api.types.is_numeric_dtype(heads[column]):
+            continue
+        if any(column == name or column.startswith(f"{name}_") for name in important):
+            yield column, 1.0
+        elif column in OTHERS:
+            yield column, OTHERS[column]
+
+
+def head_ids(heads: pd.DataFrame) -> list[HeadId]:
+    """The heads of a table's rows."""
+    columns = (heads["site"], heads["layer"], heads["head"])
+    return [HeadId(Site(site), int(layer), int(head)) for site, layer, head in zip(*columns, strict=True)]
+
+
+def ordered(scores: Scores) -> list[HeadId]:
+    """Heads, the most important first; ties in the order of site, layer and head."""
+    return sorted(scores, key=lambda head: -scores[head])
+
+
+def random_order(heads: Sequence[HeadId], *, seed: int) -> list[HeadId]:
+    """The heads in an order that follows from the seed."""
+    return [heads[n] for n in np.random.default_rng([seed, len(heads)]).permutation(len(heads))]
+
+
+def agreement(first: Scores, second: Scores) -> float:
+    """Spearman's rank correlation of two rankings of the same heads; NaN where one of them is constant."""
+    heads = list(first)
+    ranks = pd.DataFrame({"a": [first[head] for head in heads], "b": [second[head] for head in heads]}).rank()
+    if ranks["a"].nunique() < 2 or ranks["b"].nunique() < 2:
+        return float("nan")
+    return float(np.corrcoef(ranks["a"], ranks["b"])[0, 1])
+
+
+@contextmanager
+def randomised(model: nn.Module, *, seed: int) -> Iterator[None]:
+    """Within the block every parameter's entries are shuffled among themselves; then they are as before.
+
+    What is left is the architecture and the scale of the weights: a ranking that does not change tells nothing
+    about what the model has learnt (Adebayo et al. 2018, §3; there weights are drawn anew).
+    """
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+                parameter.copy_(parameter.flatten()[order].view_as(parameter))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, kept in zip(model.parameters(), before, strict=True):
+                parameter.copy_(kept)

@@ -1,0 +1,72 @@
+"""The whole trial of a study's rankings: curves, random orders, agreement with ablation, shuffled weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from headscope.accumulate import REPLICATES, Array, Bootstrap
+from headscope.data import Corpus
+from headscope.errors import ConfigError
+from headscope.faithfulness.harm import bleu, measure
+from headscope.faithfulness.orders import randomised, scores_of
+from headscope.faithfulness.trial import Verdict, judge, plan, with_randomised
+from headscope.formats.base import Checkpoint
+from headscope.likelihood import Reading
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How rankings are tested: points a curve has, random orders beside them, whether translations are scored too."""
+
+    steps: int = 10
+    random_orders: int = 5
+    bleu: bool = False
+    objective: str = "loss"
+    seed: int = 1
+    replicates: int = REPLICATES
+
+
+def try_rankings(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    heads: pd.DataFrame,
+    *,
+    trial: Trial,
+    reading: Reading,
+    again: Callable[[], pd.DataFrame],
+    progress: Progress,
+) -> Verdict:
+    """Test every ranking that `heads` (a row per head) holds; `again` measures the heads anew, on shuffled weights.
+
+    Heads are masked as `headscope evaluate --mask` does. ConfigError where there is nothing to test, and for
+    BLEU of a model or a corpus that has no translations.
+    """
+    rankings, refused = scores_of(heads)
+    if trial.bleu and not (checkpoint.two_sided and corpus.has_target):
+        raise ConfigError("--faithfulness-bleu needs a model that translates, and a --target")
+    its = plan(rankings, steps=trial.steps, random_orders=trial.random_orders, seed=trial.seed)
+    with progress("removing heads", corpus.count) as step:
+        found = measure(checkpoint, corpus, its.masks, reading, objective=trial.objective, step=step)
+    if trial.bleu:
+        curves = sorted({place for places in its.curves.values() for place in places})
+        with progress("translating without heads", corpus.count * len(curves)) as step:
+            scored = bleu(checkpoint, corpus, [its.masks[n] for n in curves], tokens=reading.tokens, step=step)
+        found.plain["bleu"] = _spread(scored.plain["bleu"], curves, len(its.masks))
+    verdict = judge(its, found, rankings, Bootstrap(seed=trial.seed, replicates=trial.replicates))
+    with randomised(checkpoint.model, seed=trial.seed):
+        shuffled, _ = scores_of(again())
+    whole = with_randomised(verdict, rankings, shuffled)
+    return replace(whole, remarks=[f"{name} is no ranking: {why}" for name, why in refused.items()])
+
+
+def _spread(values: Array, places: list[int], count: int) -> Array:
+    found = np.full(count, np.nan)
+    found[places] = values
+    return found

@@ -1,0 +1,228 @@
+"""A transformers model whose attention layers have fewer heads than its config says.
+
+`config.narrowed` lists what differs from the plain class: shapes of parameters, a few whole numbers that the
+attention code reads, and the layers that have no heads left. Only torch and transformers are needed, so a
+copy of this file can lie beside the weights and be loaded with `trust_remote_code=True`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+ATTRIBUTES = frozenset(
+    [
+        *("num_heads", "n_heads", "n_head", "num_attention_heads"),
+        *("num_key_value_heads", "num_kv_heads", "num_key_value_groups"),
+        *("all_head_size", "inner_dim", "split_size", "embed_dim"),
+    ]
+)
+EMPTY = "no-heads"
+
+
+class Stub(nn.Module):
+    """In place of a projection of a layer without heads."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Nothing that is kept: some classes of transformers fill the weights of parts that they know by name."""
+        return torch.empty(1, 1)
+
+
+class Zeros(Stub):
+    """In place of a query, key or value projection of a layer without heads: zeros for one stand-in head."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zeros [… width] for x [… d]."""
+        return x.new_zeros(1).expand(*x.shape[:-1], self.width)
+
+
+class BiasOnly(Stub):
+    """In place of the output projection of a layer without heads: what is left is its bias."""
+
+    def __init__(self, width: int, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.width = width
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The bias at every position [… d], whatever x is."""
+        zeros = x.new_zeros(*x.shape[:-1], self.width)
+        return zeros if self.bias is None else zeros + self.bias
+
+
+class SharedBias:
+    """An attention layer of T5, whose position bias is made in the first layer for the heads of all layers."""
+
+    bias_heads: list[int]
+
+    def compute_bias(self, *args: Any, **more: Any) -> Tensor:
+        """The bias of this layer's heads [1 h t s]; that of all heads is kept for the layers above."""
+        self._whole: Any = super().compute_bias(*args, **more)  # type: ignore[misc]
+        mine: Tensor = self._whole[:, self.bias_heads]
+        return mine
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Any = None,
+        key_value_states: Any = None,
+        position_bias: Any = None,
+        **more: Any,
+    ) -> Any:
+        """As the plain layer, with this layer's heads of `position_bias`; hands on that of all heads."""
+        mine = None if position_bias is None else position_bias[:, self.bias_heads]
+        given = {"mask": mask, "key_value_states": key_value_states, "position_bias": mine, **more}
+        found = super().forward(hidden_states, **given)  # type: ignore[misc]
+        whole = self._whole if position_bias is None else position_bias
+        self._whole = None
+        return (found[0], whole, *found[2:])
+
+
+class UnsharedBias:
+    """Attention to the encoder in T5: there is no bias, so the zeros of another layer's shape are left aside."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Any = None,
+        key_value_states: Any = None,
+        position_bias: Any = None,
+        **more: Any,
+    ) -> Any:
+        """As the plain layer without a position bias."""
+        given = {"mask": mask, "key_value_states": key_value_states, **more}
+        return super().forward(hidden_states, **given)  # type: ignore[misc]
+
+
+def no_heads(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **more: Any
+) -> tuple[Tensor, Tensor]:
+    """Attention of a layer without heads: contexts [b t 0 k] and weights [b 0 t s]."""
+    b, _, t, k = query.shape
+    return query.new_zeros(b, t, 0, k), query.new_zeros(b, 0, t, key.shape[2])
+
+
+AttentionInterface.register(EMPTY, no_heads)
+
+
+def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> None:
+    """Give a freshly built model the sizes that `table` says; its values are to be filled afterwards.
+
+    `table` names parts as seen from the model without its task head: `shapes` of parameters, `attributes` of
+    attention modules, of `configs` that they read, `zeros` and `biases` (projections of layers without heads),
+    `empty` (those layers), `bias_heads` and `unshared` (T5). Parts that this class lacks are left aside.
+    ValueError for a table that does not narrow. `empty` is the attention implementation of layers without heads.
+    """
+    base = model.base_model
+    modules = dict(base.named_modules())
+    table = table or {}
+    for name, shape in table.get("shapes", {}).items():
+        owner, _, parameter = name.rpartition(".")
+        if owner in modules:
+            _resize(modules[owner], parameter, tuple(shape))
+    for name, values in table.get("attributes", {}).items():
+        for attribute, value in values.items():
+            if name in modules:
+                _set(modules[name], attribute, value)
+    for name, values in table.get("configs", {}).items():
+        if name in modules:
+            _view(modules[name], {each: _known(modules[name].config, each, value) for each, value in values.items()})
+    for name, width in table.get("zeros", {}).items():
+        if name in modules:
+            _replace(base, name, Zeros(_below(width, sum(modules[name].weight.shape))))
+    for name in table.get("biases", []):
+        if name in modules:
+            old = modules[name]
+            width = old.weight.shape[0 if isinstance(old, nn.Linear) else 1]
+            _replace(base, name, BiasOnly(width, old.bias))
+    for name in table.get("empty", []):
+        if name in modules:
+            _view(modules[name], {"_attn_implementation": empty})
+    for name, heads in table.get("bias_heads", {}).items():
+        if name in modules:
+            modules[name].bias_heads = [int(head) for head in heads]
+            _mix_in(modules[name], SharedBias)
+    for name in table.get("unshared", []):
+        if name in modules:
+            _mix_in(modules[name], UnsharedBias)
+
+
+def _resize(module: Any, name: str, shape: tuple[int, ...]) -> None:
+    old = getattr(module, name, None)
+    if not isinstance(old, nn.Parameter) or old.ndim != len(shape):
+        raise ValueError(f"config.narrowed gives {name} the shape {list(shape)}, and there is no such parameter")
+    for new, size in zip(shape, old.shape, strict=True):
+        _below(new, size)
+    setattr(module, name, nn.Parameter(old.new_empty(shape), requires_grad=old.requires_grad))
+    if name != "weight":
+        return
+    sizes = {nn.Linear: ("out_features", "in_features"), nn.Embedding: ("num_embeddings", "embedding_dim")}
+    for attribute, size in zip(sizes.get(type(module), ("nx", "nf")), shape, strict=True):
+        setattr(module, attribute, size)
+
+
+def _set(module: Any, attribute: str, value: Any) -> None:
+    setattr(module, attribute, _known(module, attribute, value))
+
+
+def _known(of: Any, attribute: str, value: Any) -> int:
+    if attribute not in ATTRIBUTES or not isinstance(getattr(of, attribute, None), int):
+        raise ValueError(f"config.narrowed sets {attribute!r}, which is no size of an attention layer")
+    return _below(value, max(getattr(of, attribute), 1))
+
+
+def _below(value: Any, most: int) -> int:
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"config.narrowed holds the size {value!r}; at most {most} fits here")
+    return value
+
+
+def _replace(base: nn.Module, name: str, part: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(base.get_submodule(parent), child, part)
+
+
+def _mix_in(module: Any, part: type) -> None:
+    if not hasattr(type(module), "compute_bias"):
+        raise ValueError("config.narrowed names bias_heads of a layer that has no position bias")
+    if not isinstance(module, part):
+        module.__class__ = type(type(module).__name__, (part, type(module)), {})
+
+
+class _Config:
+    """The config of one layer: the model's, but for some values."""
+
+    def __init__(self, config: Any, values: dict[str, Any]) -> None:
+        self.__dict__.update(_of=config, **values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_of" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["_of"], name)
+
+
+def _view(module: Any, values: dict[str, Any]) -> None:
+    if not hasattr(module, "config"):
+        raise ValueError("config.narrowed changes a layer that reads no config")
+    module.config = _Config(module.config, values)
+
+
+class Narrowed:
+    """Put before a class of transformers: builds it, then narrows it as its config says."""
+
+    def __init__(self, config: Any, *args: Any, **more: Any) -> None:
+        super().__init__(config, *args, **more)  # type: ignore[call-arg]
+        narrow(self, getattr(config, "narrowed", None))
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """No: transformers renames weights of older files for its own classes only, and the names here are theirs."""
+        return False

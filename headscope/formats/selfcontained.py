@@ -1,0 +1,97 @@
+"""Hugging Face folders with fewer heads than a plain class can have: how they are written and recognised.
+
+Such a folder opens in two ways. transformers runs the copy of `headscope.formats.narrowing` that lies beside
+the weights (`trust_remote_code=True`). headscope runs nothing that lies there: it reads the entry `narrowed` of
+config.json and narrows the plain class with its own code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.models.auto import modeling_auto
+
+from headscope.formats import narrowing
+from headscope.formats.narrowing import Narrowed, narrow
+from headscope.model.attention import attend
+
+MODULE = "modeling_headscope"
+EMPTY = "headscope-no-heads"
+
+
+def no_heads(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
+) -> tuple[Tensor, Tensor]:
+    """`attend` over no heads, so that a layer without any keeps its place in the count of layers."""
+    mask = attention_mask if isinstance(attention_mask, Tensor) else None
+    context, weights = attend(module, query[:, :0], key[:, :0], value[:, :0], mask=mask)
+    return context.transpose(1, 2), weights
+
+
+AttentionInterface.register(EMPTY, no_heads)
+
+
+def is_narrowed(config: Any) -> bool:
+    """Whether a config describes a model with fewer heads than its plain class has."""
+    return getattr(config, "narrowed", None) is not None
+
+
+@cache
+def narrowed_class(plain: Any) -> Any:
+    """The subclass of a transformers class that is narrowed as its config says."""
+
+    def build(self: Any, config: Any, *args: Any, **more: Any) -> None:
+        plain.__init__(self, config, *args, **more)
+        narrow(self, getattr(config, "narrowed", None), empty=EMPTY)
+
+    own = {"__init__": build, "is_custom_code": classmethod(lambda cls: False), "__module__": __name__}
+    return type(plain.__name__, (plain,), own)
+
+
+def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:
+    """Write the modelling file of a narrowed model; returns what `auto_map` in config.json must say."""
+    classes = _classes(config)
+    names = sorted({*classes.values(), _plain_name(model)})
+    text = inspect.getsource(narrowing) + "\n\n" + _subclasses(names)
+    (folder / f"{MODULE}.py").write_text(text, encoding="utf-8")
+    return {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
+
+
+def _subclasses(names: list[str]) -> str:
+    start = "# The classes that config.json names in auto_map.\n\nimport transformers  # noqa: E402\n"
+    return start + "".join(
+        f'\n\nclass {name}(Narrowed, transformers.{name}):\n    """{name} with the heads that config.json lists."""\n'
+        for name in names
+    )
+
+
+def _plain_name(model: Any) -> str:
+    """The name of the class in transformers that a model is of, or derives from."""
+    for cls in type(model).__mro__:
+        if cls.__module__.startswith("transformers.") and hasattr(transformers, cls.__name__):
+            return cls.__name__
+    raise AssertionError(f"{type(model).__name__} is no class of transformers")
+
+
+def _classes(config: Any) -> dict[str, str]:
+    """What each AutoModel of transformers makes of a config: {auto class: class}."""
+    found = {}
+    for auto, cls in vars(modeling_auto).items():
+        mapping = getattr(cls, "_model_mapping", None)
+        if not re.fullmatch(r"AutoModel\w*", auto) or mapping is None or type(config) not in mapping:
+            continue
+        its = mapping[type(config)]
+        its = its[0] if isinstance(its, tuple) else its
+        if hasattr(transformers, its.__name__):
+            found[auto] = its.__name__
+    return found
+
+
+__all__ = ["EMPTY", "MODULE", "Narrowed", "is_narrowed", "narrowed_class", "write_code"]

@@ -1,0 +1,38 @@
+"""The probability of the whole reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headscope.data import Batch
+from headscope.formats.base import Checkpoint
+from headscope.objectives.base import Objective, Outcome, objective
+from headscope.objectives.predictions import negative_log_likelihood, no_words
+
+
+@objective
+class LogProbability(Objective):
+    """log p of the reference given the source (or of the text), in nats; a mean over it is over sentences.
+
+    The sum over its tokens that `loss` is, with the other sign; only decoders give a text a probability.
+    """
+
+    name = "log-probability"
+    summary = "log-probability of the whole reference"
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+        if checkpoint.predicts == "words" and not checkpoint.decodes:
+            return "a masked language model gives a text no probability"
+        return no_words(checkpoint, has_target=has_target)
+
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
+        return checkpoint.logits(batch)
+
+    def judge(  # noqa: D102
+        self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
+    ) -> Outcome:
+        assert batch.labels is not None, "the batch was read without labels"
+        nll, _ = negative_log_likelihood(output, batch.labels)
+        return Outcome(-nll, torch.ones_like(nll))

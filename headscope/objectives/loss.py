@@ -1,0 +1,66 @@
+"""The training criterion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from headscope.data import IGNORED, Batch
+from headscope.errors import CheckpointError
+from headscope.formats.base import Checkpoint
+from headscope.likelihood import hidden_at_random
+from headscope.objectives.base import Objective, Outcome, objective
+from headscope.objectives.predictions import negative_log_likelihood, no_words
+
+
+@objective
+class Loss(Objective):
+    """Σ -log p of what the model should predict, in nats, without label smoothing; counts are predicted tokens.
+
+    Decoders are teacher-forced and predict every token of the reference and the one that closes it (a
+    decoder-only Hugging Face model every token after its first). Masked language models predict 15 % of the tokens
+    that are no special ones, at least one a sentence, all hidden at once behind the mask token, as `headscope
+    evaluate --hiding random` does (BERT also leaves or swaps some of them in training; here all are hidden).
+    Which ones follows from the seed and the sentence's number.
+    """
+
+    name = "loss"
+    summary = "the training criterion: -log p of the reference, or of hidden tokens"
+    higher_is_better = False
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+        why = no_words(checkpoint, has_target=has_target)
+        if why is None and not checkpoint.decodes:
+            try:
+                checkpoint.mask_id()
+            except CheckpointError as error:
+                return str(error)
+        return why
+
+    def alters(self, checkpoint: Checkpoint) -> bool:  # noqa: D102
+        return not checkpoint.decodes
+
+    def prepared(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
+        """Masked language models: with hidden tokens, and these as labels."""
+        if checkpoint.decodes:
+            return batch
+        hidden = torch.zeros_like(batch.source.real)
+        plain = (batch.source.real & ~batch.source.special).tolist()
+        for row, (number, places) in enumerate(zip(batch.indices.tolist(), plain, strict=True)):
+            found = hidden_at_random([n for n, is_plain in enumerate(places) if is_plain], number, seed=self.seed)
+            hidden[row, found] = True
+        ids = batch.source.ids
+        source = replace(batch.source, ids=ids.masked_fill(hidden, checkpoint.mask_id()))
+        return replace(batch, source=source, labels=ids.masked_fill(~hidden, IGNORED))
+
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
+        return checkpoint.logits(batch)
+
+    def judge(  # noqa: D102
+        self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
+    ) -> Outcome:
+        assert batch.labels is not None, "the batch was read without labels"
+        return Outcome(*negative_log_likelihood(output, batch.labels))

@@ -1,0 +1,53 @@
+"""What an encoder makes of a sentence: its mean-pooled final state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headscope.data import Batch
+from headscope.formats.base import Checkpoint
+from headscope.objectives.base import Objective, Outcome, objective
+from headscope.objectives.predictions import precise
+
+
+@objective
+class Representation(Objective):
+    """The mean-pooled final state of a sentence, for models that predict nothing.
+
+    The mean is over all real positions, special ones too, as sentence encoders pool. The value is the
+    projection of the mean on its own direction, which is held constant: its gradient is that of the norm. The
+    damage is the cosine distance to the intact vector, 1 − cos, in [0, 2]; with the intact direction as `aim`
+    [b d] an altered model's value is the projection of its mean on that. The last stack that runs is read: the
+    decoder where there is one and a target, else the encoder.
+    """
+
+    name = "representation"
+    summary = "mean-pooled final state: its length along its own direction, cosine distance for ablations"
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+        return None
+
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
+        return checkpoint.states(batch)
+
+    def judge(  # noqa: D102
+        self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
+    ) -> Outcome:
+        its = batch.source if batch.target is None else batch.target
+        mean = pooled(precise(output), its.real)
+        direction = torch.nn.functional.normalize(mean.detach(), dim=-1) if aim is None else aim
+        values = (mean * direction).sum(dim=-1)
+        return Outcome(values, torch.ones_like(values), direction, mean)
+
+    def damage(self, intact: Outcome, altered: Outcome) -> Tensor:
+        """1 − cos of the two vectors [b]."""
+        assert intact.vector is not None and altered.vector is not None
+        return 1 - torch.nn.functional.cosine_similarity(intact.vector, altered.vector, dim=-1)
+
+
+def pooled(states: Tensor, real: Tensor) -> Tensor:
+    """Mean of states [b t d] over real positions [b t]: [b d]."""
+    weights = real.to(states.dtype)
+    return torch.einsum("btd,bt->bd", states, weights) / weights.sum(dim=-1, keepdim=True)

@@ -1,0 +1,1 @@
+"""Removing heads: which can go, taking them out of the matrices, and proof that nothing else changed."""

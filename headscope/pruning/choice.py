@@ -1,0 +1,279 @@
+"""What choosing heads has in common, however they are chosen: options, what is opened, and what is written.
+
+A choice directory holds `removed.txt` and `kept.txt` (a head a line, as `prune remove --heads` and `--mask` take
+them), `ranking.csv`, `pruning.json`, `gates.csv` where gates were learnt, and `model`, the whole checkpoint with
+its new weights, where it was trained. `pruning.json` is written last.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import headscope
+from headscope.analyze import Pace, sentence_limit
+from headscope.data import Corpus, open_corpus
+from headscope.errors import ConfigError, OutputError
+from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
+from headscope.pruning.export import Written, choose
+from headscope.pruning.gating import Gating, gating
+from headscope.results import Signature, check_folder, write_json, written
+
+RECORD, STATE, MODEL, PRUNED = "pruning.json", "state.pt", "model", "pruned"
+MINE = (RECORD, STATE, MODEL, PRUNED, "removed.txt", "kept.txt", "ranking.csv", "gates.csv", "sweep.csv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceConfig:
+    """Options that every way to choose heads has.
+
+    `sites` empty is all; heads of `protect` stay; `source` and `target` are the text, `valid_source` and
+    `valid_target` the one that the result is measured on (default: the text itself, as far as `valid_sentences`).
+    `remove` goes on to remove the heads, into OUT/pruned, `export` as `prune remove` has it.
+    """
+
+    checkpoint: str
+    out: Path
+    source: Path | None = None
+    target: Path | None = None
+    valid_source: Path | None = None
+    valid_target: Path | None = None
+    max_sentences: int | None = None
+    valid_sentences: int = 1000
+    max_length: int | None = None
+    sites: tuple[str, ...] = ()
+    protect: str | None = None
+    batch_tokens: int = 2048
+    seed: int = 1
+    remove: bool = False
+    export: tuple[str, ...] = ()
+    device: str = "auto"
+    dtype: str = "auto"
+    format: str | None = None
+    dicts: Path | None = None
+    hp: Path | None = None
+    bpe: Path | None = None
+    force: bool = False
+
+    @property
+    def companions(self) -> Companions:
+        """Files that belong to the checkpoint."""
+        return Companions(self.dicts, self.hp, self.bpe)
+
+    def settings(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+@dataclass
+class Opened:
+    """A checkpoint, its gates, and texts that were checked (None: not given)."""
+
+    checkpoint: Checkpoint
+    gating: Gating
+    corpus: Corpus | None
+    valid: Corpus | None
+    limit: int
+    remarks: list[str] = field(default_factory=list)
+
+
+def open_choice(config: ChoiceConfig, *, trains: bool) -> Opened:
+    """Open what a config names; with `trains` in float32 unless told otherwise. Touches nothing that is written."""
+    check_out(config)
+    corpus = valid = None
+    if config.source is not None:
+        corpus = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
+    if config.valid_source is not None:
+        valid = open_corpus(config.valid_source, target=config.valid_target, max_sentences=config.valid_sentences)
+    elif config.source is not None:
+        most = min(config.valid_sentences, config.max_sentences or config.valid_sentences)
+        valid = open_corpus(config.source, target=config.target, max_sentences=most)
+    dtype = "float32" if trains and config.dtype == "auto" else config.dtype
+    if trains and dtype in ("float16", "bfloat16"):
+        raise ConfigError(f"--dtype {dtype}: small updates are lost in it; learn in float32 (the default)")
+    checkpoint = open_checkpoint(
+        config.checkpoint, format=config.format, device=config.device, dtype=dtype, companions=config.companions
+    )
+    protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
+    found = gating(checkpoint.places, sites=config.sites, protect=protect)
+    limit = sentence_limit(checkpoint, Pace(limit=config.max_length))
+    remarks = []
+    if config.valid_source is None and trains:
+        remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
+    return Opened(checkpoint, found, corpus, valid, limit, remarks)
+
+
+def check_out(config: ChoiceConfig) -> None:
+    """OutputError where the output holds something, or holds or is the input."""
+    out, source = config.out.resolve(), Path(config.checkpoint).resolve()
+    if Path(config.checkpoint).exists() and (source == out or source.is_relative_to(out)):
+        raise OutputError(f"--out {config.out} holds the checkpoint itself; choose another directory")
+    check_folder(config.out, force=config.force)
+
+
+def clear(folder: Path) -> None:
+    """Make the directory, without what an earlier choice wrote there; other files stay."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in MINE:
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
+
+
+@dataclass
+class Choice:
+    """Which heads go and stay, and what is known of it.
+
+    `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt; `nll` mean
+    -log p of a token in nats: "before", with the heads "masked" and, where it was trained further, "tuned".
+    `model` says whether the checkpoint's weights have changed, `removed_to` where a smaller one was written.
+    """
+
+    folder: Path
+    method: str
+    gating: Gating
+    removed: list[HeadId]
+    ranking: pd.DataFrame
+    facts: dict[str, Any]
+    nll: dict[str, float]
+    signature: Signature
+    source: dict[str, str]
+    remarks: list[str] = field(default_factory=list)
+    gates: pd.DataFrame | None = None
+    model: bool = False
+    removed_to: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def kept(self) -> list[HeadId]:
+        """The heads of the gated sites that stay."""
+        gone = set(self.removed)
+        return [head for head in all_heads(self.gating.counts) if head not in gone]
+
+    def per_site(self) -> dict[str, tuple[int, int]]:
+        """Heads that stay and that there were, by site."""
+        there = [site for site in SITES if any(place[0] is site for place in self.gating.counts)]
+        kept = {site.value: sum(head.site is site for head in self.kept) for site in there}
+        return {name: (count, _heads_at(self.gating, Site(name))) for name, count in kept.items()}
+
+    def record(self) -> dict[str, Any]:
+        """What `pruning.json` says."""
+        return {
+            "headscope": headscope.__version__,
+            "kind": "choice",
+            "method": self.method,
+            "source": self.source,
+            "signature": str(self.signature),
+            "heads": self.gating.heads,
+            "kept": len(self.kept),
+            "kept_per_site": {site: {"kept": kept, "of": total} for site, (kept, total) in self.per_site().items()},
+            "protected": [str(head) for head in self.gating.protected],
+            "removed": [str(head) for head in self.removed],
+            "model": MODEL if self.model else None,
+            "removed_to": self.removed_to,
+            "nll": self.nll,
+            **self.facts,
+            "remarks": self.remarks,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def _heads_at(gates: Gating, site: Site) -> int:
+    return sum(count for place, count in gates.counts.items() if place[0] is site)
+
+
+def write_choice(choice: Choice, checkpoint: Checkpoint, config: ChoiceConfig) -> None:
+    """Write the directory; where `config.remove` says so, remove the heads too. `pruning.json` comes last."""
+    folder = choice.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_lines(folder / "removed.txt", choice.removed)
+    _write_lines(folder / "kept.txt", choice.kept)
+    written(folder / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
+    if (gates := choice.gates) is not None:
+        written(folder / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
+    place = _write_model(checkpoint, folder, config.companions) if choice.model else None
+    if config.remove and choice.removed:
+        choice.removed_to = str(_remove(choice, place, config))
+    write_json(folder / RECORD, choice.record() | {"options": config.settings()})
+    (folder / STATE).unlink(missing_ok=True)
+
+
+def _write_lines(path: Path, heads: Sequence[HeadId]) -> None:
+    text = "".join(f"{head}\n" for head in heads)
+    written(path, lambda place: place.write_text(text, encoding="utf-8"))
+
+
+def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -> Written:
+    """The checkpoint with all its heads, in its own format, under OUT/model; what to open."""
+    made = Path(tempfile.mkdtemp(dir=folder, prefix=f".{MODEL}."))
+    try:
+        found = choose(None, checkpoint).write(checkpoint, made, companions)
+        where = found.path.relative_to(made)
+        made.chmod(0o755)
+        for path in made.iterdir():
+            path.chmod(0o644)
+        made.rename(folder / MODEL)
+    except OSError as error:
+        raise OutputError(f"{folder / MODEL} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return Written(folder / MODEL / where, found.format, found.notes)
+
+
+def _remove(choice: Choice, trained: Written | None, config: ChoiceConfig) -> Path:
+    """Cut the heads out of the trained model, or of the input where nothing was trained."""
+    from headscope.pruning.remove import RemoveConfig, run_removal
+
+    names = ["device", "dtype", "export"]
+    if trained is None:
+        names += ["format", "dicts", "hp", "bpe"]
+    elif trained.format == "fairseq":  # the other formats hold what splits their text
+        names += ["bpe"]
+    found = run_removal(
+        RemoveConfig(
+            checkpoint=config.checkpoint if trained is None else str(trained.path),
+            out=choice.folder / PRUNED,
+            heads=str(choice.folder / "removed.txt"),
+            **{name: getattr(config, name) for name in names},
+        )
+    )
+    return found.path
+
+
+def signature(method: str, opened: Opened, config: ChoiceConfig, **more: str) -> Signature:
+    """What shapes a choice."""
+    checkpoint, corpus = opened.checkpoint, opened.corpus
+    text = {} if corpus is None else {"data": f"sha1={corpus.digest[:12]},n={corpus.count}"}
+    return Signature(
+        {
+            "m": f"prune.{method}",
+            **more,
+            "sites": "+".join(dict.fromkeys(site.value for site, _ in opened.gating.counts)),
+            **text,
+            "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
+            "dtype": str(checkpoint.dtype).removeprefix("torch."),
+            "device": checkpoint.device.type,
+            "torch": importlib.metadata.version("torch"),
+            "seed": str(config.seed),
+            "v": headscope.__version__,
+        }
+    )

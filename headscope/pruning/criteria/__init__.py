@@ -1,0 +1,1 @@
+"""The criteria that heads can be ranked by, one a file."""

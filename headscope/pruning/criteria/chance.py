@@ -1,0 +1,24 @@
+"""No criterion at all: the baseline of all others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headscope.faithfulness.orders import Scores
+from headscope.heads import all_heads
+from headscope.pruning.criterion import Criterion, Question, criterion
+
+
+@criterion
+class Chance(Criterion):
+    """Uniform numbers that follow from the seed."""
+
+    name = "random"
+    summary = "random numbers, by the seed"
+    reads_text = False
+    changes = False
+
+    def scores(self, question: Question) -> Scores:  # noqa: D102
+        heads = list(all_heads(question.checkpoint.layout))
+        values = np.random.default_rng([question.options.seed, len(heads)]).random(len(heads)).tolist()
+        return dict(zip(heads, values, strict=True))

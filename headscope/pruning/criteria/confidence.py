@@ -1,0 +1,15 @@
+"""Sharpness."""
+
+from __future__ import annotations
+
+from headscope.pruning.criterion import Measured, criterion
+
+
+@criterion
+class Confidence(Measured):
+    """Heads with large maximum weights stay (Voita et al. 2019, §4)."""
+
+    name = "confidence"
+    summary = "mean maximum attention weight"
+    column = "confidence"
+    analysis = "confidence"

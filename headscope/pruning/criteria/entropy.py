@@ -1,0 +1,16 @@
+"""Dispersion."""
+
+from __future__ import annotations
+
+from headscope.pruning.criterion import Measured, criterion
+
+
+@criterion
+class Entropy(Measured):
+    """Heads that look at few places stay: low entropy is kept."""
+
+    name = "entropy"
+    summary = "entropy of attention, the lowest stay"
+    column = "entropy"
+    analysis = "entropy"
+    sign = -1.0

@@ -1,0 +1,15 @@
+"""Sensitivity."""
+
+from __future__ import annotations
+
+from headscope.pruning.criterion import Measured, criterion
+
+
+@criterion
+class Gradient(Measured):
+    """Heads whose gate the loss is sensitive to stay (Michel et al. 2019, §4.1)."""
+
+    name = "gradient"
+    summary = "mean absolute gradient of the loss by the head's gate"
+    column = "gradient"
+    analysis = "gradient"

@@ -1,0 +1,15 @@
+"""Relevance."""
+
+from __future__ import annotations
+
+from headscope.pruning.criterion import Measured, criterion
+
+
+@criterion
+class Lrp(Measured):
+    """Heads that the predictions get their relevance from stay (Voita et al. 2019, §4)."""
+
+    name = "lrp"
+    summary = "relevance for what the model says"
+    column = "lrp"
+    analysis = "lrp"

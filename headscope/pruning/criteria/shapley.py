@@ -1,0 +1,15 @@
+"""A head's share in what all do together."""
+
+from __future__ import annotations
+
+from headscope.pruning.criterion import Measured, criterion
+
+
+@criterion
+class Shapley(Measured):
+    """Heads with large Shapley values stay (Castro et al. 2009, sampled orders)."""
+
+    name = "shapley"
+    summary = "Shapley value of the head for the objective"
+    column = "shapley"
+    analysis = "shapley"

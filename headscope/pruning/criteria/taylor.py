@@ -1,0 +1,15 @@
+"""Squared sensitivity."""
+
+from __future__ import annotations
+
+from headscope.pruning.criterion import Measured, criterion
+
+
+@criterion
+class Taylor(Measured):
+    """Heads with a large squared first-order effect stay (Molchanov et al. 2019)."""
+
+    name = "taylor"
+    summary = "squared first-order effect of removing the head"
+    column = "taylor"
+    analysis = "taylor"

@@ -1,0 +1,119 @@
+"""The contract of a pruning criterion, and the registry that finds it by name.
+
+A criterion scores heads: the higher the score, the longer the head stays. It is one file in
+`headscope/pruning/criteria/`; most of them name a column of `heads.csv` and which end of it matters.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pandas as pd
+
+from headscope.analysis import ANALYSES, Options
+from headscope.analyze import Pace, analyze, choose
+from headscope.data import Corpus
+from headscope.errors import ConfigError
+from headscope.faithfulness.orders import Scores, head_ids
+from headscope.formats.base import Checkpoint
+from headscope.gates import masked
+from headscope.heads import HeadId
+from headscope.registry import Registry, unknown
+
+REPLICATES = 2  # intervals are not looked at
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already."""
+
+    checkpoint: Checkpoint
+    corpus: Corpus | None = None
+    pace: Pace = field(default_factory=Pace)
+    options: Options = field(default_factory=Options)
+    removed: Sequence[HeadId] = ()
+
+
+class Criterion(ABC):
+    """Scores every head of a model. `reads_text` says whether it needs a text; `changes` whether scores depend on
+    which heads are gone, so that scoring anew means something.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    reads_text: ClassVar[bool] = True
+    changes: ClassVar[bool] = True
+
+    @abstractmethod
+    def scores(self, question: Question) -> Scores:
+        """A number for every head, higher is kept; NaN where there is none."""
+
+
+class Measured(Criterion):
+    """A column of `heads.csv` that an analysis gives; `sign` −1 where low values are kept."""
+
+    column: ClassVar[str]
+    analysis: ClassVar[str]
+    sign: ClassVar[float] = 1.0
+
+    def scores(self, question: Question) -> Scores:
+        """Runs the analysis on the text, with the heads that are gone masked."""
+        corpus = question.corpus or Corpus("no text", 0, "", lambda: iter(()))
+        with masked(question.checkpoint.model, question.removed):
+            study = analyze(
+                question.checkpoint,
+                corpus,
+                analyses=choose(only=[self.analysis]),
+                options=question.options,
+                pace=question.pace,
+                replicates=REPLICATES,
+            )
+        return self.of(study.heads)
+
+    def of(self, heads: pd.DataFrame) -> Scores:
+        """The scores that a table of heads holds; ConfigError where it lacks the column."""
+        if self.column not in heads or not pd.api.types.is_numeric_dtype(heads[self.column]):
+            raise ConfigError(f"there is no column {self.column!r} of numbers; there are {', '.join(columns(heads))}")
+        values = (heads[self.column].to_numpy(dtype=float) * self.sign).tolist()
+        return dict(zip(head_ids(heads), values, strict=True))
+
+
+def columns(heads: pd.DataFrame) -> list[str]:
+    """The columns that heads can be ranked by."""
+    numeric = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name])]
+    return [name for name in numeric if name not in ("layer", "head") and not name.endswith(("_low", "_high"))]
+
+
+CRITERIA: Registry[type[Criterion]] = Registry("criterion", package="headscope.pruning.criteria")
+
+
+def criterion(cls: type[Criterion]) -> type[Criterion]:
+    """Register a criterion under its `name`."""
+    return CRITERIA.register(cls.name, cls, where=cls.__module__)
+
+
+def criterion_named(name: str) -> Criterion:
+    """The criterion of that name, or that column of `heads.csv` (higher is kept).
+
+    ConfigError for a name that neither a criterion nor an analysis has, with the nearest one.
+    """
+    if name in CRITERIA.names():
+        return CRITERIA.get(name)()
+    if name not in ANALYSES.names():
+        raise ConfigError(unknown("criterion", name, [*CRITERIA.names(), *ANALYSES.names()]))
+    return column_named(name)
+
+
+def column_named(name: str) -> Measured:
+    """The column of that name, as its criterion says or higher is kept."""
+    for its, cls in CRITERIA:
+        if its == name and issubclass(cls, Measured):
+            return cls()
+    measuring = ANALYSES.get(name) if name in ANALYSES.names() else None
+    text = measuring is None or bool(measuring.passes)
+    made = type("Column", (Measured,), {"name": name, "column": name, "analysis": name, "reads_text": text})
+    found: Measured = made()
+    return found

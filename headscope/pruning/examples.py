@@ -1,0 +1,151 @@
+"""A text as a checkpoint of any format learns from it: ids held in flat arrays, batches shuffled by seed and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import torch
+
+from headscope.data import Batch, Corpus, Encoded, padded, side
+from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.formats.base import IGNORED, Checkpoint
+from headscope.likelihood import hidden_at_random
+from headscope.training.batches import Numbers, Texts, cut
+
+WINDOW = 4096
+MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """What a masked language model learns from: the mask's id, and ids that a hidden token may be swapped for."""
+
+    mask: int
+    plain: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a model reads, and what it must say.
+
+    `source` and `target` are inputs of encoder and decoder (`target` None for models of one side), `special` marks
+    the special ids of `source`, `labels` are the decoder's, made in each epoch anew where there is `hiding`.
+    `digest` is the corpus's, `truncated` how many sentences were cut at the length limit.
+    """
+
+    source: Texts
+    special: Texts
+    target: Texts | None
+    labels: Texts | None
+    hiding: Hiding | None
+    digest: str
+    truncated: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def plan(self, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
+        """Which sentences go together: of like length; in what order `chance` says (None: as they stand)."""
+        source = self.source.lengths
+        target = source if self.target is None else self.target.lengths
+        order = np.arange(len(self)) if chance is None else chance.permutation(len(self))
+        order = order[np.argsort(source[order], kind="stable")]
+        order = order[np.argsort(target[order], kind="stable")]
+        groups = cut(np.maximum(source, target), order, tokens)
+        return groups if chance is None else [groups[number] for number in chance.permutation(len(groups))]
+
+    def epoch(self, number: int, *, tokens: int, seed: int) -> list[Numbers]:
+        """The plan of an epoch: the same for the same seed and number, whatever came before."""
+        return self.plan(tokens=tokens, chance=np.random.default_rng([seed, number]))
+
+    def batch(self, numbers: Numbers, *, seed: int, epoch: int = 0) -> Batch:
+        """A batch with labels; what is hidden follows from seed, epoch and number of the sentence."""
+        sources = [
+            Encoded(self.source[number].tolist(), [bool(each) for each in self.special[number]])
+            for number in map(int, numbers)
+        ]
+        made = Batch(indices=torch.as_tensor(numbers), fold=0, source=side(sources))
+        if self.hiding is not None:
+            return _hidden(made, sources, self.hiding, seed=seed, epoch=epoch)
+        assert self.labels is not None
+        labels = padded([self.labels[int(number)].tolist() for number in numbers], IGNORED)
+        if self.target is None:
+            return replace(made, labels=labels)
+        inputs = [self.target[int(number)].tolist() for number in numbers]
+        return replace(made, target=side([Encoded(ids, [False] * len(ids)) for ids in inputs]), labels=labels)
+
+
+def examples(checkpoint: Checkpoint, corpus: Corpus, *, limit: int) -> Examples:
+    """Encode a corpus; sentences of more than `limit` pieces a side are cut.
+
+    ConfigError for models that predict no words (there is nothing to learn from text alone), and where
+    a translation model has no target text or another model has one.
+    """
+    if corpus.has_target is not checkpoint.two_sided:
+        needs = "needs --target, the translations" if checkpoint.two_sided else "reads one side; leave out --target"
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} {needs}")
+    if checkpoint.predicts != "words":
+        raise ConfigError(
+            f"this model of type {checkpoint.model_type!r} predicts no words, so text alone teaches it nothing; "
+            "`prune rank` without --tune-updates takes it"
+        )
+    hiding = None if checkpoint.decodes else _hiding(checkpoint)
+    columns: list[list[list[int]]] = [[], [], [], []]
+    truncated = 0
+    for source, target, labels in _encoded(checkpoint, corpus, limit, decodes=hiding is None):
+        row = [source.ids, [int(each) for each in source.special], target.ids if target else [], labels]
+        for column, part in zip(columns, row, strict=True):
+            column.append(part)
+        truncated += bool(source.cut or (target is not None and target.cut))
+    if not columns[0]:
+        raise DataError(f"{corpus.name} holds no sentence")
+    sources, special, targets, wanted = (Texts.of(column) for column in columns)
+    return Examples(
+        source=sources,
+        special=special,
+        target=targets if checkpoint.two_sided else None,
+        labels=wanted if hiding is None else None,
+        hiding=hiding,
+        digest=corpus.digest,
+        truncated=truncated,
+    )
+
+
+def _encoded(
+    checkpoint: Checkpoint, corpus: Corpus, limit: int, *, decodes: bool
+) -> Iterator[tuple[Encoded, Encoded | None, list[int]]]:
+    sentences = iter(corpus)
+    while window := list(islice(sentences, WINDOW)):
+        said = [each.source if each.target is None else each.target for each in window]
+        sources = checkpoint.encode([each.source for each in window], side="source", limit=limit)
+        targets: list[Encoded] | list[None] = [None] * len(window)
+        if checkpoint.two_sided:
+            targets = checkpoint.encode(said, side="target", limit=limit)
+        labels = checkpoint.labels(said, limit=limit) if decodes else [[] for _ in window]
+        yield from zip(sources, targets, labels, strict=True)
+
+
+def _hiding(checkpoint: Checkpoint) -> Hiding:
+    try:
+        return Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids()))
+    except CheckpointError as error:
+        raise ConfigError(f"{error}; text alone teaches it nothing") from None
+
+
+def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, epoch: int) -> Batch:
+    """15 % of the tokens are to be told; of these 80 % are masked, 10 % swapped (Devlin et al. 2019, appendix A.1)."""
+    ids, labels = batch.source.ids.clone(), torch.full_like(batch.source.ids, IGNORED)
+    for row, (number, source) in enumerate(zip(batch.indices.tolist(), sources, strict=True)):
+        plain = [place for place, special in enumerate(source.special) if not special]
+        places = hidden_at_random(plain, number, seed=seed + 7919 * epoch) if plain else []
+        chance = np.random.default_rng([seed, epoch, number])
+        for place, lot in zip(places, chance.random(len(places)), strict=True):
+            labels[row, place] = ids[row, place]
+            if lot < MASKED:
+                ids[row, place] = hiding.mask
+            elif lot < MASKED + SWAPPED:
+                ids[row, place] = hiding.plain[int(chance.integers(len(hiding.plain)))]
+    return replace(batch, source=replace(batch.source, ids=ids), labels=labels)

@@ -1,0 +1,123 @@
+"""A pruned model as one ONNX graph, its outputs compared with onnxruntime's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.formats.tohf import silent
+from headscope.model.interface import through_attend
+from headscope.model.positions import SinusoidalPositions
+from headscope.pruning.feeds import Feed, Texts, outputs
+from headscope.pruning.verify import apart, require
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+LONGEST = 1024  # positions of a native model with sinusoids
+TOLERANCE = 1e-4  # of the largest logit; onnxruntime fuses and reorders sums in single precision
+
+
+def require_packages() -> None:
+    """ConfigError naming the extra where a package that ONNX needs is not installed."""
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f'--export onnx needs {", ".join(missing)}; install them with pip install "headscope[onnx]"')
+
+
+class _Traced(nn.Module):
+    """A model with tensors in, one tensor out."""
+
+    def __init__(self, model: nn.Module, names: list[str], *, cached: bool) -> None:
+        super().__init__()
+        self.model, self.names, self.cached = model, names, cached
+
+    def forward(self, *given: Tensor) -> Tensor:
+        """Logits, or the final states of a model without a head."""
+        more = {"use_cache": False} if self.cached else {}
+        found: Any = self.model(**dict(zip(self.names, given, strict=True)), **more)
+        if isinstance(found, Tensor):
+            return found
+        logits = getattr(found, "logits", None)
+        chosen: Tensor = found[0] if logits is None else logits
+        return chosen
+
+
+def export_onnx(checkpoint: Checkpoint, data: Texts, path: Path) -> float:
+    """Write `path`, run it with onnxruntime on other sentences than it was traced with, return the difference.
+
+    Batch and lengths are free. The graph is one forward pass in float32, without a cache. CheckpointError where
+    the model cannot be exported or the graph computes something else.
+    """
+    onnxruntime = importlib.import_module("onnxruntime")
+    one = data.feeds[0]
+    model: Any = checkpoint.model
+    names = list(one.given)
+    cached = "use_cache" in getattr(model.config, "to_dict", dict)()
+    traced = _Traced(model, names, cached=cached).eval()
+    _grow_positions(model)
+    try:
+        with _quiet(), torch.no_grad(), through_attend(model, implementation="eager"):
+            torch.onnx.export(
+                traced,
+                tuple(one.given.values()),
+                str(path),
+                input_names=names,
+                output_names=["logits"],
+                dynamic_shapes={"given": tuple(_free(name, each) for name, each in one.given.items())},
+                dynamo=True,
+                verbose=False,
+            )
+            session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # whatever the exporter may raise at an architecture
+        detail = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"this model cannot be exported to ONNX: {detail}") from error
+    far = max(_apart(session, checkpoint, each) for each in (data.feeds[0], data.feeds[-1]))
+    require(far, TOLERANCE, "the ONNX graph")
+    return far
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with silent(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _grow_positions(model: nn.Module) -> None:
+    """Make the tables of sinusoids large before they are traced: in the graph they cannot grow."""
+    for part in model.modules():
+        if isinstance(part, SinusoidalPositions):
+            first = next(model.parameters())
+            part(torch.zeros(1, dtype=torch.long, device=first.device), first, bound=LONGEST)
+
+
+def _free(name: str, values: Tensor) -> dict[int, Any]:
+    """Axes whose size may change: sentences, and positions of texts."""
+    batch = torch.export.Dim.DYNAMIC
+    return {0: batch, 1: batch} if values.ndim == 2 else {0: batch}
+
+
+def _apart(session: Any, checkpoint: Checkpoint, one: Feed) -> float:
+    known = {each.name for each in session.get_inputs()}
+    given = {name: values.cpu().numpy() for name, values in one.given.items() if name in known}
+    found = torch.from_numpy(np.asarray(session.run(None, given)[0]))
+    if one.real is not None and found.ndim == 3:
+        found = found[one.real.cpu()]
+    return apart(found, outputs(checkpoint.model, one).cpu())

@@ -1,0 +1,144 @@
+"""What a model is given when it is compared and timed: text if it can read any, random ids or pictures if not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.assets import sample
+from headscope.data import Side, read_lines, side
+from headscope.errors import CheckpointError, DataError
+from headscope.formats.base import Checkpoint
+from headscope.model.places import probe_inputs, text_config
+from headscope.model.transformer import Transformer
+
+LONGEST = 64  # pieces of a sentence
+LENGTHS = (11, 5, 8, 3)  # of random texts, where there is no tokenizer
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One batch as a model takes it; `real` [b t] tells which outputs are of tokens (None: all)."""
+
+    given: dict[str, Tensor]
+    real: Tensor | None
+
+    def rows(self, order: Tensor) -> Feed:
+        """The sentences `order`, in that order and as often."""
+        picked = {name: values.index_select(0, order.to(values.device)) for name, values in self.given.items()}
+        return Feed(picked, None if self.real is None else self.real.index_select(0, order.to(self.real.device)))
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Sentences to compare on, where they come from, and the feeds made of them; no sentences: random ids."""
+
+    sources: tuple[str, ...]
+    name: str
+    feeds: tuple[Feed, ...]
+
+
+def texts(checkpoint: Checkpoint, source: Path | None, target: Path | None, *, sentences: int, rows: int = 4) -> Texts:
+    """The first lines of `source` (default: the shipped sample) in batches of `rows`, sorted by length.
+
+    Without `target` a decoder beside an encoder reads the source lines too. A model that cannot read text gets
+    random ids, or pictures. DataError where files were given and cannot be used.
+    """
+    try:
+        found = _read(checkpoint, source, target, sentences)
+    except (CheckpointError, DataError):
+        if source is not None:
+            raise
+        found = None
+    if found is None:
+        return Texts((), "random", _random(checkpoint))
+    sources, targets = found
+    limit = min(LONGEST, checkpoint.limit or LONGEST)
+    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+    feeds = []
+    for first in range(0, len(order), rows):
+        some = order[first : first + rows]
+        one = side(checkpoint.encode([sources[number] for number in some], side="source", limit=limit))
+        other = None
+        if checkpoint.two_sided:
+            other = side(checkpoint.encode([targets[number] for number in some], side="target", limit=limit))
+        feeds.append(feed(checkpoint, one, other))
+    return Texts(tuple(sources), str(source or "headscope's sample"), tuple(feeds))
+
+
+def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> Feed:
+    """One batch as the model of a checkpoint takes it."""
+    source = source.to(checkpoint.device)
+    target = None if target is None else target.to(checkpoint.device)
+    if isinstance(checkpoint.model, Transformer):
+        if target is None:
+            return Feed({"target": source.ids, "target_mask": source.real}, source.real)
+        masks = {"source_mask": source.real, "target_mask": target.real}
+        return Feed({"source": source.ids, "target": target.ids, **masks}, target.real)
+    given = {"input_ids": source.ids, "attention_mask": source.real.long()}
+    if target is None:
+        return Feed(given, source.real)
+    given |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
+    return Feed(given, target.real)
+
+
+def outputs(model: nn.Module, one: Feed) -> Tensor:
+    """Logits (or the final states of a model without a head): [n V] of the real positions, else as they come."""
+    with torch.no_grad():
+        found: Any = model(**one.given)
+    if not isinstance(found, Tensor):
+        logits = getattr(found, "logits", None)
+        found = found[0] if logits is None else logits
+    if one.real is not None and found.ndim == 3 and found.shape[:2] == one.real.shape:
+        found = found[one.real]
+    chosen: Tensor = found
+    return chosen
+
+
+def _read(
+    checkpoint: Checkpoint, source: Path | None, target: Path | None, sentences: int
+) -> tuple[list[str], Sequence[str]]:
+    sources = list(islice(read_lines(source or sample("en")), sentences))
+    targets = sources
+    if checkpoint.two_sided and (target is not None or source is None):
+        targets = list(islice(read_lines(target or sample("de")), sentences))
+    if len(targets) != len(sources):
+        raise DataError(f"{source} and {target} have different numbers of lines")
+    checkpoint.encode(sources[:1], side="source", limit=LONGEST)
+    return sources, targets
+
+
+def _random(checkpoint: Checkpoint) -> tuple[Feed, ...]:
+    noise = torch.Generator().manual_seed(0)
+    model: Any = checkpoint.model
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        like = probe_inputs(model)["pixel_values"]
+        picture = torch.randn(len(LENGTHS), *like.shape[1:], generator=noise)
+        return (Feed({"pixel_values": picture.to(like)}, None),)
+    sizes = vocabularies(checkpoint)
+    most = min(max(LENGTHS), checkpoint.limit or max(LENGTHS))
+
+    def draw(size: int, lengths: Sequence[int]) -> Side:
+        real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        low = min(5, size - 1)
+        ids = torch.randint(low, size, real.shape, generator=noise) * real
+        return Side(ids, real, torch.zeros_like(real))
+
+    source = draw(sizes[0], [min(length, most) for length in LENGTHS])
+    target = draw(sizes[1], [min(length, most) for length in reversed(LENGTHS)]) if checkpoint.two_sided else None
+    return (feed(checkpoint, source, target),)
+
+
+def vocabularies(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Number of ids of the source and of the target side."""
+    if isinstance(checkpoint.model, Transformer):
+        config = checkpoint.model.config
+        return (config.encoder or config.decoder).vocabulary, config.decoder.vocabulary
+    its: Any = checkpoint.model.config
+    return int(text_config(its).vocab_size), int(text_config(its, target=True).vocab_size)

@@ -1,0 +1,139 @@
+"""Which gates there are, and which heads each of them opens and closes.
+
+A gate is for the heads that can only go together: one head, as a rule; the query heads of a key/value group; the
+same heads of layers that are one module. So whatever the gates decide can be removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.heads import SITES, HeadId, Site, all_heads
+from headscope.model.places import Place, Places
+
+Unit = tuple[HeadId, ...]
+
+
+@dataclass(frozen=True)
+class Gating:
+    """Gates over some sites of a model; gate i is for the heads of `units[i]`, `modules[i]` is its first layer.
+
+    `heads` counts the heads of the gated sites, `protected` those that have no gate and stay. `counts` has the
+    number of heads of every gated (site, layer).
+    """
+
+    units: tuple[Unit, ...]
+    modules: tuple[tuple[Site, int], ...]
+    protected: tuple[HeadId, ...]
+    counts: Mapping[tuple[Site, int], int]
+
+    @property
+    def heads(self) -> int:
+        """Heads of the gated sites, protected ones included."""
+        return sum(self.counts.values())
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Heads of every unit [n], in float64."""
+        return torch.tensor([len(unit) for unit in self.units], dtype=torch.float64)
+
+    @cached_property
+    def index(self) -> Mapping[tuple[Site, int], Tensor]:
+        """For every gated (site, layer) the gate of each head [h]; n stands for none."""
+        found = {place: torch.full((count,), len(self.units)) for place, count in self.counts.items()}
+        for number, unit in enumerate(self.units):
+            for head in unit:
+                found[head.site, head.layer][head.head] = number
+        return found
+
+    def spread(self, gates: Tensor) -> dict[tuple[Site, int], Tensor]:
+        """Gates [n] as gates of heads, [h] for every gated (site, layer); 1 where there is none."""
+        whole = torch.cat([gates, gates.new_ones(1)])
+        return {place: whole[index.to(gates.device)] for place, index in self.index.items()}
+
+    def closed(self, kept: Tensor) -> list[HeadId]:
+        """The heads whose units are not `kept` [n], in the order of sites, layers, heads."""
+        gone = {head for unit, stays in zip(self.units, kept.tolist(), strict=True) if not stays for head in unit}
+        return [head for head in all_heads(self.counts) if head in gone]
+
+    def kept_units(self, keep: int) -> int:
+        """How many units stay where `keep` heads do; ConfigError where that cannot be."""
+        self.check(keep)
+        sizes = set(self.sizes.int().tolist())
+        if len(sizes) > 1:
+            raise ConfigError(
+                f"heads of these sites go in groups of {', '.join(map(str, sorted(sizes)))}; a number of heads to keep "
+                "needs groups of one size: choose --sites that have it"
+            )
+        size = sizes.pop() if sizes else 1
+        wanted = keep - len(self.protected)
+        if wanted % size:
+            raise ConfigError(
+                f"--keep {keep} is not whole groups: heads share keys and values, or layers a module, and go {size} "
+                f"at a time; keep {keep - wanted % size} or {keep + size - wanted % size}"
+            )
+        return wanted // size
+
+    def check(self, keep: int) -> None:
+        """ConfigError for a number of heads to keep that these sites cannot have."""
+        if not 0 <= keep <= self.heads:
+            sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
+            raise ConfigError(f"--keep {keep}: there are {self.heads} heads ({sites}); keep at most as many")
+        if keep < len(self.protected):
+            raise ConfigError(f"--keep {keep} is less than the {len(self.protected)} heads that --protect names")
+
+
+def gating(places: Places, *, sites: Sequence[str] = (), protect: Collection[HeadId] = ()) -> Gating:
+    """The gates of `sites` (none named: all) of a model, without those of heads to `protect`.
+
+    ConfigError for sites that the model lacks.
+    """
+    chosen = chosen_sites(places, sites)
+    counts = {where: count for where, count in places.layout.items() if where[0] in chosen}
+    free: list[tuple[Unit, tuple[Site, int]]] = []
+    safe: set[HeadId] = set()
+    for layers in _modules(places, chosen):
+        for unit in _units(layers):
+            if set(unit) & set(protect):
+                safe |= set(unit)
+            else:
+                free.append((unit, (layers[0].site, layers[0].layer)))
+    free.sort(key=lambda each: (SITES.index(each[1][0]), each[1][1], each[0][0].head))
+    if not free:
+        raise ConfigError("there is no head to choose from: these sites have none, or --protect names them all")
+    return Gating(tuple(unit for unit, _ in free), tuple(module for _, module in free), tuple(sorted(safe)), counts)
+
+
+def chosen_sites(places: Places, names: Iterable[str]) -> set[Site]:
+    """The sites of these names, all of the model's where there is none; ConfigError for one that it lacks."""
+    there = [site for site in SITES if any(place.site is site for place in places.order)]
+    for name in names:
+        if name not in {site.value for site in there}:
+            has = ", ".join(site.value for site in there)
+            raise ConfigError(f"--sites {name}: this model has {has}")
+    return {Site(name) for name in names} or set(there)
+
+
+def _modules(places: Places, chosen: set[Site]) -> list[list[Place]]:
+    """The calls of each attention module, one list a module."""
+    return [list(calls) for calls in places.calls.values() if calls[0].site in chosen and calls[0].heads]
+
+
+def _units(layers: Sequence[Place]) -> list[Unit]:
+    """The units of a module that is at work in these layers: its key/value groups, or its heads."""
+    first = layers[0]
+    shared = first.heads // max(first.groups, 1)
+    return [
+        tuple(
+            HeadId(place.site, place.layer, head)
+            for place in layers
+            for head in range(group * shared, (group + 1) * shared)
+        )
+        for group in range(first.groups)
+    ]

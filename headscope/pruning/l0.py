@@ -1,0 +1,153 @@
+"""Hard concrete gates with a penalty on open ones: Voita et al. 2019, §5.1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.model.mixing.gates import TEMPERATURE
+from headscope.pruning.gating import Gating
+from headscope.pruning.hard_concrete import (
+    decided,
+    initial_log_a,
+    noise,
+    noisy_gates,
+    nonzero_probability,
+    settled_gates,
+)
+from headscope.pruning.learner import GateLearner
+from headscope.pruning.topk import top_k
+
+OPEN = 3.0  # log_a of gates that start open: the evaluation gate is 1 from 2.4 on
+DESCENT = 0.6  # share of the updates in which the searched number of heads falls to what is wanted
+PROPORTIONAL, INTEGRAL = 0.5, 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class L0Options:
+    """`strength` is λ, by the convention `strength_as`; or `keep` heads are wanted, and λ is searched.
+
+    "paper": loss + λ · Σ over all heads of P(g ≠ 0) (Voita et al. 2019, §5.1). "code": loss + λ · mean over gated
+    attention modules of the sum over their heads, as the story-of-heads program's `concrete_coef`. The loss is the
+    mean over target tokens, in nats. With M gated modules λ_paper = λ_code / M. `start`: "glorot" as the program
+    begins, about half of the gates half closed; "open" with all gates at one.
+    """
+
+    strength: float | None = None
+    strength_as: Literal["paper", "code"] = "paper"
+    keep: int | None = None
+    start: Literal["glorot", "open"] = "glorot"
+    temperature: float = TEMPERATURE
+
+    def __post_init__(self) -> None:
+        if (self.strength is None) is (self.keep is None):
+            raise ConfigError("give --lambda L (or a list), or --keep N to have it searched; not both")
+        if self.strength is not None and not 0 <= self.strength < float("inf"):
+            raise ConfigError(f"--lambda {self.strength:g}: it must not be negative; 0 is no penalty")
+        if not self.temperature > 0:
+            raise ConfigError(f"--temperature {self.temperature:g} must be more than 0")
+
+
+class L0(GateLearner):
+    """log_a for every unit, and λ.
+
+    Where λ is searched, the wanted share of open gates falls from where it starts to keep / heads within the first
+    60 % of the updates, and λ follows the distance of Σ σ(log_a) / heads from it: 0.5 · distance + the sum of earlier
+    distances · 5 / updates (a controller with a proportional and an integral part; it may go below 0, which opens
+    gates again). At the end the `keep` largest log_a stay; `facts` tells how many the rule of the paper would keep.
+    Elsewhere that rule decides: log_a > 0.
+    """
+
+    method = "l0"
+
+    def __init__(self, gating: Gating, options: L0Options, *, updates: int, generator: torch.Generator) -> None:
+        self.options = options
+        self.wanted = None if options.keep is None else gating.kept_units(options.keep)
+        self.held = 0.0
+        super().__init__(gating, updates=updates, generator=generator)
+        self.first = self._share()
+        self.strength = self._given()
+
+    def start(self) -> Tensor:
+        """Glorot's, module by module, or open."""
+        if self.options.start == "open":
+            return torch.full((len(self.gating.units),), OPEN, dtype=torch.float64)
+        modules = list(dict.fromkeys(self.gating.modules))
+        counts = [self.gating.modules.count(module) for module in modules]
+        return torch.cat([initial_log_a(count, self.generator) for count in counts])
+
+    def training_gates(self) -> Tensor:  # noqa: D102
+        u = noise((len(self.weights),), self.generator)
+        return noisy_gates(self.weights, u, temperature=self.options.temperature)
+
+    def gates(self) -> Tensor:  # noqa: D102
+        return settled_gates(self.weights.detach())
+
+    def open_probability(self) -> Tensor:  # noqa: D102
+        return nonzero_probability(self.weights.detach(), temperature=self.options.temperature)
+
+    def penalty(self) -> Tensor | None:
+        """λ · Σ over heads of P(g ≠ 0), with λ of the paper's convention."""
+        if self.strength == 0:
+            return None
+        opened = nonzero_probability(self.weights, temperature=self.options.temperature)
+        return self.strength * (opened * self.gating.sizes).sum()
+
+    def updated(self) -> None:
+        """Also: a searched λ moves."""
+        super().updated()
+        if self.wanted is None:
+            return
+        goal = self.wanted * self._size() / self.gating.heads
+        left = max(0.0, 1 - self.update / (DESCENT * self.updates))
+        distance = self._share() - (goal + (self.first - goal) * left)
+        self.held += distance
+        self.strength = PROPORTIONAL * distance + INTEGRAL * self.held / self.updates
+
+    def decide(self) -> Tensor:  # noqa: D102
+        weights = self.weights.detach()
+        return decided(weights) if self.wanted is None else top_k(weights, self.wanted)
+
+    def facts(self) -> dict[str, Any]:  # noqa: D102
+        modules = self._modules()
+        by_rule = int((decided(self.weights.detach()) * self.gating.sizes).sum()) + len(self.gating.protected)
+        return {
+            "lambda_paper": self.strength,
+            "lambda_code": self.strength * modules,
+            "lambda_searched": self.wanted is not None,
+            "gated_modules": modules,
+            "temperature": self.options.temperature,
+            "start": self.options.start,
+            "decision": "log_a > 0" if self.wanted is None else f"the {self.options.keep} largest log_a",
+            "heads_with_log_a_above_0": by_rule,
+        }
+
+    def trace(self) -> dict[str, float]:  # noqa: D102
+        return {"lambda": self.strength if self.options.strength_as == "paper" else self.strength * self._modules()}
+
+    def state(self) -> dict[str, Any]:  # noqa: D102
+        return {**super().state(), "held": self.held, "strength": self.strength, "first": self.first}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        super().restore(state)
+        self.held, self.strength, self.first = (float(state[name]) for name in ("held", "strength", "first"))
+
+    def _modules(self) -> int:
+        return len(self.gating.counts)
+
+    def _size(self) -> float:
+        return float(self.gating.sizes[0])
+
+    def _given(self) -> float:
+        given = self.options.strength or 0.0
+        return given if self.options.strength_as == "paper" else given / self._modules()
+
+    def _share(self) -> float:
+        """Σ σ(log_a) over heads, as a share of all of them."""
+        soft = torch.sigmoid(self.weights.detach()) * self.gating.sizes
+        return float(soft.sum()) / self.gating.heads

@@ -1,0 +1,306 @@
+"""From options to gates that have learnt: what `headscope prune l0` and `headscope prune subset` do."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId
+from headscope.pruning.choice import STATE, Choice, ChoiceConfig, Opened, clear, open_choice, signature, write_choice
+from headscope.pruning.examples import Examples, examples
+from headscope.pruning.gating import Gating
+from headscope.pruning.l0 import L0, L0Options
+from headscope.pruning.learner import GateLearner
+from headscope.pruning.subset import Subset, SubsetOptions
+from headscope.pruning.trained import Freeze, default_freeze, trained_parameters
+from headscope.pruning.tuning import Recipe, Tuner, mean_nll, smoothing_of
+from headscope.results import written
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+POINTS = 50  # of the trajectory
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnConfig(ChoiceConfig):
+    """How gates are learnt, and how the model learns with them.
+
+    `method` has the options of the gates; `freeze` None is as the paper does (see `default_freeze`); `lr` None is
+    3e-4 for native Transformers and 3e-5 for Hugging Face models; `tune_updates` more updates follow with the
+    decided heads closed. `log_every` None writes about 50 points of the trajectory; the state is saved every
+    `save_every` updates (0: never), and `resume` goes on from it.
+    """
+
+    method: L0Options | SubsetOptions
+    freeze: Freeze | None = None
+    updates: int = 1000
+    tune_updates: int = 0
+    lr: float | None = None
+    gate_lr: float | None = None
+    schedule: str = "constant"
+    warmup: int = 0
+    label_smoothing: float | None = None
+    clip: float = 1.0
+    log_every: int | None = None
+    save_every: int = 500
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.source is None:
+            raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
+        for name, least in (("updates", 1), ("tune_updates", 0), ("save_every", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
+        if self.freeze not in (None, "none", "encoder", "decoder", "model"):
+            raise ConfigError(f"--freeze {self.freeze!r} is not known; choose none, encoder, decoder or model")
+        if self.resume and self.force:
+            raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
+
+    def settings(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        found = super().settings()
+        found["method"] = vars(self.method) | {"name": _KINDS[type(self.method)].method}
+        return found
+
+
+_KINDS: Mapping[type[Any], type[L0] | type[Subset]] = {L0Options: L0, SubsetOptions: Subset}
+_GATE_LR = {"l0": 0.1, "subset": 0.2}
+
+
+def no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Shows nothing."""
+    return nullcontext(lambda count: None)
+
+
+def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Choice:
+    """Learn gates on a checkpoint, decide which heads stay, and write `config.out`.
+
+    HeadscopeError for whatever the user can fix. The input is only read. On a CPU the same options, seed and
+    number of threads give the same result, bit for bit.
+    """
+    began = time.monotonic()
+    state = read_state(config.out) if config.resume else None
+    opened = open_choice(replace(config, force=True) if state is not None else config, trains=True)
+    checkpoint, gates = opened.checkpoint, opened.gating
+    learner = make_learner(gates, config)
+    freeze = config.freeze or default_freeze(checkpoint, {site for site, _ in gates.counts})
+    parameters = trained_parameters(checkpoint, freeze)
+    recipe = recipe_of(config, checkpoint, learner.method)
+    assert opened.corpus is not None and opened.valid is not None
+    data, valid = (examples(checkpoint, text, limit=opened.limit) for text in (opened.corpus, opened.valid))
+    torch.manual_seed(config.seed)
+    tuner = Tuner(checkpoint, data, recipe, parameters, learner)
+    trace: list[dict[str, Any]] = []
+    nll = {"before": mean_nll(checkpoint, valid, tokens=recipe.tokens, seed=config.seed, gates=None)}
+    if state is None:
+        clear(config.out)
+    else:
+        nll, trace = _go_on(tuner, state, config)
+    with progress("learning", recipe.updates) as step:
+        step(tuner.update)
+        _learn(tuner, config, trace, nll, step)
+    _finish(tuner, config, valid, nll, progress)
+    choice = Choice(
+        folder=config.out,
+        method=learner.method,
+        gating=gates,
+        removed=gates.closed(learner.decide()),
+        ranking=_ranking(learner),
+        facts={"learning": _facts(config, learner, freeze, recipe, checkpoint, data)},
+        nll=nll,
+        signature=_signature(config, opened, learner, freeze, recipe),
+        source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
+        remarks=opened.remarks,
+        gates=pd.DataFrame(trace),
+        model=bool(parameters),
+        seconds=time.monotonic() - began,
+    )
+    write_choice(choice, checkpoint, config)
+    return choice
+
+
+def _finish(tuner: Tuner, config: LearnConfig, valid: Examples, nll: dict[str, float], progress: Progress) -> None:
+    """Measure with the gates as they are and with the decision; train on with the decision where that is wanted."""
+    learner, recipe, checkpoint = tuner.learner, tuner.recipe, tuner.checkpoint
+    assert learner is not None
+    gates, decision = learner.gating, learner.decide()
+
+    def measured(values: Tensor) -> float:
+        spread = gates.spread(values)
+        return mean_nll(checkpoint, valid, tokens=recipe.tokens, seed=config.seed, gates=spread)
+
+    nll["gated"], nll["masked"] = measured(learner.gates()), measured(decision.double())
+    if config.tune_updates and tuner.parameters:
+        tune(tuner, replace(recipe, updates=config.tune_updates), gates.closed(decision), progress)
+        nll["tuned"] = measured(decision.double())
+
+
+def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progress) -> None:
+    """Train on with some heads closed and no gates."""
+    further = Tuner(tuner.checkpoint, tuner.data, recipe, tuner.parameters, closed_heads=closed)
+    with progress("tuning", recipe.updates) as step:
+        further.run(lambda update, loss: step(1))
+
+
+def make_learner(gates: Gating, config: LearnConfig) -> GateLearner:
+    """The gates of a config, with noise that follows from its seed."""
+    generator = torch.Generator().manual_seed(config.seed)
+    if isinstance(config.method, L0Options):
+        return L0(gates, config.method, updates=config.updates, generator=generator)
+    return Subset(gates, config.method, updates=config.updates, generator=generator)
+
+
+def recipe_of(config: LearnConfig, checkpoint: Checkpoint, method: str) -> Recipe:
+    """The recipe that a config means for a checkpoint."""
+    return Recipe(
+        updates=config.updates,
+        lr=default_lr(checkpoint) if config.lr is None else config.lr,
+        gate_lr=_GATE_LR[method] if config.gate_lr is None else config.gate_lr,
+        schedule=config.schedule,  # type: ignore[arg-type]
+        warmup=config.warmup,
+        smoothing=config.label_smoothing,
+        clip=config.clip,
+        tokens=config.batch_tokens,
+        seed=config.seed,
+    )
+
+
+def default_lr(checkpoint: Checkpoint) -> float:
+    """3e-5 for Hugging Face models, 3e-4 for the others."""
+    return 3e-5 if checkpoint.format == "huggingface" else 3e-4
+
+
+def _learn(
+    tuner: Tuner, config: LearnConfig, trace: list[dict[str, Any]], nll: dict[str, float], step: Callable[[int], None]
+) -> None:
+    learner, every = tuner.learner, config.log_every or max(config.updates // POINTS, 1)
+    assert learner is not None
+    if tuner.update == 0:
+        trace += gate_rows(learner, 0)
+
+    def after(update: int, loss: float) -> None:
+        if update % every == 0 or update == config.updates:
+            trace.extend(gate_rows(learner, update))
+        if config.save_every and update % config.save_every == 0 and update < config.updates:
+            _save_state(tuner, config, trace, nll)
+        step(1)
+
+    tuner.run(after)
+
+
+def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
+    """Rows of gates.csv: what every gated head has after an update."""
+    gates, opened, more = learner.gates().tolist(), learner.open_probability().tolist(), learner.trace()
+    common = {"lambda": float("nan"), "temperature": float("nan")} | more
+    return [
+        {"update": update, "site": head.site.value, "layer": head.layer, "head": head.head, "gate": gate, "open": p}
+        | common
+        for unit, gate, p in zip(learner.gating.units, gates, opened, strict=True)
+        for head in unit
+    ]
+
+
+def _ranking(learner: GateLearner) -> pd.DataFrame:
+    """A row a gated head, the best first."""
+    weights, kept = learner.weights.detach(), learner.decide()
+    order = torch.argsort(weights, descending=True, stable=True).tolist()
+    gates, opened = learner.gates().tolist(), learner.open_probability().tolist()
+    rows = [
+        {
+            "site": head.site.value,
+            "layer": head.layer,
+            "head": head.head,
+            "score": float(weights[number]),
+            "rank": place,
+            "kept": int(kept[number]),
+            "gate": gates[number],
+            "open": opened[number],
+        }
+        for place, number in enumerate(order, start=1)
+        for head in learner.gating.units[number]
+    ]
+    return pd.DataFrame(rows)
+
+
+def _facts(
+    config: LearnConfig, learner: GateLearner, freeze: Freeze, recipe: Recipe, checkpoint: Checkpoint, data: Examples
+) -> dict[str, Any]:
+    return {
+        **learner.facts(),
+        "freeze": freeze,
+        "updates": recipe.updates,
+        "tune_updates": config.tune_updates,
+        "lr": recipe.lr,
+        "gate_lr": recipe.gate_lr,
+        "label_smoothing": smoothing_of(recipe, checkpoint),
+        "sentences": len(data),
+        "truncated": data.truncated,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _signature(config: LearnConfig, opened: Opened, learner: GateLearner, freeze: Freeze, recipe: Recipe) -> Any:
+    facts = learner.facts()
+    how = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
+    if isinstance(config.method, L0Options):
+        found = "" if config.method.keep is None else f"(keep {config.method.keep})"
+        how = {"lambda": f"{facts['lambda_paper']:.4g}{found}", **how}
+    else:
+        how = {"keep": str(config.method.keep), "gates": "ste" if facts["straight_through"] else "gumbel", **how}
+    return signature(learner.method, opened, config, **how)
+
+
+# Going on after a kill.
+
+
+def _save_state(tuner: Tuner, config: LearnConfig, trace: list[dict[str, Any]], nll: dict[str, float]) -> None:
+    content = {"version": VERSION, "settings": _same(config), "trace": trace, "nll": nll, "tuner": tuner.state()}
+    content["digests"] = [tuner.checkpoint.digest, tuner.data.digest]
+    written(config.out / STATE, lambda path: torch.save(content, path))
+
+
+def _same(config: LearnConfig) -> dict[str, Any]:
+    """Options that must not change within a run."""
+    free = {"out", "resume", "force", "save_every", "remove", "export", "tune_updates", "checkpoint", "device"}
+    paths = {"source", "target", "valid_source", "valid_target", "dicts", "hp", "bpe"}
+    return {name: value for name, value in config.settings().items() if name not in free | paths}
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """What a run that was killed has saved; None where there is nothing. CheckpointError for a broken file."""
+    if not (folder / STATE).is_file():
+        return None
+    try:
+        found: dict[str, Any] = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        detail = " ".join(str(error).split())[:120]
+        raise CheckpointError(f"{folder / STATE} cannot be read ({detail}); learn anew with --force") from None
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        raise CheckpointError(f"{folder / STATE} is of another version of headscope; learn anew with --force")
+    return found
+
+
+def _go_on(
+    tuner: Tuner, state: Mapping[str, Any], config: LearnConfig
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    mine, theirs = _same(config), state["settings"]
+    if changed := [name for name in mine if theirs.get(name) != mine[name]]:
+        raise ConfigError(
+            f"--resume: the run in {config.out} was begun with another --{changed[0].replace('_', '-')} "
+            f"({theirs.get(changed[0])}, now {mine[changed[0]]}); give the same options, or another --out"
+        )
+    if state["digests"] != [tuner.checkpoint.digest, tuner.data.digest]:
+        raise ConfigError(f"--resume: the run in {config.out} was begun with another checkpoint or text; give the same")
+    tuner.restore(state["tuner"])
+    return dict(state["nll"]), list(state["trace"])

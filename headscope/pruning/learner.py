@@ -1,0 +1,71 @@
+"""What learns which heads stay: a vector of gates, drawn anew for every batch, and a decision at the end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from headscope.pruning.gating import Gating
+
+
+class GateLearner(ABC):
+    """Gates with parameters, on the CPU in float64 whatever the model computes in: there are few of them.
+
+    `weights` [n] are what is learnt, one number a unit of `gating`; `updates` is how many updates will be done,
+    `generator` draws the noise. Training asks for `training_gates` in every forward pass, evaluation for `gates`.
+    """
+
+    method: ClassVar[str]
+
+    def __init__(self, gating: Gating, *, updates: int, generator: torch.Generator) -> None:
+        self.gating, self.updates, self.generator = gating, updates, generator
+        self.update = 0
+        self.weights = nn.Parameter(self.start())
+
+    @abstractmethod
+    def start(self) -> Tensor:
+        """What `weights` [n] begin with."""
+
+    @abstractmethod
+    def training_gates(self) -> Tensor:
+        """Gates [n] of a forward pass in training, differentiable with respect to `weights`."""
+
+    @abstractmethod
+    def gates(self) -> Tensor:
+        """Gates [n] without noise, without gradient."""
+
+    @abstractmethod
+    def open_probability(self) -> Tensor:
+        """How likely every gate is to be open in training [n], without gradient."""
+
+    @abstractmethod
+    def decide(self) -> Tensor:
+        """Which units stay [n], for good."""
+
+    def penalty(self) -> Tensor | None:
+        """Added to the mean loss of a target token."""
+        return None
+
+    def updated(self) -> None:
+        """After every update."""
+        self.update += 1
+
+    def facts(self) -> dict[str, Any]:
+        """What shapes the result, and how the decision was made, for the record."""
+        return {}
+
+    def trace(self) -> dict[str, float]:
+        """Further columns of gates.csv: the same names always."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What a run that goes on needs beside `weights`."""
+        return {"update": self.update}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`."""
+        self.update = int(state["update"])

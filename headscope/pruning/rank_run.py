@@ -1,0 +1,260 @@
+"""From options to a ranking: what `headscope prune rank` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from headscope.analysis import Options
+from headscope.analyze import Pace
+from headscope.data import Corpus
+from headscope.errors import CheckpointError, ConfigError
+from headscope.faithfulness.orders import Scores
+from headscope.heads import HeadId
+from headscope.pruning.choice import Choice, ChoiceConfig, Opened, clear, open_choice, signature, write_choice
+from headscope.pruning.criterion import Criterion, Measured, Question, criterion_named
+from headscope.pruning.examples import Examples, examples
+from headscope.pruning.gating import Gating
+from headscope.pruning.learn import Progress, default_lr, no_progress, tune
+from headscope.pruning.ranking import Ranked, rank
+from headscope.pruning.scores_file import read_heads, read_scores
+from headscope.pruning.trained import Freeze, default_freeze, trained_parameters
+from headscope.pruning.tuning import Recipe, Tuner, mean_nll
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConfig(ChoiceConfig):
+    """What heads are ranked by, how many stay, and what follows.
+
+    `by` is a criterion, a column of `heads.csv`, or a CSV file (`column` then says which of its columns); `run` is
+    a run of `analyze` whose `heads.csv` is read instead of measuring; `lowest` keeps low values where high ones would
+    stay. `keep` heads stay, or the `fraction` of them. `score_sentences` of the text are scored on.
+    """
+
+    by: str
+    run: Path | None = None
+    column: str | None = None
+    lowest: bool = False
+    keep: int | None = None
+    fraction: float | None = None
+    steps: int = 1
+    per_layer: bool = False
+    score_sentences: int = 500
+    tune_updates: int = 0
+    freeze: Freeze | None = None
+    lr: float | None = None
+    schedule: str = "constant"
+    warmup: int = 0
+    label_smoothing: float | None = None
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.keep is None) is (self.fraction is None):
+            raise ConfigError("give --keep N, the heads that stay, or --fraction F, the share that stays; not both")
+        if self.fraction is not None and not 0 <= self.fraction <= 1:
+            raise ConfigError(f"--fraction {self.fraction:g}: the share that stays is from 0 to 1")
+        if self.steps < 1 or self.tune_updates < 0:
+            raise ConfigError(f"--steps {self.steps} --tune-updates {self.tune_updates}: at least 1, and at least 0")
+        if self.column is not None and not self.is_file:
+            raise ConfigError("--column is for --by FILE.csv")
+        if self.run is not None and self.is_file:
+            raise ConfigError("--from RUN and --by FILE.csv both say where scores are; give one of them")
+        if self.steps > 1 and (self.is_file or self.run is not None):
+            raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
+        if self.tune_updates and self.source is None:
+            raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
+        if self.freeze not in (None, "none", "encoder", "decoder", "model"):
+            raise ConfigError(f"--freeze {self.freeze!r} is not known; choose none, encoder, decoder or model")
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `by` is a file."""
+        return self.by.endswith(".csv") or Path(self.by).is_file()
+
+
+def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Choice:
+    """Rank the heads of a checkpoint, decide which stay, and write `config.out`.
+
+    HeadscopeError for whatever the user can fix. The input is only read.
+    """
+    began = time.monotonic()
+    opened = open_choice(config, trains=config.tune_updates > 0)
+    gates, keep = opened.gating, _keep(config, opened.gating)
+    gates.kept_units(keep)
+    score, how = _scoring(config, opened)
+    with progress("ranking", config.steps) as step:
+        ranked = rank(gates, keep, _counted(score, step), steps=config.steps, per_layer=config.per_layer)
+    removed = gates.closed(ranked.kept)
+    freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
+    nll = _tuned(config, opened, removed, freeze, progress)
+    checkpoint = opened.checkpoint
+    facts: dict[str, Any] = {**how, "steps": config.steps, "per_layer": config.per_layer}
+    if config.tune_updates:
+        facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
+    choice = Choice(
+        folder=config.out,
+        method="rank",
+        gating=gates,
+        removed=removed,
+        ranking=table(gates, ranked),
+        facts={"ranking": facts},
+        nll=nll,
+        signature=signature("rank", opened, config, by=str(how["by"]), keep=str(keep), steps=str(config.steps)),
+        source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
+        remarks=opened.remarks,
+        model=config.tune_updates > 0 and freeze != "model",
+        seconds=time.monotonic() - began,
+    )
+    clear(config.out)
+    write_choice(choice, checkpoint, config)
+    return choice
+
+
+def table(gates: Gating, ranked: Ranked) -> pd.DataFrame:
+    """A row a gated head, the best first."""
+    rows = [
+        {
+            "site": head.site.value,
+            "layer": head.layer,
+            "head": head.head,
+            "score": float(ranked.scores[number]),
+            "rank": place,
+            "kept": int(ranked.kept[number]),
+            "step": int(ranked.step[number]),
+        }
+        for place, number in enumerate(ranked.order(), start=1)
+        for head in gates.units[number]
+    ]
+    return pd.DataFrame(rows)
+
+
+def _keep(config: RankConfig, gates: Gating) -> int:
+    """Heads that stay; a fraction is rounded to what the groups allow."""
+    if config.keep is not None:
+        return config.keep
+    assert config.fraction is not None
+    size = int(gates.sizes[0])
+    least = len(gates.protected)
+    return max(least, least + size * round((config.fraction * gates.heads - least) / size))
+
+
+def _scoring(config: RankConfig, opened: Opened) -> tuple[Callable[[list[HeadId]], Scores], dict[str, Any]]:
+    """How heads are scored, given those that are gone, and what the record says of it."""
+    layout, sign = opened.checkpoint.layout, -1.0 if config.lowest else 1.0
+    fixed: Scores | None = None
+    how: dict[str, Any] = {"by": config.by, "lowest": config.lowest}
+    if config.is_file:
+        how["column"], fixed = read_scores(Path(config.by), layout, column=config.column)
+        how["by"] = Path(config.by).name
+    elif config.run is not None:
+        its = criterion_named(config.by)
+        if not isinstance(its, Measured):
+            raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
+        how |= {"column": its.column, "from": str(config.run)}
+        fixed = its.of(read_heads(config.run, layout))
+    if fixed is not None:
+        signed = {head: sign * value for head, value in fixed.items()}
+        return lambda gone: signed, how
+    its = criterion_named(config.by)
+    _check(its, config, opened)
+    question = _question(config, opened)
+
+    def score(gone: list[HeadId]) -> Scores:
+        asked = Question(question.checkpoint, question.corpus, question.pace, question.options, gone)
+        return {head: sign * value for head, value in its.scores(asked).items()}
+
+    return score, how
+
+
+def _check(its: Criterion, config: RankConfig, opened: Opened) -> None:
+    if its.reads_text and opened.corpus is None:
+        raise ConfigError(f"--by {its.name} is measured on text: give --source FILE, or --from RUN that has it")
+    if config.steps > 1 and not its.changes:
+        raise ConfigError(f"--steps {config.steps}: scores by {its.name} do not change when heads go; leave it out")
+
+
+def _question(config: RankConfig, opened: Opened) -> Question:
+    corpus = opened.corpus
+    if corpus is not None:
+        corpus = Corpus(
+            name=corpus.name,
+            count=min(corpus.count, config.score_sentences),
+            digest=corpus.digest,
+            read=corpus.read,
+            has_target=corpus.has_target,
+        )
+    pace = Pace(tokens=config.batch_tokens, limit=config.max_length)
+    return Question(opened.checkpoint, corpus, pace, Options(seed=config.seed))
+
+
+def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None]) -> Callable[[list[HeadId]], Scores]:
+    def counted(gone: list[HeadId]) -> Scores:
+        found = score(gone)
+        step(1)
+        return found
+
+    return counted
+
+
+def _tuned(
+    config: RankConfig, opened: Opened, removed: list[HeadId], freeze: Freeze, progress: Progress
+) -> dict[str, float]:
+    """Mean -log p before, with the heads masked, and after tuning; nothing where the text teaches nothing."""
+    checkpoint, gates = opened.checkpoint, opened.gating
+    if opened.valid is None or (not config.tune_updates and not _speaks(opened)):
+        return {}
+    valid = examples(checkpoint, opened.valid, limit=opened.limit)
+    gone = set(removed)
+    kept = torch.tensor([not set(unit) & gone for unit in gates.units], dtype=torch.float64)
+
+    def measured(*, masked: bool) -> float:
+        spread = gates.spread(kept) if masked else None
+        return mean_nll(checkpoint, valid, tokens=config.batch_tokens, seed=config.seed, gates=spread)
+
+    nll = {"before": measured(masked=False), "masked": measured(masked=True)}
+    if config.tune_updates:
+        assert opened.corpus is not None
+        _tune(config, opened, examples(checkpoint, opened.corpus, limit=opened.limit), removed, freeze, progress)
+        nll["tuned"] = measured(masked=True)
+    return nll
+
+
+def _speaks(opened: Opened) -> bool:
+    """Whether -log p can be measured without further ado."""
+    checkpoint = opened.checkpoint
+    if checkpoint.predicts != "words" or opened.valid is None or opened.valid.has_target is not checkpoint.two_sided:
+        return False
+    try:
+        return checkpoint.decodes or checkpoint.mask_id() >= 0
+    except CheckpointError:
+        return False
+
+
+def _tune(
+    config: RankConfig,
+    opened: Opened,
+    data: Examples,
+    removed: list[HeadId],
+    freeze: Freeze,
+    progress: Progress,
+) -> None:
+    checkpoint = opened.checkpoint
+    recipe = Recipe(
+        updates=config.tune_updates,
+        lr=default_lr(checkpoint) if config.lr is None else config.lr,
+        schedule=config.schedule,  # type: ignore[arg-type]
+        warmup=config.warmup,
+        smoothing=config.label_smoothing,
+        clip=config.clip,
+        tokens=config.batch_tokens,
+        seed=config.seed,
+    )
+    torch.manual_seed(config.seed)
+    tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze))
+    tune(tuner, recipe, removed, progress)

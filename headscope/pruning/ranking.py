@@ -1,0 +1,90 @@
+"""Which heads stay by their scores: one-shot or in steps, over the whole model or layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.faithfulness.orders import Scores
+from headscope.heads import HeadId
+from headscope.pruning.gating import Gating
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Which units stay [n], the scores [n] that each was last judged by, and the step that took it out (0: none)."""
+
+    kept: Tensor
+    scores: Tensor
+    step: Tensor
+
+    def order(self) -> list[int]:
+        """Units, the best first: those that stay, then the later ones to go before the earlier ones."""
+        last = [(-step if step else -int(self.step.max()) - 1) for step in self.step.tolist()]
+        values = self.scores.tolist()
+        return sorted(range(len(values)), key=lambda number: (last[number], -values[number]))
+
+
+def rank(
+    gating: Gating,
+    keep: int,
+    score: Callable[[list[HeadId]], Scores],
+    *,
+    steps: int = 1,
+    per_layer: bool = False,
+) -> Ranked:
+    """Take heads out until `keep` are left, the lowest scores first.
+
+    `score` is asked once a step, with the heads that are gone by then, and gives a number for every head; a unit's
+    is the mean of its heads'. Equal parts go in every step. With `per_layer` every module keeps the same share
+    (largest remainders). Ties go by site, layer and head. ConfigError for a number of heads that the units
+    cannot give, and for heads without a number.
+    """
+    units = len(gating.units)
+    left, quota = torch.ones(units, dtype=torch.bool), _quotas(gating, gating.kept_units(keep), per_layer=per_layer)
+    scores, step = torch.zeros(units, dtype=torch.float64), torch.zeros(units, dtype=torch.long)
+    for number in range(1, steps + 1):
+        judged = _of_units(gating, score(gating.closed(left)), left)
+        scores[left] = judged[left]
+        for members, stay in quota:
+            there = members[left[members]]
+            goal = len(members) - round((len(members) - stay) * number / steps)
+            best_first = there[torch.argsort(scores[there], descending=True, stable=True)]
+            gone = best_first[goal:]
+            left[gone], step[gone] = False, number
+    return Ranked(left, scores, step)
+
+
+def _quotas(gating: Gating, stay: int, *, per_layer: bool) -> list[tuple[Tensor, int]]:
+    """Groups of units that compete with each other, and how many of each stay."""
+    if not per_layer:
+        return [(torch.arange(len(gating.units)), stay)]
+    modules = list(dict.fromkeys(gating.modules))
+    members = [
+        torch.tensor([number for number, its in enumerate(gating.modules) if its == module]) for module in modules
+    ]
+    exact = [stay * len(each) / len(gating.units) for each in members]
+    found = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda number: (found[number] - exact[number], number))
+    for number in by_remainder[: stay - sum(found)]:
+        found[number] += 1
+    return list(zip(members, found, strict=True))
+
+
+def _of_units(gating: Gating, scores: Scores, left: Tensor) -> Tensor:
+    found = torch.zeros(len(gating.units), dtype=torch.float64)
+    for number in left.nonzero()[:, 0].tolist():
+        values = [scores.get(head, float("nan")) for head in gating.units[number]]
+        found[number] = sum(values) / len(values)
+    if bool(found.isnan().any()):
+        without = gating.units[int(found.isnan().nonzero()[0, 0])][0]
+        count = int(found.isnan().sum())
+        raise ConfigError(
+            f"{count} of {len(found)} heads have no score, such as {without}; choose --sites that were measured "
+            "(sites of a decoder need --target), or another criterion"
+        )
+    return found

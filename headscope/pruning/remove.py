@@ -1,0 +1,278 @@
+"""From a list of heads to a smaller checkpoint on disk: what `headscope prune remove` does.
+
+Order: check, cut, compare with the masked model, write into a temporary directory, open what was written and
+compare again, count and time, then move the directory to its place. Whatever fails leaves nothing behind, and
+the input is only read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import headscope
+from headscope.errors import CheckpointError, ConfigError, OutputError
+from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.heads import HeadId, Site, select_heads
+from headscope.model.interface import through_attend
+from headscope.pruning.export import Export, Written, choose
+from headscope.pruning.feeds import Texts, outputs, texts
+from headscope.pruning.removal import Removal, keeping, plan
+from headscope.pruning.savings import Pace, Size, paces, size
+from headscope.pruning.verify import Verified, apart, reference, require, tolerance_of, verify
+from headscope.results import Signature, check_folder, write_json
+
+RECORD = "pruning.json"
+# What a run may have written into a folder that is now replaced.
+REPLACED = (
+    "config.json",
+    "config.toml",
+    "generation_config.json",
+    "modeling_headscope.py",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "model.onnx*",
+    RECORD,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveConfig:
+    """Everything that `headscope prune remove` can be told.
+
+    `heads` go, or all but `keep_only` (of the sites that it names); each is a list or a file. `export` holds at
+    most one kind of folder, and "onnx" besides. `source` and `target` are texts to compare and time on
+    (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0 measures no times.
+    """
+
+    checkpoint: str
+    out: Path
+    heads: str | None = None
+    keep_only: str | None = None
+    export: tuple[str, ...] = ()
+    source: Path | None = None
+    target: Path | None = None
+    max_sentences: int = 32
+    batch: int = 64
+    rounds: int = 5
+    device: str = "auto"
+    dtype: str = "auto"
+    format: str | None = None
+    dicts: Path | None = None
+    hp: Path | None = None
+    bpe: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.heads is None) is (self.keep_only is None):
+            raise ConfigError("give --heads LIST, the heads that go, or --keep-only LIST, those that stay; not both")
+        if len(self.kinds) > 1:
+            raise ConfigError(f"--export {','.join(self.export)}: one kind of folder at a time, and onnx besides")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Exports other than ONNX."""
+        return tuple(name for name in self.export if name != "onnx")
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What was done: the heads that went, proof, savings, and where the result is."""
+
+    path: Path
+    format: str
+    export: str
+    source: Mapping[str, str]
+    removal: Removal
+    verified: Verified
+    before: Size
+    after: Size
+    paces: tuple[Pace, ...]
+    notes: tuple[str, ...]
+    signature: Signature
+    onnx: float | None = None
+    seconds: float = 0.0
+
+
+def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removed:
+    """Remove heads from a checkpoint and write the smaller one to `config.out`.
+
+    HeadscopeError for whatever the user can fix; then nothing was written. The result's `pruning.json` has
+    everything that is returned.
+    """
+    began = time.monotonic()
+    check_out(config)
+    onnx = "onnx" in config.export
+    if onnx:
+        from headscope.pruning.export_onnx import require_packages
+
+        require_packages()
+    companions = Companions(config.dicts, config.hp, config.bpe)
+    checkpoint = open_checkpoint(
+        config.checkpoint, format=config.format, device=config.device, dtype=config.dtype, companions=companions
+    )
+    export = choose(config.kinds[0] if config.kinds else None, checkpoint)
+    removal = plan(checkpoint.places, _chosen(config, checkpoint), whole_groups=export.whole_groups)
+    data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
+    progress("removing")
+    shrunk = export.build(checkpoint, removal)
+    progress("comparing")
+    verified = verify(checkpoint, shrunk, removal.removed, data)
+    with _beside(config.out) as made:
+        written = export.write(shrunk, made, companions)
+        verified = replace(verified, reloaded=_reloaded(checkpoint, shrunk, removal.removed, written, data))
+        far = None
+        if onnx:
+            from headscope.pruning.export_onnx import export_onnx
+
+            progress("exporting to ONNX")
+            far = export_onnx(shrunk, data, made / "model.onnx")
+        progress("timing")
+        found = Removed(
+            path=config.out / written.path.relative_to(made),
+            format=written.format,
+            export=export.name,
+            source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
+            removal=removal,
+            verified=verified,
+            before=size(checkpoint, data),
+            after=size(shrunk, data),
+            paces=tuple(paces(checkpoint, shrunk, data, batch=config.batch, rounds=config.rounds))
+            if config.rounds
+            else (),
+            notes=written.notes,
+            signature=_signature(checkpoint, export, removal, data),
+            onnx=far,
+            seconds=time.monotonic() - began,
+        )
+        write_json(made / RECORD, record(found, config))
+        _move(made, config.out)
+    return found
+
+
+def check_out(config: RemoveConfig) -> None:
+    """OutputError where the output holds something, or holds or is the input."""
+    out, source = config.out.resolve(), Path(config.checkpoint).resolve()
+    if Path(config.checkpoint).exists() and (source == out or source.is_relative_to(out)):
+        raise OutputError(f"--out {config.out} holds the checkpoint itself; choose another directory")
+    check_folder(config.out, force=config.force)
+
+
+def record(found: Removed, config: RemoveConfig) -> dict[str, Any]:
+    """What `pruning.json` says."""
+    kept: dict[str, dict[str, list[int]]] = {}
+    for (site, layer), heads in sorted(
+        found.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1])
+    ):
+        kept.setdefault(site.value, {})[str(layer)] = list(heads)
+    inside = found.path != config.out
+    return {
+        "headscope": headscope.__version__,
+        "source": found.source,
+        "output": {"format": found.format, "export": found.export, "file": found.path.name if inside else "."},
+        "heads": _list_file(config),
+        "removed": [str(head) for head in found.removal.removed],
+        "kept": kept,
+        "verified": asdict(found.verified) | {"onnx": found.onnx},
+        "before": asdict(found.before),
+        "after": asdict(found.after),
+        "times": [asdict(each) for each in found.paces],
+        "notes": list(found.notes),
+        "signature": str(found.signature),
+        "seconds": round(found.seconds, 3),
+    }
+
+
+def _chosen(config: RemoveConfig, checkpoint: Checkpoint) -> Sequence[HeadId]:
+    if config.heads is not None:
+        return select_heads(config.heads, checkpoint.layout)
+    assert config.keep_only is not None
+    return keeping(checkpoint.layout, select_heads(config.keep_only, checkpoint.layout))
+
+
+def _list_file(config: RemoveConfig) -> dict[str, str | None]:
+    """The list as it was given, and the digest of its file if it is one (a ranking that a method wrote)."""
+    said = config.heads or config.keep_only or ""
+    path = Path(said)
+    there = "," not in said and path.is_file()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if there else None
+    return {"option": "--heads" if config.heads else "--keep-only", "list": said, "sha256": digest}
+
+
+def _reloaded(
+    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], written: Written, data: Texts
+) -> float:
+    """Differences of the files that were written, opened again; CheckpointError where they are too large."""
+    dtype = str(checkpoint.dtype).removeprefix("torch.")
+    again = open_checkpoint(
+        str(written.path),
+        format=written.format,
+        device=str(checkpoint.device),
+        dtype=dtype,
+    )
+    if again.layout != shrunk.layout:
+        raise CheckpointError("the files that were written have other heads; nothing was saved")
+    with through_attend(again.model):
+        found = outputs(again.model, data.feeds[0])
+    far = apart(found, reference(checkpoint, heads, data.feeds[0]))
+    require(far, 10 * tolerance_of(checkpoint.dtype), "what was saved")
+    return far
+
+
+def _signature(checkpoint: Checkpoint, export: Export, removal: Removal, data: Texts) -> Signature:
+    before, after = checkpoint.layout, removal.layout
+    return Signature(
+        {
+            "m": "prune.remove",
+            "export": export.name,
+            "heads": f"{sum(after.values())}/{sum(before.values())}",
+            "removed": hashlib.sha1(",".join(map(str, removal.removed)).encode()).hexdigest()[:8],
+            "ckpt": checkpoint.digest[:8],
+            "data": data.name,
+            "device": str(checkpoint.device),
+            "dtype": str(checkpoint.dtype).removeprefix("torch."),
+            "torch": importlib.metadata.version("torch"),
+            "tf": importlib.metadata.version("transformers"),
+            "v": headscope.__version__,
+        }
+    )
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A temporary directory beside `folder`, gone at the end."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        yield made
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _move(made: Path, folder: Path) -> None:
+    """Put the files of `made` into `folder`, config and record last: before them it is no checkpoint."""
+    made.chmod(0o755)
+    for path in made.iterdir():
+        path.chmod(0o644)
+    if not folder.exists():
+        made.rename(folder)
+        return
+    for pattern in REPLACED:
+        for path in folder.glob(pattern):
+            path.unlink()
+    last = ("config.json", "config.toml", RECORD)
+    for path in sorted(made.iterdir(), key=lambda each: (each.name in last, each.name)):
+        path.replace(folder / path.name)

@@ -1,0 +1,140 @@
+"""What a removal saves: parameters, bytes, floating point operations, cache, and measured time.
+
+Times are wall seconds; whole and shrunk model take turns, so that a machine whose pace changes slows both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.interface import through_attend
+from headscope.model.transformer import Transformer
+from headscope.pruning.feeds import Feed, Texts, outputs, vocabularies
+from headscope.pruning.verify import BEAM, parameters, search_some
+
+MOST_BYTES = 2 << 30  # of logits in a pass that is timed
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a model is. `flops` are those of one forward pass over the text that was compared on.
+
+    `cache` are bytes of keys and values for each token of the decoder's own text, `cross_cache` for each token
+    of the source.
+    """
+
+    parameters: int
+    attention_heads: int
+    bytes: int
+    flops: int
+    cache: int
+    cross_cache: int
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Median seconds of one run before and after, and their ratio."""
+
+    what: str
+    sentences: int
+    before: float
+    after: float
+    speedup: float
+
+
+def size(checkpoint: Checkpoint, data: Texts) -> Size:
+    """Count what a model has and does."""
+    model = checkpoint.model
+    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    own, cross = _cache(checkpoint)
+    return Size(
+        parameters=parameters(model),
+        attention_heads=sum(checkpoint.layout.values()),
+        bytes=sum(each.numel() * each.element_size() for each in tensors.values()),
+        flops=sum(flops(model, one) for one in data.feeds),
+        cache=own,
+        cross_cache=cross,
+    )
+
+
+def flops(model: nn.Module, one: Feed) -> int:
+    """Floating point operations of the matrix products of one forward pass, two for a multiplication and addition."""
+    counter = FlopCounterMode(display=False)
+    with through_attend(model), counter:
+        outputs(model, one)
+    return int(counter.get_total_flops())
+
+
+def paces(before: Checkpoint, after: Checkpoint, data: Texts, *, batch: int, rounds: int) -> list[Pace]:
+    """Forward passes over one sentence and over `batch` sentences, and beam search over one and over a few."""
+    found = []
+    for rows in dict.fromkeys((1, fitting(before, data, batch))):
+        one = many(data.feeds, rows)
+        old, new = partial(outputs, before.model, one), partial(outputs, after.model, one)
+        found.append(pace("forward", rows, old, new, rounds))
+    for sentences in (1, 8):
+        search, again = (partial(search_some, each, data, beam=BEAM, sentences=sentences) for each in (before, after))
+        if again():
+            found.append(pace("beam search", sentences, search, again, max(rounds // 2, 1)))
+    return found
+
+
+def fitting(checkpoint: Checkpoint, data: Texts, batch: int) -> int:
+    """As many of `batch` sentences as have logits of at most 2 GiB."""
+    ids = many(data.feeds, 1).given
+    if "pixel_values" in ids:
+        return batch
+    tokens = max(each.shape[1] for each in ids.values())
+    return max(min(batch, MOST_BYTES // (tokens * max(vocabularies(checkpoint)) * 4)), 1)
+
+
+def pace(what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int) -> Pace:
+    """Time two functions in turns, after one run of each that does not count."""
+    before(), after()
+    pairs = [(_seconds(before), _seconds(after)) for _ in range(rounds)]
+    olds, news = zip(*pairs, strict=True)
+    return Pace(what, sentences, median(olds), median(news), median(olds) / median(news))
+
+
+def many(feeds: tuple[Feed, ...], rows: int) -> Feed:
+    """The sentences of the middle batch, repeated until there are `rows`."""
+    one = feeds[len(feeds) // 2]
+    there = len(next(iter(one.given.values())))
+    return one.rows(torch.arange(rows) % there)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    _wait()
+    start = time.perf_counter()
+    work()
+    _wait()
+    return time.perf_counter() - start
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _cache(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Bytes of keys and values per token: of self attention in the decoder, of attention to the encoder."""
+    width = torch.tensor([], dtype=checkpoint.dtype).element_size()
+    sums = dict.fromkeys(Site, 0)
+    if isinstance(checkpoint.model, Transformer):
+        for site, _, _, module in checkpoint.model.attention_modules():
+            sums[site] += module.heads * (module.d_head + module.d_value) * width
+    else:
+        for place in checkpoint.places.order:  # a layer without heads keeps one stand-in in the cache
+            sums[place.site] += max(place.groups, 1) * 2 * place.width * width
+    return sums[Site.DECODER_SELF], sums[Site.CROSS]

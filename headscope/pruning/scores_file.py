@@ -1,0 +1,61 @@
+"""Scores of heads from a CSV file: a run's `heads.csv`, a ranking that headscope wrote, or one of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from headscope.errors import DataError
+from headscope.faithfulness.orders import Scores
+from headscope.heads import HeadId, Layout, Site, describe
+from headscope.pruning.criterion import column_named, columns
+
+LOCATION = ("site", "layer", "head")
+
+
+def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
+    """A table with a row a head, checked against a model.
+
+    DataError, with the line, for a file that is no such table, for a head that the model lacks, and for one twice.
+    """
+    place = path / "heads.csv" if path.is_dir() else path
+    try:
+        table = pd.read_csv(place)
+    except FileNotFoundError:
+        raise DataError(f"there is no file {place}") from None
+    except (OSError, UnicodeDecodeError, ValueError) as error:  # pandas' own errors are ValueErrors
+        raise DataError(f"{place} is no CSV file: {' '.join(str(error).split())[:120]}") from None
+    if missing := [name for name in LOCATION if name not in table]:
+        raise DataError(f"{place} lacks the column {missing[0]!r}; it needs site,layer,head and a column of scores")
+    seen: set[HeadId] = set()
+    for line, (site, layer, head) in enumerate(table[list(LOCATION)].itertuples(index=False), start=2):
+        found = _head(site, layer, head)
+        if found is None or found.head >= layout.get((found.site, found.layer), 0):
+            raise DataError(f"{place}:{line}: this model has no head {site}.{layer}.{head}; it has {describe(layout)}")
+        if found in seen:
+            raise DataError(f"{place}:{line}: head {found} is there a second time")
+        seen.add(found)
+    return table
+
+
+def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tuple[str, Scores]:
+    """A column of a table and its name: `column`, else "score", else the only one there is.
+
+    A column that a criterion is made of counts as it counts there (entropy: low is kept), others higher is kept.
+    """
+    table = read_heads(path, layout)
+    there = columns(table)
+    if column is None:
+        column = "score" if "score" in there else there[0] if len(there) == 1 else None
+    if column is None or column not in there:
+        said = "several columns" if column is None else f"no column {column!r} of numbers"
+        raise DataError(f"{path} has {said} ({', '.join(there) or 'none'}); choose one with --column")
+    return column, column_named(column).of(table)
+
+
+def _head(site: object, layer: object, head: object) -> HeadId | None:
+    try:
+        return HeadId(Site(str(site)), int(str(layer)), int(str(head)))
+    except ValueError:
+        return None

@@ -1,0 +1,278 @@
+"""A transformers model with fewer heads: rows and columns cut out, the sizes that its code reads set right.
+
+Which rows and columns are whose comes from `headscope.model.projections`, so there is no table of
+architectures; which whole numbers the attention code reads is a short list of attribute names. What that list
+does not cover comes out different from the masked model, and `headscope.pruning.verify` refuses it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.formats.narrowing import narrow
+from headscope.formats.selfcontained import EMPTY
+from headscope.heads import Site
+from headscope.model.places import Place, base_of, places_of
+from headscope.model.projections import Projections, Slices, projections
+from headscope.pruning.removal import Removal
+
+HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
+GROUPS = ("num_key_value_heads", "num_kv_heads")
+SHARING = ("num_key_value_groups",)
+WIDTHS = ("all_head_size", "inner_dim", "split_size")
+IF_READ = ("embed_dim",)  # widths that matter only where the attention's own code reads them
+OF_CONFIG = ("num_attention_heads", "num_key_value_heads")
+PER_HEAD = ("sinks",)  # parameters [h] of an attention module
+BIAS = "relative_attention_bias"  # an embedding [buckets, h]
+
+
+@dataclass
+class Narrowing:
+    """What `headscope.formats.narrowing.narrow` needs, and which indices of which parameter stay.
+
+    `keep` maps a parameter's name to (axis, indices) pairs.
+    """
+
+    keep: dict[str, list[tuple[int, Tensor]]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, int]] = field(default_factory=dict)
+    configs: dict[str, dict[str, int]] = field(default_factory=dict)
+    zeros: dict[str, int] = field(default_factory=dict)
+    biases: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+    bias_heads: dict[str, list[int]] = field(default_factory=dict)
+    unshared: list[str] = field(default_factory=list)
+
+    def table(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+        """As config.json holds it; `parameters` are the model's, before the cut."""
+        shapes = {}
+        for name, cuts in self.keep.items():
+            shape = list(parameters[name].shape)
+            for axis, indices in cuts:
+                shape[axis] = len(indices)
+            shapes[name] = shape
+        rest = ("attributes", "configs", "zeros", "biases", "empty", "bias_heads", "unshared")
+        return {"shapes": shapes, **{name: getattr(self, name) for name in rest}}
+
+
+def shrink_model(model: nn.Module, removal: Removal) -> nn.Module:
+    """A copy of a transformers model without the removed heads; its config says what became of them.
+
+    `config.kept_heads` has the numbers of the heads that stay, as the first checkpoint counted them;
+    `config.narrowed` is what `narrow` needs to build such a model. ConfigError where the rows or columns of a
+    head cannot be told.
+    """
+    made = copy.deepcopy(model)
+    done = narrowing_of(model, removal)
+    base, source = base_of(made), dict(base_of(model).named_parameters())
+    table = done.table(source)
+    narrow(made, table, empty=EMPTY)
+    with torch.no_grad():
+        for name, cuts in done.keep.items():
+            values = source[name].detach()
+            for axis, indices in cuts:
+                values = values.index_select(axis, indices.to(values.device))
+            base.get_parameter(name).copy_(values)
+    config: Any = made.config
+    config.kept_heads = _kept_heads(getattr(config, "kept_heads", None), removal)
+    config.narrowed = _merged(getattr(config, "narrowed", None), table)
+    return made.train(model.training)
+
+
+def zeroed_model(model: nn.Module, removal: Removal) -> nn.Module:
+    """A copy of the same size whose removed heads have zeros in their columns of the output projection."""
+    made = copy.deepcopy(model)
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = projections(model)
+    with torch.no_grad():
+        for head in removal.removed:
+            output = _known(found.get((head.site, head.layer)), "output", head.site, head.layer)
+            weight = made.get_parameter(named[id(output.weight)])
+            weight.index_fill_(output.axis, output.units[head.head].to(weight.device), 0.0)
+    return made
+
+
+def narrowing_of(model: nn.Module, removal: Removal) -> Narrowing:
+    """What has to change in a model for a removal; nothing for layers that keep all their heads."""
+    base = base_of(model)
+    modules = dict(base.named_modules())
+    found, places = projections(model), places_of(model)
+    cutter = _Cutter(base)
+    within = {id(module): name for name, module in modules.items()}
+    for identity, calls in places.calls.items():
+        place = calls[0]
+        where = (place.site, place.layer)
+        if len(removal.kept[where]) < place.heads:
+            cutter.cut(within[identity], place, found.get(where), removal.kept[where], removal.groups[where])
+    _position_biases(cutter.done, modules, within, places.calls, removal)
+    return cutter.done
+
+
+class _Cutter:
+    """Collects what changes, attention module by attention module."""
+
+    def __init__(self, base: nn.Module) -> None:
+        self.done = Narrowing()
+        self.base = base
+        self.modules = dict(base.named_modules())
+        self.owners: dict[int, str] = {
+            id(module.weight): name
+            for name, module in self.modules.items()
+            if isinstance(getattr(module, "weight", None), nn.Parameter)
+        }
+
+    def cut(
+        self, name: str, place: Place, its: Projections | None, kept: tuple[int, ...], groups: tuple[int, ...]
+    ) -> None:
+        site, layer = place.site, place.layer
+        parts = {part: _known(its, part, site, layer) for part in ("query", "key", "value", "output")}
+        stays = {"query": kept, "key": groups, "value": groups, "output": kept}
+        if kept:
+            self._narrowed(parts, stays)
+        else:
+            self._emptied(name, parts)
+        module = self.modules[name]
+        for parameter in PER_HEAD:
+            if isinstance(getattr(module, parameter, None), nn.Parameter):
+                self.done.keep[f"{name}.{parameter}"] = [(0, torch.tensor(kept or (0,)))]
+        self.done.attributes[name] = _attributes(module, place, max(len(kept), 1), max(len(groups), 1))
+        counts = zip(OF_CONFIG, (max(len(kept), 1), max(len(groups), 1)), strict=True)
+        if read := {each: count for each, count in counts if f"self.config.{each}" in _code(module)}:
+            self.done.configs[name] = read
+
+    def _narrowed(self, parts: Mapping[str, Slices], stays: Mapping[str, tuple[int, ...]]) -> None:
+        """Keep all rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) but those of units that go."""
+        gone: dict[str, tuple[int, set[int]]] = {}
+        for part, slices in parts.items():
+            owner = self._owner(slices)
+            _, indices = gone.setdefault(owner, (slices.axis, set()))
+            for unit, rows in enumerate(slices.units):
+                if unit not in stays[part]:
+                    indices.update(rows.tolist())
+        for owner, (axis, indices) in gone.items():
+            module = self.modules[owner]
+            size = module.get_parameter("weight").shape[axis]
+            left = torch.tensor([row for row in range(size) if row not in indices])
+            self.done.keep[f"{owner}.weight"] = [(axis, left)]
+            of_outputs = axis == (0 if isinstance(module, nn.Linear) else 1)
+            if of_outputs and isinstance(getattr(module, "bias", None), nn.Parameter):
+                self.done.keep[f"{owner}.bias"] = [(0, left)]
+
+    def _emptied(self, name: str, parts: Mapping[str, Slices]) -> None:
+        for part in ("query", "key", "value"):
+            owner = self._owner(parts[part])
+            self.done.zeros[owner] = self.done.zeros.get(owner, 0) + len(parts[part].units[0])
+        self.done.biases.append(self._owner(parts["output"]))
+        self.done.empty.append(name)
+
+    def _owner(self, slices: Slices) -> str:
+        return self.owners[id(slices.weight)]
+
+
+def _attributes(module: Any, place: Place, heads: int, groups: int) -> dict[str, int]:
+    """New values of the whole numbers that an attention module has under a known name."""
+    widths = (*WIDTHS, *(name for name in IF_READ if f"self.{name}" in _code(module)))
+    before = {
+        HEADS: place.heads,
+        GROUPS: place.groups,
+        SHARING: place.heads // place.groups,
+        widths: place.heads * place.width,
+    }
+    after = {HEADS: heads, GROUPS: groups, SHARING: heads // groups, widths: heads * place.width}
+    return {
+        name: after[names]
+        for names, value in before.items()
+        for name in names
+        if type(getattr(module, name, None)) is int and getattr(module, name) == value
+    }
+
+
+def _code(module: nn.Module) -> str:
+    """The source of a module's forward pass; empty where there is none to read."""
+    try:
+        return inspect.getsource(inspect.unwrap(type(module).forward))
+    except (OSError, TypeError):
+        return ""
+
+
+def _position_biases(
+    done: Narrowing,
+    modules: Mapping[str, nn.Module],
+    within: Mapping[int, str],
+    calls: Mapping[int, tuple[Place, ...]],
+    removal: Removal,
+) -> None:
+    """Columns of relative position biases: a layer's own, or those of its stack's first layer (T5)."""
+    for site in Site:
+        layers = {within[key]: removal.kept[site, its[0].layer] for key, its in calls.items() if its[0].site is site}
+        owners = [name for name in layers if isinstance(getattr(modules[name], BIAS, None), nn.Embedding)]
+        changed = any(name in done.attributes for name in layers)
+        biased = any(hasattr(modules[name], "compute_bias") for name in layers)
+        if not (changed and biased):
+            continue
+        if not owners:
+            done.unshared += list(layers)
+        elif len(owners) == len(layers):
+            for name in owners:
+                done.keep[f"{name}.{BIAS}.weight"] = [(1, torch.tensor(layers[name] or (0,)))]
+        else:
+            _shared_bias(done, modules, layers, owners[0])
+
+
+def _shared_bias(
+    done: Narrowing, modules: Mapping[str, Any], layers: Mapping[str, tuple[int, ...]], owner: str
+) -> None:
+    before = {name: getattr(modules[name], "bias_heads", None) for name in layers}
+    if any(heads is not None for heads in before.values()):  # pruned once before: the table stays as it is
+        for name, kept in layers.items():
+            columns = before[name]
+            assert columns is not None
+            done.bias_heads[name] = [columns[head] for head in kept]
+        return
+    union = sorted({head for kept in layers.values() for head in kept}) or [0]
+    done.keep[f"{owner}.{BIAS}.weight"] = [(1, torch.tensor(union))]
+    if any(list(kept) != union for kept in layers.values()):
+        for name, kept in layers.items():
+            done.bias_heads[name] = [union.index(head) for head in kept]
+
+
+def _known(its: Projections | None, part: str, site: Site, layer: int) -> Slices:
+    found: Slices | None = None if its is None else getattr(its, part)
+    if found is None:
+        raise ConfigError(
+            f"heads of {site}.{layer} cannot be removed: which part of its {part} projection belongs to which head "
+            "cannot be told (its states are normalised across heads, gated, or not made by one matrix)"
+        )
+    return found
+
+
+def _kept_heads(before: Any, removal: Removal) -> dict[str, dict[str, list[int]]]:
+    """{site: {layer: numbers}} as the checkpoint counted heads that was pruned first."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for (site, layer), kept in removal.kept.items():
+        old = (before or {}).get(site.value, {}).get(str(layer))
+        found.setdefault(site.value, {})[str(layer)] = [head if old is None else int(old[head]) for head in kept]
+    return found
+
+
+def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a model that was pruned before, with what changed since."""
+    old = before or {}
+    found: dict[str, Any] = {}
+    for name, new in table.items():
+        there = old.get(name, type(new)())
+        found[name] = {**there, **new} if isinstance(new, dict) else _union(there, new)
+    gone = set(found["zeros"]) | set(found["biases"])
+    found["shapes"] = {name: shape for name, shape in found["shapes"].items() if name.rpartition(".")[0] not in gone}
+    return found
+
+
+def _union(*lists: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name for names in lists for name in names))

@@ -1,0 +1,83 @@
+"""A native Transformer with fewer heads: head counts are part of its config, so the result is an ordinary model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from headscope.heads import Site
+from headscope.model.folding import folded_weights, unmixed
+from headscope.model.layers import Attention
+from headscope.model.transformer import Transformer
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.pruning.removal import Removal
+
+
+def shrink_transformer(model: Transformer, removal: Removal) -> Transformer:
+    """A copy of a native model without the removed heads; mixings are folded into the output projections first.
+
+    Heads that are removed attend to nothing *before* the mixing, as masked ones do. ConfigError where a mixing
+    depends on its input (MAE gates) and cannot be folded.
+    """
+    state = folded_weights(model)
+    for site, layer, name, module in model.attention_modules():
+        state |= _cut(state, name, module, removal.kept[site, layer])
+    first = next(model.parameters())
+    with torch.device("meta"):
+        made = Transformer(_fewer(unmixed(model.config), removal))
+    for copy, original in made.tied().items():
+        state.setdefault(copy, state[original])
+    made.load_state_dict({key: value.clone() for key, value in state.items()}, assign=True)
+    made.tie()
+    return made.to(first.device).train(model.training)
+
+
+def zeroed_transformer(model: Transformer, removal: Removal) -> Transformer:
+    """A copy of the same size, mixings folded, whose removed heads have zeros in the output projection."""
+    state = {key: value.clone() for key, value in folded_weights(model).items()}
+    gone: dict[tuple[Site, int], list[int]] = {}
+    for head in removal.removed:
+        gone.setdefault((head.site, head.layer), []).append(head.head)
+    for site, layer, name, module in model.attention_modules():
+        if heads := gone.get((site, layer)):
+            state[f"{name}.output.weight"][:, _rows(heads, module.d_value)] = 0
+    made = Transformer(unmixed(model.config)).to(next(model.parameters()))
+    made.load_state_dict(state)
+    return made.train(model.training)
+
+
+def _cut(state: Mapping[str, Tensor], name: str, module: Attention, kept: tuple[int, ...]) -> dict[str, Tensor]:
+    """The weights of one attention module for the heads that stay."""
+    found = {}
+    for part, width in (("query", module.d_head), ("key", module.d_head), ("value", module.d_value)):
+        rows = _rows(range(min(len(kept), 1)) if module.shared else kept, width)
+        for kind in ("weight", "bias"):
+            if (key := f"{name}.{part}.{kind}") in state:
+                found[key] = state[key][rows]
+    found[f"{name}.output.weight"] = state[f"{name}.output.weight"][:, _rows(kept, module.d_value)]
+    if module.sliced:
+        found[f"{name}.slice_of_head"] = state[f"{name}.slice_of_head"][list(kept)]
+    return found
+
+
+def _rows(heads: range | tuple[int, ...] | list[int], width: int) -> Tensor:
+    starts = torch.tensor(list(heads), dtype=torch.long)[:, None] * width
+    return (starts + torch.arange(width)).flatten()
+
+
+def _fewer(config: TransformerConfig, removal: Removal) -> TransformerConfig:
+    encoder = config.encoder
+    if encoder is not None:
+        encoder = _stack(encoder, removal, Site.ENCODER_SELF)
+    return replace(config, encoder=encoder, decoder=_stack(config.decoder, removal, Site.DECODER_SELF))
+
+
+def _stack(stack: StackConfig, removal: Removal, site: Site) -> StackConfig:
+    """Head counts that are left; the slices that heads read stay as many as they were."""
+    counts = tuple(len(removal.kept[site, layer]) for layer in range(stack.layers))
+    cross = tuple(len(removal.kept[Site.CROSS, layer]) for layer in range(len(stack.cross_heads)))
+    slices = stack.chunks if stack.head_input == "slice" else None
+    return replace(stack, self_heads=counts, cross_heads=cross, slices=slices)

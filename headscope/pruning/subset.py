@@ -1,0 +1,102 @@
+"""Differentiable subset pruning: exactly K heads (Li, Cotterell & Sachan 2021)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.pruning.gating import Gating
+from headscope.pruning.learner import GateLearner
+from headscope.pruning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsetOptions:
+    """`keep` heads; the temperature falls geometrically from `first` to `last` in `cooldown` updates.
+
+    `cooldown` None is two thirds of the updates, as in the paper's settings. With `straight_through` the forward
+    pass takes the exact top-K without noise, the backward pass the identity, and there is no temperature.
+    """
+
+    keep: int
+    first: float = 0.1
+    last: float = 1e-8
+    cooldown: int | None = None
+    straight_through: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.last <= self.first:
+            raise ConfigError(
+                f"--temperature {self.first:g} --end-temperature {self.last:g}: both must be more than 0, "
+                "and the end not above the start"
+            )
+        if self.cooldown is not None and self.cooldown < 1:
+            raise ConfigError(f"--cooldown {self.cooldown}: at least 1 update")
+
+
+class Subset(GateLearner):
+    """One importance for every unit of the whole model; heads compete in one softmax.
+
+    The start is Xavier's for a matrix of modules × units of a module. At the end the K largest stay.
+    """
+
+    method = "subset"
+
+    def __init__(self, gating: Gating, options: SubsetOptions, *, updates: int, generator: torch.Generator) -> None:
+        self.options = options
+        self.k = gating.kept_units(options.keep)
+        super().__init__(gating, updates=updates, generator=generator)
+
+    def start(self) -> Tensor:  # noqa: D102
+        modules = len(set(self.gating.modules))
+        widest = max(self.gating.modules.count(module) for module in set(self.gating.modules))
+        bound = math.sqrt(6 / (modules + widest))
+        return (2 * torch.rand(len(self.gating.units), generator=self.generator, dtype=torch.float64) - 1) * bound
+
+    @property
+    def temperature(self) -> float:
+        """Of the next update."""
+        its = self.options
+        return annealed(self.update, first=its.first, last=its.last, updates=self.cooldown)
+
+    @property
+    def cooldown(self) -> int:
+        """Updates until the temperature has fallen."""
+        return max(round(self.updates * 2 / 3), 1) if self.options.cooldown is None else self.options.cooldown
+
+    def training_gates(self) -> Tensor:  # noqa: D102
+        if self.options.straight_through:
+            return straight_through(self.weights, self.k)
+        noisy = self.weights + gumbel(len(self.weights), self.generator)
+        return soft_top_k(noisy, self.k, temperature=self.temperature)
+
+    def gates(self) -> Tensor:  # noqa: D102
+        return self.decide().double()
+
+    def open_probability(self) -> Tensor:
+        """Not a probability proper: the soft top-K without noise at this temperature, at most 1."""
+        if self.options.straight_through:
+            return self.gates()
+        return soft_top_k(self.weights.detach(), self.k, temperature=self.temperature).clamp(0, 1)
+
+    def decide(self) -> Tensor:  # noqa: D102
+        return top_k(self.weights.detach(), self.k)
+
+    def facts(self) -> dict[str, Any]:  # noqa: D102
+        its = self.options
+        if its.straight_through:
+            return {"straight_through": True, "decision": f"the {its.keep} largest importances"}
+        return {
+            "straight_through": False,
+            "temperature": [its.first, its.last],
+            "cooldown": self.cooldown,
+            "decision": f"the {its.keep} largest importances",
+        }
+
+    def trace(self) -> dict[str, float]:  # noqa: D102
+        return {"temperature": self.temperature}

@@ -1,0 +1,60 @@
+"""Which parameters learn while gates do: the sides of a model that `--freeze` holds still."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.mixing.gates import HeadGates
+from headscope.model.transformer import Transformer
+
+Freeze = Literal["none", "encoder", "decoder", "model"]
+
+
+def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parameter]:
+    """The parameters that learn.
+
+    "decoder" leaves the encoder and its embeddings (Voita et al. 2019, §5.2, for heads of the encoder alone, so that
+    their work cannot move to the decoder), "encoder" the rest, "model" none. A parameter that both sides use, such as
+    shared embeddings, is frozen with either. Gates that the checkpoint brings along never learn. ConfigError where
+    a model has one side only.
+    """
+    model = checkpoint.model
+    if freeze == "model":
+        return []
+    own_gates = {id(p) for part in model.modules() if isinstance(part, HeadGates) for p in part.parameters()}
+    every = [parameter for parameter in model.parameters() if id(parameter) not in own_gates]
+    if freeze == "none":
+        return every
+    if not checkpoint.two_sided:
+        raise ConfigError(f"--freeze {freeze}: this model has one side only; choose none or model")
+    encoder = {id(parameter) for parameter in _encoder(model).parameters()}
+    rest = _outside(model, _encoder(model))
+    if freeze == "decoder":
+        return [parameter for parameter in every if id(parameter) in encoder and id(parameter) not in rest]
+    return [parameter for parameter in every if id(parameter) not in encoder]
+
+
+def default_freeze(checkpoint: Checkpoint, sites: set[Site]) -> Freeze:
+    """The paper's: the decoder where only heads of the encoder of a two-sided model are gated, else nothing."""
+    return "decoder" if checkpoint.two_sided and sites == {Site.ENCODER_SELF} else "none"
+
+
+def _encoder(model: nn.Module) -> nn.Module:
+    if isinstance(model, Transformer):
+        assert model.encoder is not None
+        return model.encoder
+    its: Any = model
+    found: nn.Module = its.get_encoder()
+    return found
+
+
+def _outside(model: nn.Module, encoder: nn.Module) -> set[int]:
+    """Parameters that modules outside the encoder hold."""
+    inside = {id(part) for part in encoder.modules()}
+    parts = [part for part in model.modules() if id(part) not in inside]
+    return {id(parameter) for part in parts for parameter in part.parameters(recurse=False)}

@@ -1,0 +1,240 @@
+"""A fine-tuning loop for checkpoints of every format, with gates on their heads or without.
+
+One update is one batch: forward through `attend` with the gates of that pass, the mean loss of a target token plus
+the gates' penalty, backward, one step of Adam for the model and one for the gates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from headscope.data import Batch
+from headscope.errors import ConfigError, TrainingError
+from headscope.formats.base import IGNORED, Checkpoint
+from headscope.gates import closed, gated
+from headscope.heads import HeadId, Site
+from headscope.model.places import still
+from headscope.model.transformer import Transformer
+from headscope.pruning.examples import Examples
+from headscope.pruning.learner import GateLearner
+from headscope.training.batches import Numbers
+from headscope.training.losses import smoothed_cross_entropy
+from headscope.training.processes import random_state, set_random_state
+
+BETAS, ADAM_EPSILON = (0.9, 0.98), 1e-9
+HELD_OUT = 0  # the epoch whose hidden tokens a masked language model is measured on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is fine-tuned. Rates rise linearly within `warmup` updates; gates have their own, `gate_lr`.
+
+    "linear" falls to 0 at the last update. `smoothing` None: 0.1 for translation, 0 for language models. `clip` is
+    the longest norm of the model's gradient (0: no limit), `tokens` the positions of a batch.
+    """
+
+    updates: int
+    lr: float
+    gate_lr: float = 0.1
+    schedule: Literal["constant", "linear"] = "constant"
+    warmup: int = 0
+    smoothing: float | None = None
+    clip: float = 1.0
+    tokens: int = 2048
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        least = {"updates": 0, "warmup": 0, "tokens": 1, "clip": 0, "lr": 0, "gate_lr": 0, "seed": 0}
+        for name, bound in least.items():
+            if not bound <= getattr(self, name) < math.inf:
+                raise ConfigError(f"--{FLAGS.get(name, name)} {getattr(self, name):g}: at least {bound} is needed")
+        if self.smoothing is not None and not 0 <= self.smoothing < 1:
+            raise ConfigError(f"--label-smoothing {self.smoothing:g}: at least 0 and less than 1")
+        if self.schedule not in ("constant", "linear"):
+            raise ConfigError(f"--schedule {self.schedule!r} is not known; choose constant or linear")
+
+    def factor(self, update: int) -> float:
+        """The share of the highest rate that update number `update` (from 0) has."""
+        rising = min(1.0, (update + 1) / self.warmup) if self.warmup else 1.0
+        if self.schedule == "constant":
+            return rising
+        return rising * max(0.0, 1 - update / max(self.updates, 1))
+
+
+FLAGS = {"gate_lr": "gate-lr", "tokens": "batch-tokens"}
+
+
+def smoothing_of(recipe: Recipe, checkpoint: Checkpoint) -> float:
+    """The label smoothing that a recipe means for a checkpoint."""
+    return (0.1 if checkpoint.two_sided else 0.0) if recipe.smoothing is None else recipe.smoothing
+
+
+def batch_loss(checkpoint: Checkpoint, batch: Batch, *, smoothing: float) -> tuple[Tensor, Tensor, int]:
+    """Label-smoothed cross-entropy, -log p (without gradient), each summed over tokens, and how many there are.
+
+    The vocabulary's logits are made for tokens that are asked for alone in native models.
+    """
+    assert batch.labels is not None
+    asked = batch.labels != IGNORED
+    labels = batch.labels[asked]
+    if isinstance(checkpoint.model, Transformer):
+        model, states = checkpoint.model, checkpoint.states(batch)[asked]
+        states = states if model.before_output is None else model.before_output(states)
+        weight, bias = model.output.weight, model.output.bias
+        loss, nll = smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
+        return loss, nll, len(labels)
+    logits = checkpoint.logits(batch)[asked]
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    found = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    with torch.no_grad():
+        nll = found if smoothing == 0 else nn.functional.cross_entropy(logits, labels, reduction="sum")
+    return found, nll.detach(), len(labels)
+
+
+@dataclass
+class Tuner:
+    """Fine-tunes a checkpoint in place; what `Tuner.run` leaves in the model is the result.
+
+    `learner` has the gates, or `closed_heads` are off for good. `after` is called after every update with its number
+    from 1 and the mean -log p of its tokens. A run that goes on gets `restore`d first.
+    """
+
+    checkpoint: Checkpoint
+    data: Examples
+    recipe: Recipe
+    parameters: Sequence[nn.Parameter]
+    learner: GateLearner | None = None
+    closed_heads: Sequence[HeadId] = ()
+    update: int = 0
+    epoch: int = 0
+    within: int = 0
+    gates: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = []
+        if self.parameters:
+            device = self.checkpoint.device.type
+            fused = device in ("cpu", "cuda")
+            adam = torch.optim.Adam(
+                list(self.parameters), lr=self.recipe.lr, betas=BETAS, eps=ADAM_EPSILON, fused=fused
+            )
+            self.optimizers.append((adam, self.recipe.lr))
+        if self.learner is not None:
+            weights = [self.learner.weights]
+            gates = torch.optim.Adam(weights, lr=self.recipe.gate_lr, betas=BETAS, eps=ADAM_EPSILON)
+            self.optimizers.append((gates, self.recipe.gate_lr))
+        self.smoothing = smoothing_of(self.recipe, self.checkpoint)
+
+    def run(self, after: Callable[[int, float], None] = lambda update, nll: None) -> None:
+        """All updates that are left. TrainingError where the loss is no number."""
+        with self._ready():
+            while self.update < self.recipe.updates:
+                groups = self.data.epoch(self.epoch, tokens=self.recipe.tokens, seed=self.recipe.seed)
+                for numbers in groups[self.within :]:
+                    nll = self._step(numbers)
+                    self.update, self.within = self.update + 1, self.within + 1
+                    if self.learner is not None:
+                        self.learner.updated()
+                    if self.within == len(groups):
+                        self.epoch, self.within = self.epoch + 1, 0
+                    after(self.update, nll)
+                    if self.update >= self.recipe.updates:
+                        return
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """In training mode, gates in place, and only the trained parameters part of gradients; then as before."""
+        model, learning = self.checkpoint.model, {id(parameter) for parameter in self.parameters}
+        flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        fixed = closed(self.closed_heads, self.checkpoint.layout)
+        self.gates = {} if self.learner is None else self.learner.gating.spread(self.learner.gates())
+        with still(model), gated(model, fixed or self.gates):
+            model.train()
+            for parameter, _ in flags:
+                parameter.requires_grad_(id(parameter) in learning)
+            try:
+                yield
+            finally:
+                for parameter, flag in flags:
+                    parameter.requires_grad_(flag)
+                    parameter.grad = None
+
+    def _step(self, numbers: Numbers) -> float:
+        batch = self.data.batch(numbers, seed=self.recipe.seed, epoch=self.epoch + 1).to(self.checkpoint.device)
+        for optimizer, rate in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * self.recipe.factor(self.update)
+        penalty = None
+        if self.learner is not None:
+            self.gates.update(self.learner.gating.spread(self.learner.training_gates().to(self._target())))
+            penalty = self.learner.penalty()
+        loss, nll, tokens = batch_loss(self.checkpoint, batch, smoothing=self.smoothing)
+        if not math.isfinite(float(loss.detach())):
+            raise TrainingError(f"the loss is {float(loss.detach())} in update {self.update + 1}; take a lower --lr")
+        if tokens and loss.requires_grad:
+            (loss / tokens).backward()  # type: ignore[no-untyped-call]
+        if penalty is not None:
+            penalty.backward()  # type: ignore[no-untyped-call]
+        if self.recipe.clip and self.parameters:
+            nn.utils.clip_grad_norm_(list(self.parameters), self.recipe.clip)
+        for optimizer, _ in self.optimizers:
+            optimizer.step()
+        return float(nll) / max(tokens, 1)
+
+    def _target(self) -> Tensor:
+        """Of the device and type that gates are wanted in."""
+        dtype = torch.float64 if self.checkpoint.dtype == torch.float64 else torch.float32
+        return torch.empty(0, device=self.checkpoint.device, dtype=dtype)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides how the run goes on."""
+        found: dict[str, Any] = {
+            "update": self.update,
+            "epoch": self.epoch,
+            "within": self.within,
+            "parameters": [parameter.detach() for parameter in self.parameters],
+            "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
+            "random": random_state(self.checkpoint.device),
+        }
+        if self.learner is not None:
+            found["weights"] = self.learner.weights.detach()
+            found["learner"] = self.learner.state()
+            found["generator"] = self.learner.generator.get_state()
+        return found
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`: the run goes on as if it had never stopped."""
+        self.update, self.epoch, self.within = (int(state[name]) for name in ("update", "epoch", "within"))
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, state["parameters"], strict=True):
+                parameter.copy_(value)
+        for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        set_random_state(state["random"], self.checkpoint.device)
+        if self.learner is not None:
+            with torch.no_grad():
+                self.learner.weights.copy_(state["weights"])
+            self.learner.restore(state["learner"])
+            self.learner.generator.set_state(state["generator"])
+
+
+@torch.no_grad()
+def mean_nll(
+    checkpoint: Checkpoint, data: Examples, *, tokens: int, seed: int, gates: Mapping[tuple[Site, int], Tensor] | None
+) -> float:
+    """Mean -log p of a target token (or of a hidden one: the same ones each time) in nats, under fixed gates."""
+    total, count = 0.0, 0
+    with still(checkpoint.model), gated(checkpoint.model, gates or {}):
+        for numbers in data.plan(tokens=tokens, chance=None):
+            batch = data.batch(numbers, seed=seed, epoch=HELD_OUT).to(checkpoint.device)
+            _, nll, asked = batch_loss(checkpoint, batch, smoothing=0.0)
+            total, count = total + float(nll), count + asked
+    return total / max(count, 1)

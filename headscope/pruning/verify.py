@@ -1,0 +1,226 @@
+"""Proof that a model without some heads computes what the whole one computes with those heads masked.
+
+Three comparisons, all against the masked original: logits of whole texts, logits of the same texts fed in two
+parts through the key/value cache, and translations (or continuations) found by beam search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import CheckpointError, HeadscopeError
+from headscope.formats.base import Checkpoint, TranslateOptions
+from headscope.gates import masked
+from headscope.heads import HeadId, Site
+from headscope.model.interface import hushed, is_half, through_attend
+from headscope.model.transformer import Transformer
+from headscope.pruning.feeds import Feed, Texts, outputs
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+HALF = 5e-2
+SEARCHED, NEW, BEAM = 8, 12, 4
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Largest differences of logits, as a share of the largest logit (or of 1), and what was compared.
+
+    `own` is with the model's own attention implementation instead of headscope's, `cached` in two parts through
+    the cache (None where the model has none), `searched` how many searches out of `searches` ended alike,
+    `reloaded` is what the saved files give. All are against the masked original.
+    """
+
+    data: str
+    sentences: int
+    difference: float
+    tolerance: float
+    own: float
+    cached: float | None
+    searched: int
+    searches: int
+    reloaded: float | None = None
+
+
+def verify(
+    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: Texts, *, before_mixing: bool = True
+) -> Verified:
+    """Compare `shrunk` with `checkpoint` under a mask of `heads`; CheckpointError where they differ.
+
+    The tolerance is 1e-5 in float32, 1e-10 in float64 and 0.05 in half precision, times the largest logit.
+    """
+    tolerance = tolerance_of(checkpoint.dtype)
+    difference, own = 0.0, 0.0
+    for one in data.feeds:
+        wanted = reference(checkpoint, heads, one)
+        with _running(checkpoint):
+            with through_attend(shrunk.model):
+                difference = max(difference, apart(outputs(shrunk.model, one), wanted))
+            own = max(own, apart(outputs(shrunk.model, one), wanted))
+    require(difference, tolerance, "the model without these heads")
+    cached = _cached(checkpoint, shrunk, heads, data.feeds[-1])
+    if cached is not None:
+        require(cached, 10 * tolerance, "the key/value cache of the model without these heads")
+    found, wanted_found = _searched(shrunk, (), data), _searched(checkpoint, heads, data)
+    same = sum(one == other for one, other in zip(found, wanted_found, strict=True))
+    sentences = len(data.sources) or sum(len(next(iter(one.given.values()))) for one in data.feeds)
+    return Verified(data.name, sentences, difference, tolerance, own, cached, same, len(found))
+
+
+@contextmanager
+def _running(checkpoint: Checkpoint) -> Iterator[None]:
+    """CheckpointError for whatever a model's own code raises that reads sizes which are not narrowed."""
+    try:
+        yield
+    except HeadscopeError:
+        raise
+    except Exception as error:
+        detail = " ".join(str(error).split())[:160] or type(error).__name__
+        raise CheckpointError(
+            f"heads of model type {checkpoint.model_type!r} cannot be removed: its code does not run with fewer "
+            f"({detail}); --export masked may do"
+        ) from error
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """The largest difference that passes, as a share of the largest logit."""
+    return TOLERANCE.get(dtype, HALF if is_half(dtype) else 1e-5)
+
+
+def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], one: Feed) -> Tensor:
+    """Outputs of the whole model under the mask."""
+    with masked(checkpoint.model, heads):
+        return outputs(checkpoint.model, one)
+
+
+def apart(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference as a share of the largest wanted number (or of 1)."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    if not found.numel():
+        return 0.0
+    both_strange = ~wanted.isfinite() & ~found.isfinite()
+    difference = (found - wanted).abs().masked_fill(both_strange, 0.0).max()
+    largest = wanted.abs().nan_to_num(0.0, 0.0).max().clamp(min=1.0)
+    share = float(difference / largest)
+    return share if share == share else float("inf")
+
+
+def require(difference: float, tolerance: float, what: str) -> None:
+    """CheckpointError where a difference is too large."""
+    if not difference <= tolerance:
+        raise CheckpointError(
+            f"{what} computes something else than the whole model with them masked (logits differ by "
+            f"{difference:.1e}, at most {tolerance:.0e} is let pass); nothing was saved. --export masked may do"
+        )
+
+
+# Through the key/value cache.
+
+
+def _cached(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], one: Feed) -> float | None:
+    """Differences of the same text fed in two parts; None for models that keep no cache."""
+    first = {name: values[:1] for name, values in one.given.items()}
+    single = Feed(first, None if one.real is None else one.real[:1])
+    if single.real is not None:
+        single = _unpadded(single)
+    if isinstance(shrunk.model, Transformer):
+        found = _stepped(shrunk.model, single)
+    elif _keeps_a_cache(checkpoint) and single.given["attention_mask"].shape[1] > 1:
+        with through_attend(checkpoint.model):
+            plain = apart(_in_parts(checkpoint.model, single), outputs(checkpoint.model, single))
+        if plain > 1e-3:  # the architecture itself computes something else from its cache
+            return None
+        with through_attend(shrunk.model):
+            found = _in_parts(shrunk.model, single)
+    else:
+        return None
+    return apart(found, reference(checkpoint, heads, single))
+
+
+def _unpadded(single: Feed) -> Feed:
+    """One sentence without its padding, which is on the right."""
+    assert single.real is not None
+    given = {}
+    for name, values in single.given.items():
+        mask = name if "mask" in name else {"input_ids": "attention_mask"}.get(name, f"{name}_mask")
+        mask = "decoder_attention_mask" if name == "decoder_input_ids" else mask
+        given[name] = values[:, : int(single.given[mask].sum())]
+    return Feed(given, single.real[:, : int(single.real.sum())])
+
+
+def _keeps_a_cache(checkpoint: Checkpoint) -> bool:
+    model: Any = checkpoint.model
+    sites = {place.site for place in checkpoint.places.order}
+    return Site.DECODER_SELF in sites and callable(getattr(model, "can_generate", None)) and model.can_generate()
+
+
+def _in_parts(model: Any, single: Feed) -> Tensor:
+    """Outputs [n V] of a transformers model that reads the first half of a text, then the rest."""
+    given = dict(single.given)
+    name = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
+    ids = given.pop(name)
+    given.pop("decoder_attention_mask", None)
+    with torch.no_grad():
+        if name == "decoder_input_ids":
+            mask = given["attention_mask"]
+            encoded = model.get_encoder()(input_ids=given["input_ids"], attention_mask=mask)
+            given = {"encoder_outputs": encoded, "attention_mask": mask}
+        else:
+            given = {}
+        half = max(ids.shape[1] // 2, 1)
+        start = model(**{name: ids[:, :half]}, **given, use_cache=True)
+        if half == ids.shape[1]:
+            found: Tensor = start.logits[0]
+            return found
+        rest = model(**{name: ids[:, half:]}, **given, past_key_values=start.past_key_values, use_cache=True)
+    return torch.cat([start.logits, rest.logits], dim=1)[0]
+
+
+def _stepped(model: Transformer, single: Feed) -> Tensor:
+    """Outputs [n V] of a native model that decodes step by step."""
+    target = single.given["target"]
+    with torch.no_grad():
+        state = model.begin(single.given["source"] if model.encoder is not None else target[:, :1])
+        return torch.cat([model.step(target[:, step], state) for step in range(target.shape[1])])
+
+
+# Search.
+
+
+def _searched(checkpoint: Checkpoint, heads: Sequence[HeadId], data: Texts) -> list[Any]:
+    """Translations, or continuations of the first tokens, of a few sentences; nothing for encoders."""
+    with masked(checkpoint.model, heads) if heads else nullcontext():
+        return search_some(checkpoint, data, beam=BEAM)
+
+
+def search_some(checkpoint: Checkpoint, data: Texts, *, beam: int, sentences: int = SEARCHED) -> list[Any]:
+    """Beam search with at most 12 new tokens over a few sentences; nothing for models that generate nothing."""
+    if checkpoint.two_sided and data.sources:
+        options = TranslateOptions(beam=beam, max_ratio=0, max_extra=NEW)
+        try:
+            found = checkpoint.translations(list(data.sources[:sentences]), options)
+        except HeadscopeError:  # a model without an output layer, or without a target vocabulary
+            return []
+        return [each[0].text for each in found]
+    if isinstance(checkpoint.model, Transformer) or not _keeps_a_cache(checkpoint):
+        return []
+    model: Any = checkpoint.model
+    given = {name: data.feeds[0].given[name][:sentences] for name in ("input_ids", "attention_mask")}
+    if not checkpoint.two_sided:  # the same length for all: padding on the right would stand inside
+        width = max(int(given["attention_mask"].sum(dim=1).min()), 1)
+        given = {name: values[:, :width] for name, values in given.items()}
+    settings = {"num_beams": beam, "max_new_tokens": NEW, "do_sample": False, "early_stopping": beam > 1}
+    with torch.no_grad(), hushed():
+        ids: list[list[int]] = model.generate(**given, **settings).tolist()
+    return list(ids)
+
+
+def parameters(model: nn.Module) -> int:
+    """Number of parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,192 @@
+"""How final states become logits, and whether heads write to them directly: found by watching a probe.
+
+Direct logit attribution (Elhage et al. 2021) needs a residual stream to which every head only adds, one norm
+after it, and one matrix to the vocabulary. Whether a model is so is read from the graph of one pass: the
+output of every attention must be reached from the final state through additions alone. A norm after the
+addition (BERT, Marian), a norm or a factor on the sublayer (Gemma 2, Granite), or a layer between the last norm and
+the vocabulary (masked language models) is refused with that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.data import Batch, Encoded, side
+from headscope.errors import CheckpointError
+from headscope.formats.base import Checkpoint
+from headscope.gradients import frozen
+from headscope.heads import Site
+from headscope.model.places import still
+
+PROBE = 5
+FAR = 100.0  # a state so large that the norm's epsilon does not matter, and its square fits half precision
+NEAR = {torch.float32: 1e-3, torch.float64: 1e-6}  # relative; half precision: 0.05
+SHAPES = frozenset(
+    {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "CloneBackward0", "ToCopyBackward0"}
+)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """y = gain · (x − mean) / σ + shift; `centred` says whether the mean is taken off (LayerNorm, not RMSNorm)."""
+
+    module: nn.Module
+    gain: Tensor
+    shift: Tensor
+    centred: bool
+
+    def scale(self, x: Tensor, y: Tensor) -> Tensor:
+        """1/σ of every state [… 1], by least squares over x and y [… d]."""
+        spread = self.gain * self.middle(x)
+        return ((y - self.shift) * spread).sum(-1, keepdim=True) / spread.square().sum(-1, keepdim=True)
+
+    def middle(self, x: Tensor) -> Tensor:
+        """x, without its mean where that is taken off."""
+        return x - x.mean(dim=-1, keepdim=True) if self.centred else x
+
+
+@dataclass(frozen=True)
+class Readout:
+    """logits = factor · weight · norm(x) + const, weight [V d]; `norm` None where there is none."""
+
+    weight: Tensor
+    factor: float
+    norm: Norm | None
+
+    def direction(self, labels: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """What a vector added to x [n d] is worth to the logit of labels [n], less the mean logit: [n d].
+
+        The norm's σ is held at what it is; y [n d] is the norm of x.
+        """
+        towards = self.factor * (self.weight[labels] - self.weight.mean(dim=0)).to(x.dtype)
+        return towards if self.norm is None else self.norm.middle(towards * self.norm.gain) * self.norm.scale(x, y)
+
+
+def find_readout(checkpoint: Checkpoint) -> Readout | str:
+    """The readout of a model whose decoder's heads write directly to it, or why there is none."""
+    try:
+        layer, weight = checkpoint.unembedding()
+    except CheckpointError as error:
+        return str(error)
+    with torch.enable_grad(), still(checkpoint.model), frozen(checkpoint.model, trainable=True):
+        seen = _Probe()
+        with seen.watching(checkpoint, layer):
+            logits = checkpoint.logits(_probe(checkpoint)).detach()
+    factor = _proportion(_varying(logits), _varying(seen.final.detach() @ weight.T))
+    if factor is None:
+        return "its logits are bent or biased after the output layer"
+    with torch.no_grad():
+        for module, x, y in reversed(seen.norms):
+            share = _proportion(seen.final.detach(), y.detach())
+            if share is not None:
+                norm = read_norm(module, x.detach(), y.detach())
+                if norm is None:
+                    return f"its last norm ({type(module).__name__}) is of an unknown kind"
+                return _direct(seen, x) or Readout(weight, factor * share, norm)
+    return _direct(seen, seen.final) or Readout(weight, factor, None)
+
+
+@dataclass
+class _Probe:
+    """What a probe leaves: norms with their inputs and outputs, attention outputs by module, the final state."""
+
+    norms: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    final: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @contextmanager
+    def watching(self, checkpoint: Checkpoint, layer: nn.Module) -> Iterator[None]:
+        """Within the block a pass leaves them."""
+        owners = {id(module.weight): module for module in checkpoint.model.modules() if hasattr(module, "weight")}
+        with ExitStack() as stack:
+            for module in checkpoint.model.modules():
+                if _normalises(module):
+                    stack.callback(module.register_forward_hook(self._norm).remove)
+            for (site, number), its in checkpoint.projections.items():
+                if site is not Site.ENCODER_SELF:
+                    name = f"{site}.{number}"
+                    self.outputs[name] = None
+                    owner = None if its.output is None else owners.get(id(its.output.weight))
+                    if owner is not None:
+                        stack.callback(owner.register_forward_hook(self._writer(name)).remove)
+            stack.callback(layer.register_forward_pre_hook(self._end).remove)
+            yield
+
+    def _norm(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and inputs[0].shape == output.shape:
+            self.norms.append((module, inputs[0], output))
+
+    def _writer(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            self.outputs[name] = output.grad_fn
+
+        return hook
+
+    def _end(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.final = inputs[0]
+
+
+def _normalises(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    alone = not any(True for _ in module.children())
+    return alone and ((isinstance(weight, Tensor) and weight.ndim == 1) or isinstance(module, nn.LayerNorm))
+
+
+def _probe(checkpoint: Checkpoint) -> Batch:
+    plain = checkpoint.common_ids()[: 3 * PROBE]
+    ids = [plain[(3 * n) % len(plain)] for n in range(PROBE)]
+    its = side([Encoded(ids, [False] * PROBE)]).to(checkpoint.device)
+    return Batch(torch.zeros(1, dtype=torch.long), 0, its, its if checkpoint.two_sided else None)
+
+
+def _direct(seen: _Probe, x: Tensor) -> str | None:
+    """None where every attention output is reached from x through additions alone, else what is in between."""
+    reached, waiting = set(), [x.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in reached:
+            continue
+        reached.add(node)
+        kind = type(node).__name__
+        if kind in SHAPES or (kind == "AddBackward0" and node._saved_alpha == 1):
+            waiting += [parent for parent, _ in node.next_functions]
+    apart = [name for name, node in seen.outputs.items() if node not in reached]
+    if apart:
+        return f"what {apart[0]} writes passes more than additions on its way to the last norm (post-norm, say)"
+    return None
+
+
+def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
+    """Gain, shift and kind of a norm, from what it makes of a few states; None where y [… d] does not follow from x."""
+    far = FAR * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)).to(x.dtype)  # [d]
+    shift = module(torch.zeros_like(far))
+    for centred in (True, False):
+        middle = far - far.mean() if centred else far
+        gain = (module(far) - shift) * middle.square().mean().sqrt() / middle
+        norm = Norm(module, gain, shift, centred)
+        if _near(norm.gain * norm.middle(x) * norm.scale(x, y) + shift, y):
+            return norm
+    return None
+
+
+def _varying(logits: Tensor) -> Tensor:
+    """Logits less those of the first position: a bias is gone."""
+    return logits - logits[:, :1]
+
+
+def _proportion(whole: Tensor, part: Tensor) -> float | None:
+    """The factor f with whole = f · part, None where there is none."""
+    if whole.shape != part.shape:
+        return None
+    factor = (whole * part).sum() / part.square().sum()
+    return float(factor) if _near(factor * part, whole) else None
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).norm() <= NEAR.get(expected.dtype, 0.05) * expected.norm())

@@ -1,0 +1,108 @@
+"""What is explained, and one forward pass for all backward rule sets that explain it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headscope.data import IGNORED, Batch
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.objectives.base import OBJECTIVES
+from headscope.objectives.predictions import precise, predicting
+from headscope.relevance.readout import join
+from headscope.relevance.recording import Recorded, recording
+from headscope.relevance.rulesets import Backward, Explanation, Steps, Target
+
+
+def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Target) -> str:
+    """In a word, what is explained: "top1" (or the other targets) of words or classes, or "representation".
+
+    ConfigError where a model has no such target.
+    """
+    if checkpoint.predicts == "nothing" or (checkpoint.two_sided and not has_target):
+        if target != "top1":
+            raise ConfigError(
+                f"--target-token {target} is about predicted tokens, and there are none here; leave it out: "
+                "the mean-pooled final state is explained"
+            )
+        return "representation"
+    if checkpoint.predicts == "classes" and target == "reference":
+        raise ConfigError("--target-token reference: the text says no class; choose top1 or contrastive")
+    return target
+
+
+def explain_backward(
+    checkpoint: Checkpoint, batch: Batch, rule_sets: Sequence[Backward], *, target: Target, steps: Steps
+) -> dict[str, Explanation]:
+    """Relevances of one batch under each rule set, from one forward pass.
+
+    Explained is the logit of the likeliest token (`top1`), of the reference (`reference`), or the likeliest minus
+    1/V of the sum of the V - 1 others (`contrastive`; Achtibat et al. advise it where most logits are negative).
+    Decoders are explained at every real position, masked language models at every token that is no special one, nothing
+    hidden; classifiers once; models that predict nothing by the projection of their mean-pooled final state on
+    its own direction. `steps` "sum" takes one backward pass for the whole batch, "each" one for each position.
+    """
+    with recording(checkpoint.model, {each.name: each.rules for each in rule_sets}) as recorded:
+        output, quantity = _output(checkpoint, batch, target)
+    with torch.enable_grad():
+        values, counts = _quantities(checkpoint, output, batch, quantity)  # [b p] each
+        if steps == "sum":
+            values, counts = values.sum(dim=1, keepdim=True), counts.sum(dim=1, keepdim=True)
+        starts = values.sum(dim=0).unbind()
+    found = {}
+    for number, each in enumerate(rule_sets):
+        last = number == len(rule_sets) - 1
+        found[each.name] = _explanation(recorded, each, starts, values.detach().T, counts.T, retain=not last)
+    return found
+
+
+def _explanation(
+    recorded: Recorded, rule_set: Backward, starts: Sequence[Tensor], values: Tensor, counts: Tensor, *, retain: bool
+) -> Explanation:
+    """One backward pass for each start; the last of them frees the graph unless it is to be retained."""
+    parts = [
+        recorded.relevance(start, rule_set.rules, retain=retain or number < len(starts) - 1)
+        for number, start in enumerate(starts)
+    ]
+    return Explanation({where: join([part[where] for part in parts]) for where in parts[0]}, counts, values)
+
+
+def _output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tensor, str]:
+    has_target = batch.target is not None
+    quantity = explained_quantity(checkpoint, has_target=has_target, target=target)
+    if quantity == "representation":
+        return checkpoint.states(batch), quantity
+    return (checkpoint.class_scores if checkpoint.predicts == "classes" else checkpoint.logits)(batch), quantity
+
+
+def _quantities(checkpoint: Checkpoint, output: Tensor, batch: Batch, quantity: str) -> tuple[Tensor, Tensor]:
+    """The numbers to be explained [b p], zero where there is none, and whether there is one [b p]."""
+    if quantity == "representation":
+        outcome = OBJECTIVES.get(quantity)().judge(checkpoint, output, batch)
+        return outcome.values[:, None], outcome.counts[:, None]
+    logits = output[:, None] if output.ndim == 2 else output  # [b p V]
+    chosen, counted = _chosen(checkpoint, batch, logits, quantity)
+    rows, places = counted.nonzero(as_tuple=True)
+    picked = precise(logits[rows, places, chosen[rows, places]])
+    if quantity == "contrastive":
+        mine = precise(logits[rows, places])
+        picked = picked - (mine.sum(dim=-1) - picked) / mine.shape[-1]
+    values = picked.new_zeros(counted.shape).index_put((rows, places), picked)
+    return values, counted.to(values.dtype)
+
+
+def _chosen(checkpoint: Checkpoint, batch: Batch, logits: Tensor, quantity: str) -> tuple[Tensor, Tensor]:
+    """The ids that are explained [b p], and where [b p]."""
+    if checkpoint.predicts == "classes":
+        return logits.detach().argmax(dim=-1), torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
+    side, counted = predicting(batch, decodes=checkpoint.decodes)
+    if quantity != "reference":
+        return logits.detach().argmax(dim=-1), counted
+    if not checkpoint.decodes:
+        return side.ids, counted
+    if batch.labels is None:
+        raise ConfigError("the reference is to be explained, and the batch was read without labels")
+    return batch.labels.clamp(min=0), counted & (batch.labels != IGNORED)

@@ -1,0 +1,201 @@
+"""Every torch function that a model calls is told apart: linear, activation, norm, product, softmax, or refused.
+
+The parameters of the model take no part in gradients meanwhile, so a tensor that requires a gradient is one
+that depends on the input: a product of two such tensors is a product of two variables, anything else that
+multiplies is linear. A function that nothing is known of must not meet a variable, unless all rule sets are
+plain gradients; so no model is explained by rules that do not cover it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from headscope.errors import CheckpointError
+from headscope.model.mixing.base import Queries
+from headscope.model.mixing.experts import Experts
+from headscope.relevance.functions import Switch, with_epsilon, with_share
+from headscope.relevance.rules import Rules
+from headscope.relevance.units import Norm, Unit, activated, normalized
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Linear in the one tensor that depends on the input, or moving numbers about. `__get__` is .T, .mT, .data and the like.
+LINEAR = _names(
+    """
+    __get__ __getitem__ __setitem__ add __add__ __radd__ __iadd__ add_ sub subtract __sub__ __rsub__ sub_ rsub neg
+    negative __neg__ positive view view_as reshape reshape_as transpose swapaxes swapdims permute movedim t
+    contiguous cat concat concatenate stack hstack vstack split split_with_sizes chunk tensor_split unbind narrow
+    select index_select take_along_dim gather index_add index_copy scatter scatter_add to type type_as float double
+    half bfloat16 cpu cuda expand expand_as repeat repeat_interleave tile squeeze unsqueeze flatten unflatten ravel
+    sum mean cumsum clone flip roll pad dropout where masked_fill masked_fill_ masked_select masked_scatter embedding
+    diagonal unfold as_strided alias copy_ detach detach_ requires_grad_ register_hook tril triu
+    """
+)
+PRODUCTS = _names(
+    "mul multiply __mul__ __rmul__ __imul__ mul_ matmul __matmul__ __rmatmul__ bmm mm einsum tensordot dot inner outer"
+)
+QUOTIENTS = _names("div divide true_divide __truediv__ __rtruediv__ __itruediv__ div_")
+MAPS = frozenset(["linear", "addmm", "baddbmm", "addbmm"])
+ACTIVATIONS = _names("gelu relu silu tanh elu leaky_relu selu celu mish hardswish relu6 softsign hardtanh tanhshrink")
+SOFTMAX = frozenset(["softmax"])
+
+
+class Operations(TorchFunctionMode):
+    """Within it the functions that `model` calls get the nodes that rules need.
+
+    `rule_sets` are those that will be asked for; their names are for messages.
+    """
+
+    def __init__(self, model: nn.Module, switch: Switch, rule_sets: dict[str, Rules]) -> None:
+        super().__init__()
+        self.switch = switch
+        self.modules = {id(part): name for name, part in model.named_modules()}
+        self.strict = [name for name, rules in rule_sets.items() if not rules.plain]
+        self.epsilon = any(rules.epsilon is not None for rules in rule_sets.values())
+        self.constant_softmax = any(rules.weights == 0 for rules in rule_sets.values())
+        self.within = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called by torch in place of every function of its own."""
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in LINEAR or self.within or not self.strict or not torch.is_grad_enabled() or not _depends(found):
+            return found
+        return self._ruled(name, found, args, kwargs)
+
+    def unit(self, module: nn.Module, unit: Unit) -> Callable[..., Tensor]:
+        """The forward of a module that has one rule for all that it computes."""
+        forward = module.forward
+
+        def whole(x: Tensor) -> Tensor:
+            outer = self.within
+            with self.one_unit():
+                plain: Tensor = forward(x)
+            return unit(plain, x, self.switch) if _depends(plain) and not outer else plain
+
+        return whole
+
+    def mixture(self, module: Experts) -> Callable[..., Tensor]:
+        """The forward of a mixture of experts whose factors are constants, unless all is the ordinary gradient."""
+
+        def mixed(context: Tensor, queries: Queries) -> Tensor:
+            with self.one_unit():
+                factors = module.factors(queries) if module.active else None
+                if factors is None:
+                    return context
+                if _depends(factors):
+                    factors = with_share(factors, self.switch, lambda rules: 1.0 if rules.plain else 0.0)
+                return context * factors.transpose(1, 2)[..., None].to(context.dtype)
+
+        return mixed
+
+    @contextmanager
+    def one_unit(self) -> Iterator[None]:
+        """Within the block functions get no nodes: what they do together has one rule."""
+        outer, self.within = self.within, True
+        try:
+            yield
+        finally:
+            self.within = outer
+
+    def _ruled(self, name: str, found: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        switch = self.switch
+        variables = _count((args, kwargs))
+        if name in MAPS and variables == 1:
+            return with_epsilon(found, switch) if self.epsilon else found
+        if name in PRODUCTS or name in QUOTIENTS:
+            if variables < 2 and _multiplies(name, args):
+                return found
+            if variables == 2 and name in PRODUCTS and not name.endswith("_"):
+                return with_share(found, switch, lambda rules: rules.product)
+        elif name in ACTIVATIONS:
+            return activated(found, args[0] if args else kwargs["input"], switch)
+        elif name in SOFTMAX:
+            constant = self.constant_softmax
+            return with_share(found, switch, lambda rules: rules.weights and 1.0) if constant else found
+        elif name in ("layer_norm", "rms_norm"):
+            norm = _norm(name, *args, **kwargs)
+            if norm is not None:
+                return normalized(found, args[0] if args else kwargs["input"], norm, switch)
+        self._refuse(name)
+        return found
+
+    def _refuse(self, name: str) -> None:
+        """CheckpointError where the model itself called; what is done with its output is not its business."""
+        caller = self._caller()
+        if caller is None:
+            return
+        module, where = caller
+        raise CheckpointError(
+            f"{type(module).__name__} ({where}) computes with {name!r}, for which "
+            f"{', '.join(self.strict)} {'have' if len(self.strict) > 1 else 'has'} no rule; --rules gradient needs none"
+        )
+
+    def _caller(self) -> tuple[nn.Module, str] | None:
+        """The innermost module of the model that is at work."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            its = frame.f_locals.get("self")
+            if isinstance(its, nn.Module) and id(its) in self.modules:
+                return its, self.modules[id(its)] or "the model itself"
+            frame = frame.f_back
+        return None
+
+
+def _depends(found: Any) -> bool:
+    """Whether a result depends on the input."""
+    if isinstance(found, Tensor):
+        return found.requires_grad
+    return isinstance(found, tuple | list) and any(map(_depends, found))
+
+
+def _count(value: Any) -> int:
+    """How many tensors among arguments depend on the input."""
+    if isinstance(value, Tensor):
+        return int(value.requires_grad)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return 0
+    return sum(map(_count, value))
+
+
+def _multiplies(name: str, args: Sequence[Any]) -> bool:
+    """Whether a quotient is by a constant; products are anyway."""
+    if name not in QUOTIENTS:
+        return True
+    divisor = args[0] if name == "__rtruediv__" else args[-1]
+    return not _depends(divisor)
+
+
+def _norm(
+    name: str,
+    x: Tensor | None = None,
+    normalized_shape: Sequence[int] = (),
+    weight: Tensor | None = None,
+    *others: Any,
+    **named: Any,
+) -> Norm | None:
+    """The norm over the last axis that a call of `layer_norm` or `rms_norm` asks for; None for more axes."""
+    if len(normalized_shape) != 1 or _depends(weight):
+        return None
+    centred = name == "layer_norm"
+    eps = named.get("eps", others[-1] if len(others) == (2 if centred else 1) else 1e-5 if centred else None)
+    if eps is None:
+        x = named.get("input", x)
+        eps = torch.finfo(x.dtype).eps if isinstance(x, Tensor) else 0.0
+    return Norm(weight, centred, float(eps))

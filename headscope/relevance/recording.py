@@ -1,0 +1,151 @@
+"""One forward pass recorded so that relevances under every rule set can be read from it.
+
+`with recording(model, rule_sets) as recorded: output = model(…)`, then `recorded.relevance(value, rules)` for
+any of them, in or after the block. The graph begins at the queries, keys and values of the lowest layers, so
+nothing below them is walked through again. Leaving the block undoes everything, also after an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from headscope.gradients import frozen
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, multiplied, tapped
+from headscope.model.mixing.experts import experts_of
+from headscope.model.places import Place, still, walking
+from headscope.relevance.functions import Switch, weighted, with_epsilon, with_share
+from headscope.relevance.operations import Operations
+from headscope.relevance.readout import Relevance
+from headscope.relevance.rules import Rules, epsilon, shared
+from headscope.relevance.units import replaced, units_of
+
+Where = tuple[Site, int]
+
+
+@dataclass
+class Recorded:
+    """The queries [b h t k] and contexts [b h t k] of every place, in one graph; and the switch of its nodes."""
+
+    switch: Switch = field(default_factory=Switch)
+    calls: list[tuple[Where, Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, place: Place, call: AttentionCall, context: Tensor) -> None:
+        """Keep what is read at one call."""
+        if place.heads:
+            self.calls.append(((place.site, place.layer), call.query, context))
+
+    def relevance(self, value: Tensor, rules: Rules, *, retain: bool = True) -> dict[Where, Relevance]:
+        """Relevances for one number, in one backward pass by `rules`; `p` is 1.
+
+        Sentences do not touch each other, so the sum of a batch's values explains each sentence's own. `retain`
+        False frees the graph. Places that the number does not depend on have relevances of zero.
+        """
+        contexts = [context for _, _, context in self.calls]
+        queries = [query for _, query, _ in self.calls] if rules.weights and rules.scores else []
+        self.switch.rules, before = rules, self.switch.rules
+        try:
+            found = torch.autograd.grad(value, [*contexts, *queries], retain_graph=retain, allow_unused=True)
+        finally:
+            self.switch.rules = before
+        to_queries = found[len(contexts) :] or [None] * len(contexts)
+        with torch.no_grad():
+            return {
+                where: _read(context, to_context, query, to_query, rules)
+                for (where, query, context), to_context, to_query in zip(
+                    self.calls, found[: len(contexts)], to_queries, strict=True
+                )
+            }
+
+
+def _read(
+    context: Tensor, to_context: Tensor | None, query: Tensor, to_query: Tensor | None, rules: Rules
+) -> Relevance:
+    """Relevance at contexts [b h t k], and where it goes from there.
+
+    Σ v · ∂v of a head's values is its share of context · ∂context; Σ k · ∂k equals Σ q · ∂q, as both are
+    Σ (q·k) · ∂(q·k) by the same share. So queries alone tell what goes through queries and keys.
+    """
+    b, h, t, _ = context.shape
+    if to_context is None:
+        nothing = context.new_zeros(1, b, h)
+        return Relevance(nothing, nothing, context.new_zeros(1, b, h, t), nothing, nothing)
+    neurons = _precise(context) * _precise(to_context)
+    by_query = neurons.sum(dim=-1)
+    raw = by_query.sum(dim=-1)
+    onward = raw
+    if rules.epsilon is not None:
+        stable = epsilon(_precise(to_context), _precise(context), rules.epsilon)
+        onward = (_precise(context) * stable).sum(dim=(-1, -2))
+    through_values = shared(onward, rules.values)
+    through_scores = None if to_query is None else 2 * (_precise(query) * _precise(to_query)).sum(dim=(-1, -2))
+    return Relevance(
+        raw[None],
+        neurons.abs().sum(dim=(-1, -2))[None],
+        by_query[None],
+        (torch.zeros_like(raw) if through_values is None else through_values)[None],
+        (torch.zeros_like(raw) if through_scores is None else through_scores)[None],
+    )
+
+
+def _precise(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The matrix products of attention, by the rules of the moment."""
+
+    switch: Switch
+    operations: Operations
+
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """q · k [b h t s]; queries and keys that depend on nothing yet are where the graph begins."""
+        query, key = (with_share(_begun(states), self.switch, lambda rules: rules.scores) for states in (query, key))
+        with self.operations.one_unit():  # a product of two variables that has its shares already
+            return torch.matmul(query, key.transpose(-1, -2))
+
+    def context(self, weights: Tensor, value: Tensor) -> Tensor:
+        """weights · v [b h t k]."""
+        return weighted(weights, _begun(value), self.switch)
+
+
+def _begun(states: Tensor) -> Tensor:
+    return states if states.requires_grad else states.requires_grad_()
+
+
+@contextmanager
+def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Recorded]:
+    """Within the block `model` builds a graph for `rule_sets`, in evaluation mode and without dropout.
+
+    CheckpointError, naming the module, where the model does something that a rule set has no rule for.
+    """
+    recorded = Recorded()
+    operations = Operations(model, recorded.switch, dict(rule_sets))
+    strict = any(not rules.plain for rules in rule_sets.values())
+    units = units_of(model) if strict else {}
+    with ExitStack() as stack:
+        walk = stack.enter_context(walking(model))
+        stack.enter_context(still(model))
+        stack.enter_context(frozen(model))
+        stack.enter_context(replaced({module: operations.unit(module, unit) for module, unit in units.items()}))
+        if strict:
+            stack.enter_context(replaced({each: operations.mixture(each) for each in experts_of(model)}))
+        stack.enter_context(multiplied(_Products(recorded.switch, operations)))
+
+        def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
+            context = with_epsilon(context, recorded.switch) if operations.epsilon else context
+            place = walk.place(call.module)
+            if place is not None:
+                recorded.add(place, call, context)
+            return context
+
+        stack.enter_context(tapped(tap, before_mixing=True, first=True))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(operations)
+        yield recorded

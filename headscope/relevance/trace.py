@@ -1,0 +1,233 @@
+"""Record one forward pass as a list of steps, each one operation that a propagation rule can undo.
+
+Linear maps, norms, sums, products and re-arrangements are seen as torch computes them (a
+`TorchFunctionMode`), RMS norms and activations as modules, and a whole softmax attention as one step, through
+the taps of `attend`. Recording starts where a tensor enters the first block of a stack: embeddings, their scale
+and their positions are before it. What no rule is known for is kept by its name and refused only if relevance
+reaches it (`headscope.relevance.trace_walk`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from headscope.errors import CheckpointError
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.places import Place, walking
+from headscope.relevance.trace_functions import CONSTANT, FUNCTIONS, LIKE, OUT_OF_PLACE, Found, Norm, module_step
+
+Kind = Literal["root", "linear", "norm", "rms", "add", "product", "mix", "attention", "same", "move", "unknown"]
+
+
+@dataclass(eq=False)
+class Step:
+    """One operation: `output` from `inputs`, those that depend on a stack's input. `name` is for messages.
+
+    `detail` holds what the kind needs: (weight, bias) of a linear step, a function of a move, …
+    """
+
+    kind: Kind
+    name: str
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    detail: Any = None
+
+
+@dataclass(frozen=True)
+class Core:
+    """The detail of an attention step: the place and the call. Its inputs are query, key, value."""
+
+    place: Place
+    call: AttentionCall
+
+
+@dataclass
+class Trace:
+    """The steps of one forward pass in order; `contexts` says where heads are read, by id of the tensor.
+
+    A tensor [b h t k] of `contexts` is what goes to the output projection: after mixing and gates.
+    `roots` are the inputs of stacks by the name of their first block.
+    """
+
+    sentences: int = 0
+    steps: list[Step] = field(default_factory=list)
+    contexts: dict[int, tuple[Place, Tensor]] = field(default_factory=dict)
+    cores: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
+    roots: dict[str, Tensor] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
+    spoiled: dict[int, str] = field(default_factory=dict)
+    inside: list[str] = field(default_factory=list)
+
+    def named(self, function: str) -> str:
+        """A function and the type of the module that calls it."""
+        return f"{function} in {self.inside[-1]}" if self.inside else function
+
+    def follows(self, value: Any) -> bool:
+        """Whether a value is a tensor that depends on a stack's input."""
+        return isinstance(value, Tensor) and id(value) in self.known
+
+    def add(self, step: Step) -> None:
+        """Append a step; its output is from now on one that depends on a stack's input."""
+        self.steps.append(step)
+        self.known.add(id(step.output))
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        trace = self.trace
+        if name in CONSTANT or not self._depends(name, args, kwargs):
+            return func(*args, **kwargs)
+        if name in OUT_OF_PLACE:
+            func, name = OUT_OF_PLACE[name]
+        output = func(*args, **kwargs)
+        if (name.endswith("_") and not name.startswith("__")) or name == "__setitem__":
+            trace.spoiled[id(args[0])] = trace.named(name)
+            return output
+        if isinstance(output, Tensor):
+            self._note(func, name, args, kwargs, output, None)
+        elif isinstance(output, tuple | list):
+            for index, part in enumerate(output):
+                self._note(func, name, args, kwargs, part, index)
+        return output
+
+    def _depends(self, name: str, args: Any, kwargs: Any) -> bool:
+        follows = self.trace.follows
+        if not self.trace.known:
+            return False
+        return follows(args[0]) if name in LIKE else any(map(follows, _tensors(args, kwargs)))
+
+    def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, index: int | None) -> None:
+        trace = self.trace
+        if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in trace.known:
+            return
+        inputs = tuple(value for value in _tensors(args, kwargs) if trace.follows(value))
+        make: Callable[..., Found | None] | None = FUNCTIONS.get(name)
+        found = None if make is None else make(trace.follows, args, kwargs, output)
+        if found is None:
+            trace.add(Step("unknown", trace.named(name), inputs, output))
+            return
+        detail = (func, args, kwargs, index) if found.kind == "move" else found.detail
+        trace.add(Step(found.kind, trace.named(name), found.inputs or inputs, output, detail))
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from (part for part in value if isinstance(part, Tensor))
+
+
+@contextmanager
+def traced(model: nn.Module) -> Iterator[Trace]:
+    """Within the block one forward pass of `model` is recorded; nothing of it outlives the block but the trace.
+
+    The trace keeps every tensor of the pass alive. Run it without gradients and in evaluation mode.
+    """
+    trace = Trace()
+    with ExitStack() as stack:
+        walk = stack.enter_context(walking(model))
+        current: list[Place | None] = [None]
+
+        def core(call: AttentionCall, _: Tensor) -> None:
+            place = current[0] = walk.place(call.module)
+            if place is None or not any(map(trace.follows, (call.query, call.key, call.value))):
+                return
+            trace.known.discard(id(call.context))
+            step = Step("attention", "attend", (call.query, call.key, call.value), call.context, Core(place, call))
+            trace.add(step)
+            trace.cores[place.site, place.layer] = call.context
+
+        def read(_: AttentionCall, context: Tensor) -> None:
+            if current[0] is not None and trace.follows(context):
+                trace.contexts[id(context)] = (current[0], context)
+
+        for name in first_blocks(walk.places.order):
+            hook = _root_hook(trace, name)
+            stack.callback(model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True).remove)
+        for module in model.modules():
+            stack.callback(module.register_forward_pre_hook(_entering(trace)).remove)
+            stack.callback(module.register_forward_hook(_leaving(trace)).remove)
+            if (make := module_step(module)) is not None:
+                stack.callback(module.register_forward_hook(_module_hook(trace, make)).remove)
+        stack.enter_context(tapped(core, before_mixing=True, first=True))
+        stack.enter_context(tapped(read))
+        stack.enter_context(_Recorder(trace))
+        yield trace
+
+
+def first_blocks(places: tuple[Place, ...]) -> list[str]:
+    """Names of the first block of every stack that attends: `encoder.layers.0`, `transformer.h.0`.
+
+    A block's name ends with the first number in the name of an attention module; CheckpointError where there
+    is none.
+    """
+    found: dict[str, int] = {}
+    for place in places:
+        parts = place.name.split(".")
+        at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+        if at is None:
+            raise CheckpointError(
+                f"the attention module {place.name!r} is in no numbered layer; relevance needs to know where the "
+                "first layer begins, and this model cannot be explained by it"
+            )
+        stack, number = ".".join(parts[:at]), int(parts[at])
+        found[stack] = min(number, found.get(stack, number))
+    return [f"{stack}.{number}".lstrip(".") for stack, number in found.items()]
+
+
+def _root_hook(trace: Trace, name: str) -> Callable[..., None]:
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        entering = args[0] if args else kwargs.get("hidden_states")
+        if name in trace.roots or not isinstance(entering, Tensor):
+            return
+        trace.roots[name] = entering
+        trace.sentences = len(entering)
+        if not trace.follows(entering):
+            trace.add(Step("root", name, (), entering))
+
+    return begin
+
+
+def _module_hook(trace: Trace, make: Callable[[Any], tuple[Found, ...]]) -> Callable[..., None]:
+    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if args and trace.follows(args[0]) and isinstance(output, Tensor) and output is not args[0]:
+            candidates = (its for its in make(module) if its.kind != "rms" or _is_rms(its.detail, args[0], output))
+            if (found := next(candidates, None)) is not None:
+                trace.add(Step(found.kind, type(module).__name__, (args[0],), output, found.detail))
+            # else it computes something else under that name: it is seen function by function, and refused
+
+    return note
+
+
+def _entering(trace: Trace) -> Callable[..., None]:
+    return lambda module, args: trace.inside.append(type(module).__name__)
+
+
+def _leaving(trace: Trace) -> Callable[..., None]:
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        trace.inside.pop()
+
+    return leave
+
+
+def _is_rms(norm: Norm, x: Tensor, output: Tensor) -> bool:
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    found = wide * (wide.square().mean(dim=-1, keepdim=True) + norm.epsilon).rsqrt()
+    found = found if norm.scale is None else found * norm.scale.to(wide.dtype)
+    tolerance = 1e-4 if wide is x else 0.05
+    return bool((found - output).abs().max() <= tolerance * (output.abs().max() + 1e-6))

@@ -1,0 +1,193 @@
+"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `explain_voita`.
+
+The paper's own program, as it is since June 2021 ("version C"), forms (length · width)² Jacobians and runs once per
+target position. Here transitions are built in blocks, do not depend on the relevance, and serve all positions.
+
+For each explained position the start is 1.0 at one logit (the indicator, not the logit's value). Relevance of a head
+is read at its context as it enters the output projection, after mixing and gates. Relevance of the input is that of
+the sum that enters the first layer: embeddings and positions are not gone into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headscope.data import Batch
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.places import still
+from headscope.relevance import voita_start
+from headscope.relevance.readout import Relevance, join
+from headscope.relevance.rulesets import Target
+from headscope.relevance.trace import Trace, traced
+from headscope.relevance.trace_walk import Rules, Units, Walked, walk
+from headscope.relevance.voita_2019 import FirstRules
+from headscope.relevance.voita_paper import PaperRules
+from headscope.relevance.voita_rules import ProgramRules, VoitaSettings, wide
+
+BLOCK_BYTES = 2**28
+COPIES = 8  # of the widest states that a walk holds at a time, counting queries, keys and values
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Relevance of heads per (site, layer), and of tokens.
+
+    `source_tokens` [p b s] and `target_inputs` [p b t] are sums of absolute relevance at what enters the first
+    layer of the encoder and of the decoder (the program's `src_tok_abs` and `dst_tok_abs_nocrop`; where there is
+    one stack it is the source). `source`, `target` [p b t d] are the same neuron by neuron, `memory` [p b s d] those of
+    the encoder's output; None where there is no such thing or it was not to be kept.
+    `explained` [p b] says which entries are explained positions and not padding, `classes` [p b] which output was
+    explained (-1: none).
+    """
+
+    heads: dict[tuple[Site, int], Relevance]
+    source_tokens: Tensor | None
+    target_inputs: Tensor | None
+    source: Tensor | None
+    target: Tensor | None
+    memory: Tensor | None
+    explained: Tensor
+    classes: Tensor
+    rescale_shifted: bool = False
+
+    @property
+    def target_tokens(self) -> Tensor | None:
+        """`target_inputs` by the token that each input repeats: shifted left, without the start (`dst_tok_abs`).
+
+        With `rescale_shifted` (version 2019) the total is kept.
+        """
+        found = self.target_inputs
+        if found is None:
+            return None
+        shifted = torch.nn.functional.pad(found[..., 1:], (0, 1))
+        if not self.rescale_shifted:
+            return shifted
+        total = shifted.sum(dim=-1, keepdim=True)
+        return torch.where(total > 0, shifted * found.sum(dim=-1, keepdim=True) / total.clamp(min=1e-30), shifted)
+
+
+def explain_voita(
+    checkpoint: Checkpoint,
+    batch: Batch,
+    *,
+    settings: VoitaSettings | None = None,
+    target: Target = "top1",
+    block_bytes: int = BLOCK_BYTES,
+    neurons: bool = True,
+) -> Explained:
+    """Explain what a checkpoint predicts for a batch; entry p of the result is position p of each sentence.
+
+    `target` "top1": the likeliest token at the position; "reference": the one that should be there (positions
+    without a label are not explained). A classifier is explained at its class, a model that predicts nothing by the
+    projection of its mean-pooled final state on its own direction, each neuron starting with its share of it:
+    both once, at p = 0. A contrast of logits is no indicator, which this rule starts from: ConfigError.
+    `block_bytes` is the budget for what is held at a time beside the activations of the forward pass and the result;
+    `neurons` says whether the result has relevances neuron by neuron, which take length² · width.
+    """
+    quantity = voita_start.quantity_of(checkpoint, batch, target)
+    return explain(
+        checkpoint.model,
+        lambda: voita_start.output_of(checkpoint, batch, quantity),
+        lambda output: voita_start.start_of(checkpoint, batch, output, quantity),
+        settings=settings,
+        block_bytes=block_bytes,
+        neurons=neurons,
+    )
+
+
+def explain(
+    model: nn.Module,
+    forward: Callable[[], Tensor],
+    start: Callable[[Tensor], Tensor | Units],
+    *,
+    settings: VoitaSettings | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    neurons: bool = True,
+) -> Explained:
+    """Explain any output of a model: `forward` runs it once, `start` says what relevance its output begins with.
+
+    `start` gives a tensor [p …] with the output's shape, or `Units`. The model is left as it was.
+    CheckpointError where an operation has no rule.
+    """
+    settings = settings or VoitaSettings()
+    if block_bytes < 1:
+        raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
+    with torch.inference_mode(False), torch.no_grad(), still(model):
+        with traced(model) as trace:
+            output = forward()
+        begun = start(output)
+        rules = _rules(settings, trace, wide(output.dtype), block_bytes)
+        size = _positions_at_once(trace, begun, block_bytes)
+        parts = [_part(trace, walk(trace, output, part, rules), neurons) for part in _split(begun, size)]
+    return _joined(trace, parts, begun, settings)
+
+
+def _rules(settings: VoitaSettings, trace: Trace, dtype: torch.dtype, block: int) -> Rules:
+    if settings.version == "2019":
+        return FirstRules(sentences=trace.sentences, dtype=dtype)
+    if settings.version == "paper":
+        return PaperRules(dtype=dtype, block=block)
+    return ProgramRules(settings, sentences=trace.sentences, dtype=dtype, block=block)
+
+
+def _positions_at_once(trace: Trace, start: Tensor | Units, block: int) -> int:
+    """How many explained positions the block budget allows: a walk holds a few copies of its widest states."""
+    values = start.values if isinstance(start, Units) else start
+    steps = [step for step in trace.steps if step.kind in ("root", "linear", "norm", "rms", "add")]
+    if isinstance(start, Units):
+        steps = steps[:-1]  # the logits, of which single units are explained
+    widest = max((step.output.numel() for step in steps), default=1)
+    return max(1, block // (COPIES * widest * values.element_size()))
+
+
+def _split(start: Tensor | Units, size: int) -> list[Tensor | Units]:
+    if isinstance(start, Tensor):
+        return list(torch.split(start, size))
+    parts = (torch.split(part, size) for part in (start.tokens, start.classes, start.values))
+    return [Units(*part) for part in zip(*parts, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some explained positions: heads, token sums of each stack's input, and states by name if they are kept."""
+
+    heads: dict[tuple[Site, int], Relevance]
+    tokens: tuple[Tensor, ...]
+    states: dict[str, Tensor]
+
+
+def _part(trace: Trace, walked: Walked, neurons: bool) -> _Part:
+    roots = [walked.roots[name] for name in trace.roots if name in walked.roots]
+    states = dict(zip(("source", "target"), roots, strict=False))
+    if walked.memory is not None:
+        states["memory"] = walked.memory
+    tokens = tuple(root.abs().sum(dim=-1) for root in roots)
+    return _Part(walked.heads, tokens, states if neurons else {})
+
+
+def _joined(trace: Trace, parts: list[_Part], start: Tensor | Units, its: VoitaSettings) -> Explained:
+    tokens = [torch.cat(each) for each in zip(*(part.tokens for part in parts), strict=True)]
+    states = {name: torch.cat([part.states[name] for part in parts]) for name in parts[0].states}
+    if isinstance(start, Units):
+        explained = start.values != 0
+        classes = torch.where(explained, start.classes, -1)
+    else:
+        explained = start.reshape(len(start), trace.sentences, -1).ne(0).any(dim=-1)
+        classes = torch.full_like(explained, -1, dtype=torch.long)
+    return Explained(
+        heads={place: join([part.heads[place] for part in parts]) for place in parts[0].heads},
+        source_tokens=tokens[0] if tokens else None,
+        target_inputs=tokens[1] if len(tokens) > 1 else None,
+        source=states.get("source"),
+        target=states.get("target"),
+        memory=states.get("memory"),
+        explained=explained,
+        classes=classes,
+        rescale_shifted=its.version == "2019",
+    )

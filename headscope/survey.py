@@ -1,0 +1,321 @@
+"""What a run of analyses adds up, batch by batch, and the study that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.accumulate import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio
+from headscope.analysis import Analysis, Findings, Heads, Options, Tally
+from headscope.capture import observing
+from headscope.data import Batch, Losses, Side
+from headscope.errors import CheckpointError
+from headscope.formats.base import Checkpoint
+from headscope.gradients import differentiable_contexts, frozen, gradients_of
+from headscope.heads import HeadId, Site, all_heads
+from headscope.model.attention import AttentionCall
+from headscope.model.places import Place
+from headscope.objectives.base import OBJECTIVES
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An analysis, or a site of it, that was not measured, and why."""
+
+    analysis: str
+    why: str
+
+
+@dataclass
+class Study:
+    """What came of it: a row per head, the analyses' own tables and arrays, labels, and what was left out."""
+
+    heads: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+    arrays: dict[str, Array]
+    labels: dict[HeadId, list[str]]
+    left_out: list[LeftOut]
+    remarks: list[str]
+    signatures: dict[str, dict[str, str]]
+    detail: dict[str, dict[str, Array]]
+    losses: Losses
+    sentences: int
+    complete: bool
+    seconds: float
+
+
+@dataclass
+class Survey:
+    """Sums of every running analysis, batch by batch."""
+
+    checkpoint: Checkpoint
+    running: Sequence[Analysis]
+    options: Options
+    detail: bool = False
+    sums: dict[str, dict[tuple[str, Site, int], GroupSums]] = field(default_factory=dict)
+    detailed: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)
+    here: Batch = field(init=False)
+    seeing: Sequence[Analysis] = ()
+    cache: dict[str, Any] = field(default_factory=dict)
+    kept: list[tuple[Heads, Tensor]] = field(default_factory=list)
+    found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether any analysis needs gradients."""
+        return any("gradient" in one.needs for one in self.running)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Entered around the whole corpus: within it `run` takes batches."""
+        with ExitStack() as stack:
+            for one in self.running:
+                stack.enter_context(one.watching(self.checkpoint))
+            if self.differentiated or any(map(explains, self.running)):
+                stack.enter_context(frozen(self.checkpoint.model))
+            stack.enter_context(observing(self.checkpoint.model, self.see))
+            yield
+
+    def run(self, batch: Batch) -> None:
+        """The common pass over a batch, then the passes of analyses' own; the batch counts when all are through."""
+        here, self.found = batch.to(self.checkpoint.device), []
+        if batch.kind == "text" and self.differentiated:
+            self._differentiate(here)
+        else:
+            self._look(here, self.running)
+        if batch.kind == "text":
+            for one in filter(explains, self.running):
+                with torch.no_grad():
+                    self.found += [(one, key, ratio) for key, ratio in one.explain(self.checkpoint, here).items()]
+        with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
+            for one, key, ratio in self.found:
+                self._add(one, key, batch, ratio)
+
+    def _look(self, batch: Batch, seeing: Sequence[Analysis]) -> None:
+        """One forward pass without gradients."""
+        with torch.inference_mode(), self._seen(batch, seeing):
+            self.checkpoint.forward(batch)
+            for heads, _ in self.kept:
+                self._observe(heads, afterwards=True)
+
+    def _differentiate(self, batch: Batch) -> None:
+        """One forward pass and one backward pass of the objective.
+
+        An objective that hides tokens has a pass to itself: the other analyses see the text as it is.
+        """
+        objective = OBJECTIVES.get(self.options.objective)(seed=self.options.seed)
+        seeing: Sequence[Analysis] = self.running
+        if objective.alters(self.checkpoint):
+            seeing = [one for one in self.running if "gradient" in one.needs]
+            if others := [one for one in self.running if "gradient" not in one.needs and "text" in one.passes]:
+                self._look(batch, others)
+        ready = objective.prepared(self.checkpoint, batch)
+        with self._seen(ready, seeing):
+            with differentiable_contexts():
+                outcome = objective.judge(self.checkpoint, objective.output(self.checkpoint, ready), ready)
+            gradients = gradients_of(outcome.values, [context for _, context in self.kept])
+            with torch.no_grad():
+                for (heads, _), gradient in zip(self.kept, gradients, strict=True):
+                    heads.gradient, heads.counts = _precise(gradient), outcome.counts
+                    self._observe(heads, afterwards=True)
+
+    @contextmanager
+    def _seen(self, batch: Batch, seeing: Sequence[Analysis]) -> Iterator[None]:
+        """Within the block `see` shows every call to these analyses."""
+        self.here, self.seeing, self.cache, self.kept = batch, seeing, {}, []
+        try:
+            yield
+        finally:
+            self.seeing, self.cache, self.kept = (), {}, []
+
+    def see(self, place: Place, call: AttentionCall) -> None:
+        """Every analysis sees every call of the batch that is on its way."""
+        if not self.seeing:
+            return
+        with torch.no_grad():
+            heads = self._heads(place, call, self.here, self.cache)
+            self._observe(heads, afterwards=False)
+            if any(later(one) and self._concerns(one, heads) for one in self.seeing):
+                self.kept.append((heads, call.context))
+
+    def _concerns(self, one: Analysis, heads: Heads) -> bool:
+        return self.here.kind in one.passes and heads.site in one.sites
+
+    def _observe(self, heads: Heads, *, afterwards: bool) -> None:
+        for one in self.seeing:
+            if later(one) is afterwards and self._concerns(one, heads):
+                for name, ratio in one.observe(heads).items():
+                    self.found.append((one, (name, heads.site, heads.layer), ratio))
+
+    def _heads(self, place: Place, call: AttentionCall, batch: Batch, cache: dict[str, Any]) -> Heads:
+        text = batch.source if batch.target is None else batch.target
+        query_side = batch.source if place.site is Site.ENCODER_SELF else text
+        key_side = text if place.site is Site.DECODER_SELF else batch.source
+        expected = (query_side.ids.shape[1], key_side.ids.shape[1])
+        if tuple(call.weights.shape[-2:]) != expected:
+            raise CheckpointError(
+                f"{place.site}.{place.layer} attends from {call.weights.shape[-2]} to {call.weights.shape[-1]} "
+                f"positions where the text has {expected[0]} and {expected[1]}; it cannot be analysed token by token"
+            )
+        keys = self._counted(key_side)
+        return Heads(
+            site=place.site,
+            layer=place.layer,
+            weights=_precise(call.weights.detach()),
+            context=_precise(call.context.detach()),
+            value=call.value.detach(),
+            queries=self._counted(query_side) & keys.any(dim=-1, keepdim=True),
+            keys=keys,
+            visible=_visible(call, key_side, cache),
+            query_side=query_side,
+            key_side=key_side,
+            batch=batch,
+            cache=cache,
+        )
+
+    def _counted(self, its: Side) -> Tensor:
+        return its.real if self.options.keep_special else its.real & ~its.special
+
+    def _add(self, one: Analysis, key: tuple[str, Site, int], batch: Batch, ratio: Ratio) -> None:
+        mine = self.sums.setdefault(one.name, {})
+        if key not in mine:
+            share = BUDGET // len(self.checkpoint.places.order)
+            mine[key] = GroupSums(groups=FOLDS if ratio.whole else GROUPS, budget=share)
+        slots = torch.tensor([batch.fold]) if ratio.whole else batch.indices
+        mine[key].add(slots, ratio)
+        if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.whole:
+            self._keep(key, batch, ratio)
+
+    def _keep(self, key: tuple[str, Site, int], batch: Batch, ratio: Ratio) -> None:
+        name, site, layer = key
+        values = (ratio.total / ratio.count).float().cpu()  # [b h]
+        for sentence, value in zip(batch.indices.tolist(), values, strict=True):
+            self.detailed.setdefault(name, {}).setdefault(f"{sentence}/{site}", {})[layer] = value
+
+    def conclude(self, bootstrap: Bootstrap) -> Study:
+        """Turn sums into columns, tables and labels."""
+        findings: list[tuple[Analysis, Findings]] = []
+        left_out, remarks = [], []
+        for one in self.running:
+            sums = self.sums.get(one.name, {})
+            if one.passes and not sums:
+                left_out.append(LeftOut(one.name, "found nothing to measure"))
+                continue
+            found = one.report(Tally(sums, bootstrap))
+            findings.append((one, found))
+            remarks += found.remarks
+        labels: dict[HeadId, list[str]] = {}
+        for _, found in findings:
+            for head, texts in found.labels.items():
+                labels.setdefault(head, []).extend(texts)
+        return Study(
+            heads=_heads_table(self._measured(), [found for _, found in findings], labels),
+            tables={name: frame for _, found in findings for name, frame in found.tables.items()},
+            arrays={name: array for _, found in findings for name, array in found.arrays.items()},
+            labels=labels,
+            left_out=left_out,
+            remarks=remarks,
+            signatures={one.name: self._signature(one) for one, _ in findings},
+            detail=self._detail([found for _, found in findings]),
+            losses=Losses(),
+            sentences=0,
+            complete=True,
+            seconds=0.0,
+        )
+
+    def _signature(self, one: Analysis) -> dict[str, str]:
+        its = {"m": f"{one.name}.v{one.version}"}
+        if explained(type(one)):
+            its["objective"] = f"{one.objective.name}.v{one.objective.version}"
+        return its | one.signature()
+
+    def _detail(self, findings: Sequence[Findings]) -> dict[str, dict[str, Array]]:
+        found = {name: {key: _stacked(layers) for key, layers in its.items()} for name, its in self.detailed.items()}
+        for each in findings:
+            for name, arrays in each.detail.items():
+                found.setdefault(name, {}).update(arrays)
+        return found
+
+    def _measured(self) -> list[HeadId]:
+        """Heads of the sites that were seen; all of them where only parameters were looked at."""
+        seen = {(site, layer) for mine in self.sums.values() for _, site, layer in mine}
+        layout = self.checkpoint.layout
+        return list(all_heads({place: count for place, count in layout.items() if place in seen or not seen}))
+
+
+def explains(one: Analysis) -> bool:
+    """Whether an analysis makes passes of its own."""
+    return type(one).explain is not Analysis.explain
+
+
+def later(one: Analysis) -> bool:
+    """Whether an analysis observes when the pass is through."""
+    return one.afterwards or "gradient" in one.needs
+
+
+def explained(one: type[Analysis]) -> bool:
+    """Whether an analysis needs an objective."""
+    return not one.needs.isdisjoint({"objective", "gradient"})
+
+
+def _precise(values: Tensor) -> Tensor:
+    """At least float32: a sum of a few hundred weights in half precision has an error in the third digit."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _visible(call: AttentionCall, key_side: Side, cache: dict[str, Any]) -> Tensor:
+    """Where each query may look [b t s]: what the model's mask leaves, without padding."""
+    name = f"visible/{id(call.mask)}/{id(key_side)}/{call.weights.shape[-2]}"
+    if name not in cache:
+        real = key_side.real[:, None, :].expand(-1, call.weights.shape[-2], -1)
+        if call.mask is None:
+            visible = real
+        elif call.mask.dtype == torch.bool:
+            visible = call.mask[:, 0] & real
+        else:
+            visible = (call.mask[:, 0] > torch.finfo(call.mask.dtype).min / 2) & real
+        cache[name] = (visible, call.mask)  # holding the mask keeps its id from being used again
+    found: Tensor = cache[name][0]
+    return found
+
+
+def _heads_table(
+    heads: Sequence[HeadId], findings: Sequence[Findings], labels: Mapping[HeadId, list[str]]
+) -> pd.DataFrame:
+    """One row per head: site, layer, head, every measure with its interval, the labels."""
+    columns: dict[str, list[Any]] = {
+        "site": [head.site.value for head in heads],
+        "layer": [head.layer for head in heads],
+        "head": [head.head for head in heads],
+    }
+    for found in findings:
+        for name, texts in found.texts.items():
+            columns[name] = [texts.get(head, "") for head in heads]
+        for column in found.columns:
+            for end, part in (("", "value"), ("_low", "low"), ("_high", "high")):
+                columns[column.name + end] = _entries(column.estimates, heads, part)
+    columns["functions"] = [";".join(labels.get(head, [])) for head in heads]
+    return pd.DataFrame(columns)
+
+
+def _entries(estimates: Mapping[tuple[Site, int], Any], heads: Sequence[HeadId], part: str) -> list[float]:
+    """One bound of a column at every head; NaN where its place was not measured."""
+    known = {place: getattr(estimate, part).tolist() for place, estimate in estimates.items()}
+    nothing = float("nan")
+    return [known[head.site, head.layer][head.head] if (head.site, head.layer) in known else nothing for head in heads]
+
+
+def _stacked(layers: Mapping[int, Tensor]) -> Array:
+    """Per-layer values [h] as [layer h]; layers with fewer heads are filled with NaN."""
+    widest = max(len(values) for values in layers.values())
+    found = np.full((max(layers) + 1, widest), np.nan)
+    for layer, values in layers.items():
+        found[layer, : len(values)] = values.numpy()
+    return found

@@ -1,0 +1,112 @@
+"""The model that a run begins with: fresh by its options, or from a checkpoint by `--init`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.model.transformer import Transformer
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.training.config import TrainConfig
+from headscope.training.variant import Variant
+from headscope.vocabulary import Vocabulary
+
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "context_dropout")
+
+
+def fresh_config(config: TrainConfig, source: Vocabulary | None, target: Vocabulary) -> TransformerConfig:
+    """The architecture that the options describe; positions are sinusoids without a limit unless told."""
+    cross = config.kind == "translation"
+    decoder = _stack(config, len(target), config.decoder_layers, cross=cross)
+    if source is None:
+        return TransformerConfig(decoder=decoder, tie_output=config.tie_output)
+    return TransformerConfig(
+        decoder=decoder,
+        encoder=_stack(config, len(source), config.encoder_layers, cross=False),
+        share_embeddings=config.vocabulary == "joint",
+        tie_output=config.tie_output,
+    )
+
+
+def _stack(config: TrainConfig, vocabulary: int, layers: int, *, cross: bool) -> StackConfig:
+    return StackConfig(
+        vocabulary=vocabulary,
+        d_model=config.d_model,
+        d_ffn=config.d_ffn,
+        d_head=config.d_model // config.heads,
+        self_heads=(config.heads,) * layers,
+        cross_heads=(config.heads,) * layers if cross else (),
+        norm=config.norm,
+        final_norm=config.norm == "pre",
+        activation=config.activation,
+        positions=config.positions,
+        max_positions=config.max_length + 2 if config.positions == "learned" else None,
+        **_dropouts(config),
+    )
+
+
+def _dropouts(config: TrainConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in DROPOUTS}
+
+
+def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
+    """The checkpoint of `--init`; CheckpointError for one that this run cannot train."""
+    if config.init is None:
+        return None
+    found = open_checkpoint(
+        config.init, device="cpu", dtype="float32", companions=Companions(dicts=config.dicts, bpe=config.bpe)
+    )
+    if not isinstance(found, TransformerCheckpoint):
+        raise CheckpointError(
+            f"--init {config.init} is a {found.format} checkpoint; training starts from native, fairseq, MHR and "
+            "story-of-heads ones"
+        )
+    if found.two_sided is not (config.kind == "translation"):
+        kind = "translation" if found.two_sided else "lm"
+        raise ConfigError(f"--init {config.init} is a model for --kind {kind}; --kind is {config.kind}")
+    if found.target is None or (found.two_sided and found.source is None):
+        raise CheckpointError(f"--init {config.init} has no vocabularies, so it cannot read text")
+    if config.tokenizer is not None:
+        raise ConfigError("--init brings its own vocabularies; leave out --tokenizer")
+    return found
+
+
+def build_model(
+    config: TrainConfig,
+    variant: Variant,
+    init: TransformerCheckpoint | None,
+    source: Vocabulary | None,
+    target: Vocabulary,
+) -> Transformer:
+    """The model of a variant, with the weights of `init` where there is one; dropout is always the options'."""
+    if init is None:
+        model = Transformer(variant.shape(fresh_config(config, source, target)))
+    else:
+        shape = variant.shape(_with_dropout(init.model.config, config))
+        model = Transformer(shape)
+        _fill(config, model, init.model, variant)
+    variant.adapt(model, fresh=init is None)
+    return model
+
+
+def _with_dropout(shape: TransformerConfig, config: TrainConfig) -> TransformerConfig:
+    decoder = replace(shape.decoder, **_dropouts(config))
+    encoder = None if shape.encoder is None else replace(shape.encoder, **_dropouts(config))
+    return replace(shape, decoder=decoder, encoder=encoder)
+
+
+def _fill(config: TrainConfig, model: Transformer, init: Transformer, variant: Variant) -> None:
+    """Weights by name: all of them must be in both and fit, except those that the variant adds."""
+    theirs, mine = init.state_dict(), model.state_dict()
+    lacking = [key for key in mine if key not in theirs and not variant.may_lack(key)]
+    over = [key for key in theirs if key not in mine]
+    wrong = [key for key in mine if key in theirs and mine[key].shape != theirs[key].shape]
+    for what, keys in (("lacks", lacking), ("has no place for its", over), ("has another size of", wrong)):
+        if keys:
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            who = f"--init {config.init}" if what == "lacks" else f"variant {variant.name}, started from {config.init},"
+            raise CheckpointError(f"{who} {what} {', '.join(keys[:3])}{more}")
+    model.load_state_dict({**mine, **theirs})

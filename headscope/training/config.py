@@ -1,0 +1,243 @@
+"""Everything that `headscope train` can be told, whatever the variant; imports no torch (see `variant`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from headscope.errors import ConfigError
+from headscope.training.variant import check_choices, option
+
+DATA, TEXT, MODEL, OPTIMISATION, RUN, MACHINE = (
+    "Data",
+    "Text to ids",
+    "Model",
+    "Optimisation",
+    "Validation and checkpoints",
+    "Machine",
+)
+
+Normalise = Literal["none", "lowercase", "moses", "moses-lowercase"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The shared options; those of the variant are in its own class. Help texts say what each means."""
+
+    out: Path = option(Path("run"), "Directory of the run.", metavar="DIR", panel=RUN)
+    preset: str | None = option(None, "tiny or small: defaults of model and recipe.", panel=MODEL)
+
+    source: Path | None = option(None, "Training text, one sentence a line (.gz too).", metavar="FILE", panel=DATA)
+    target: Path | None = option(None, "Its translation, line by line.", metavar="FILE", panel=DATA)
+    valid_source: Path | None = option(None, "Validation text.", metavar="FILE", panel=DATA)
+    valid_target: Path | None = option(None, "Its translation.", metavar="FILE", panel=DATA)
+    kind: Literal["translation", "lm"] = option(
+        "translation", "translation, or lm: a decoder alone, trained on --source.", panel=DATA
+    )
+    block: int | None = option(
+        None, "lm: join the lines and cut the text into blocks of N pieces; default: a line is a text.", panel=DATA
+    )
+    max_sentences: int | None = option(None, "Use only the first N lines of the training text.", panel=DATA)
+    max_length: int = option(512, "Pieces a side may have; longer sentences are left out and counted.", panel=DATA)
+
+    tokenizer: Path | None = option(
+        None, "A SentencePiece model to use instead of learning one.", metavar="FILE", panel=TEXT
+    )
+    tokenizer_kind: Literal["bpe", "unigram"] = option("bpe", "bpe or unigram (SentencePiece).", panel=TEXT)
+    vocab_size: int = option(8000, "Pieces to learn, the four special ones included.", panel=TEXT)
+    vocabulary: Literal["joint", "separate"] = option(
+        "joint", "joint: both sides share pieces and embeddings; or separate.", panel=TEXT
+    )
+    normalise: Normalise = option(
+        "none",
+        "none, lowercase (part of the tokenizer), moses or moses-lowercase (punctuation, tokens; see README).",
+        panel=TEXT,
+    )
+    source_lang: str = option("en", "Language of the source, for moses.", panel=TEXT)
+    target_lang: str = option("de", "Language of the target, for moses.", panel=TEXT)
+
+    init: str | None = option(
+        None, "Start from this checkpoint: its weights, sizes and vocabularies.", metavar="CKPT", panel=MODEL
+    )
+    dicts: Path | None = option(
+        None, "Dictionaries of --init, where they are not beside it.", metavar="DIR", panel=MODEL
+    )
+    bpe: Path | None = option(
+        None, "Codes that split the text for --init; default: it is split already.", metavar="CODES", panel=MODEL
+    )
+    encoder_layers: int = option(3, "Layers of the encoder.", panel=MODEL)
+    decoder_layers: int = option(3, "Layers of the decoder.", panel=MODEL)
+    d_model: int = option(128, "Width of the model.", panel=MODEL)
+    d_ffn: int = option(256, "Width of the feed-forward layers.", panel=MODEL)
+    heads: int = option(8, "Heads of every attention module.", panel=MODEL)
+    norm: Literal["pre", "post"] = option("post", "post or pre: where layers normalise.", panel=MODEL)
+    activation: str = option("relu", "relu, gelu, gelu-tanh, silu, tanh or linear.", panel=MODEL)
+    positions: Literal["sinusoidal", "learned", "none"] = option(
+        "sinusoidal", "sinusoidal, learned or none.", panel=MODEL
+    )
+    tie_output: bool = option(True, "The output projection is the decoder's embeddings.", panel=MODEL)
+    dropout: float = option(0.1, "On embeddings and the output of every sublayer.", panel=MODEL)
+    attention_dropout: float = option(0.0, "On attention weights.", panel=MODEL)
+    activation_dropout: float = option(0.0, "Inside feed-forward layers.", panel=MODEL)
+    context_dropout: float = option(0.0, "On contexts, before the output projection.", panel=MODEL)
+
+    lr: float = option(0.002, "Highest learning rate.", panel=OPTIMISATION)
+    schedule: Literal["inverse-sqrt", "cosine", "constant"] = option(
+        "inverse-sqrt", "inverse-sqrt, cosine (to --min-lr at the end of the run) or constant.", panel=OPTIMISATION
+    )
+    warmup: int = option(1000, "Updates during which the learning rate rises from --warmup-lr.", panel=OPTIMISATION)
+    warmup_lr: float = option(1e-7, "Learning rate of the first update.", panel=OPTIMISATION)
+    min_lr: float = option(0.0, "Where a cosine schedule ends.", panel=OPTIMISATION)
+    betas: tuple[float, ...] = option((0.9, 0.98), "Adam's two rates.", panel=OPTIMISATION)
+    epsilon: float = option(1e-8, "Adam's epsilon.", panel=OPTIMISATION)
+    weight_decay: float = option(0.0, "Decoupled weight decay.", panel=OPTIMISATION)
+    clip: float = option(0.0, "Longest norm of the gradient; 0: no limit.", panel=OPTIMISATION)
+    label_smoothing: float = option(0.1, "Share of probability spread over all pieces.", panel=OPTIMISATION)
+    max_tokens: int = option(
+        4096, "Positions in a batch, the longer side, padding included; per forward pass.", panel=OPTIMISATION
+    )
+    accumulate: int = option(1, "Forward passes an update, in each process.", panel=OPTIMISATION)
+    max_updates: int | None = option(None, "End after N updates.", panel=OPTIMISATION)
+    max_epochs: int | None = option(None, "End after N epochs; default 20 where nothing says when.", panel=OPTIMISATION)
+
+    validate_every: int | None = option(
+        None, "Validate and write checkpoints every N updates; default: after every epoch.", panel=RUN
+    )
+    bleu_every: int = option(1, "BLEU at every N-th validation; 0: never.", panel=RUN)
+    bleu_sentences: int | None = option(None, "Translate only the first N validation sentences.", panel=RUN)
+    beam: int = option(5, "Beam of validation, and of the checkpoints.", panel=RUN)
+    best_by: Literal["loss", "bleu"] = option("loss", "loss or bleu: what the best checkpoint has.", panel=RUN)
+    patience: int | None = option(None, "End after N validations without a better one.", panel=RUN)
+    average: int = option(0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", panel=RUN)
+    average_of: Literal["last", "best"] = option("last", "last or best: which checkpoints.", panel=RUN)
+    save_every: int | None = option(
+        None, "Save the state that --resume needs every N updates too, not after epochs alone.", panel=RUN
+    )
+    log_every: int = option(50, "Updates between lines of metrics.csv.", panel=RUN)
+    tensorboard: bool = option(False, "Write event files for TensorBoard (needs the package tensorboard).", panel=RUN)
+
+    seed: int = option(1, "Seed of weights, dropout and data order.", panel=MACHINE)
+    device: str = option("auto", "auto, cpu, cuda or mps.", panel=MACHINE)
+    precision: Literal["float32", "bf16", "fp16", "float64"] = option(
+        "float32", "float32, bf16 or fp16 (autocast on a GPU), or float64.", panel=MACHINE
+    )
+    threads: int | None = option(None, "CPU threads; default: torch's.", panel=MACHINE)
+    compile: bool = option(False, "torch.compile the model.", panel=MACHINE)
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        _check_ranges(self)
+        _check_kind(self)
+        if self.d_model % self.heads:
+            good = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
+            raise ConfigError(f"--d-model {self.d_model} is not divisible by --heads {self.heads}; choose from {good}")
+        if self.schedule == "cosine" and self.max_updates is None and self.max_epochs is None:
+            raise ConfigError("--schedule cosine must know the end: give --max-updates or --max-epochs")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"--betas {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98")
+        if self.best_by == "bleu" and self.bleu_every != 1:
+            raise ConfigError(f"--best-by bleu needs BLEU at every validation; --bleu-every is {self.bleu_every}")
+
+    @property
+    def epochs(self) -> int | None:
+        """After how many epochs the run ends; None where only updates count."""
+        return 20 if self.max_epochs is None and self.max_updates is None else self.max_epochs
+
+    def plain(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return {each.name: plain_value(getattr(self, each.name)) for each in fields(self)}
+
+
+def plain_value(value: Any) -> Any:
+    """A value of an option for JSON."""
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+POSITIVE = [
+    *("block", "max_sentences", "max_length", "vocab_size", "encoder_layers", "decoder_layers", "d_model", "d_ffn"),
+    *("heads", "warmup", "max_tokens", "accumulate", "max_updates", "max_epochs", "validate_every", "bleu_sentences"),
+    *("beam", "patience", "save_every", "log_every", "threads"),
+]
+NOT_NEGATIVE = ["weight_decay", "clip", "warmup_lr", "min_lr", "bleu_every", "average", "seed"]
+SHARES = ["dropout", "attention_dropout", "activation_dropout", "context_dropout", "label_smoothing"]
+
+
+def _check_ranges(config: TrainConfig) -> None:
+    least = {"max_length": 2, "vocab_size": 5, "warmup": 0}
+    for name in POSITIVE:
+        value, bound = getattr(config, name), least.get(name, 1)
+        if value is not None and value < bound:
+            raise ConfigError(f"{flag(name)} is {value}; it must be at least {bound}")
+    for name in NOT_NEGATIVE:
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must not be negative")
+    for name in SHARES:
+        if not 0 <= getattr(config, name) < 1:
+            raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must be at least 0 and less than 1")
+    for name in ("lr", "epsilon"):
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must be more than 0")
+
+
+def _check_kind(config: TrainConfig) -> None:
+    if config.init is None and (config.dicts or config.bpe):
+        raise ConfigError("--dicts and --bpe belong to the checkpoint of --init; give that too, or leave them out")
+    if config.source is None:
+        raise ConfigError("no text: give --source FILE (one sentence a line), and --target FILE for translation")
+    if config.kind == "lm":
+        if extra := [flag(name) for name in ("target", "valid_target") if getattr(config, name) is not None]:
+            raise ConfigError(f"--kind lm has one text only; leave out {' and '.join(extra)}")
+        if config.best_by == "bleu":
+            raise ConfigError("--best-by bleu: a language model translates nothing; take --best-by loss")
+        return
+    if config.target is None:
+        raise ConfigError("--kind translation needs --target FILE; for a language model give --kind lm")
+    if config.block is not None:
+        raise ConfigError("--block is for --kind lm")
+    if (config.valid_source is None) is not (config.valid_target is None):
+        raise ConfigError("validation needs both --valid-source and --valid-target, or neither")
+
+
+def flag(name: str) -> str:
+    """How an option is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+TINY: Mapping[str, Any] = {
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "d_model": 128,
+    "d_ffn": 256,
+    "heads": 4,
+    "norm": "post",
+    "vocab_size": 10000,
+    "dropout": 0.3,
+    "lr": 0.005,
+    "warmup": 2000,
+    "label_smoothing": 0.1,
+    "max_tokens": 4096,
+    "max_updates": 8000,
+    "average": 10,
+}
+SMALL: Mapping[str, Any] = {
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "d_model": 128,
+    "d_ffn": 256,
+    "heads": 8,
+    "norm": "post",
+}
+PRESETS: Mapping[str, Mapping[str, Any]] = {"tiny": TINY, "small": SMALL}
+
+
+def preset(name: str | None) -> Mapping[str, Any]:
+    """The values of a preset, by the names of fields; ConfigError for one that does not exist."""
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        raise ConfigError(f"--preset {name!r} is not known; available: {', '.join(PRESETS)}")
+    return PRESETS[name]

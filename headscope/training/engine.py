@@ -1,0 +1,326 @@
+"""`train`: from options to a trained model on disk."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import headscope
+from headscope.errors import ConfigError, OutputError
+from headscope.formats.base import parameters_by_part, pick_device
+from headscope.results import Signature, check_folder, write_json
+from headscope.training import checkpoints
+from headscope.training.architecture import build_model, open_init
+from headscope.training.config import TrainConfig, plain_value
+from headscope.training.history import FILE as METRICS
+from headscope.training.history import History
+from headscope.training.loop import Listener, Loop, Reason, Silent
+from headscope.training.prepare import FOLDER as DATA
+from headscope.training.prepare import Prepared, prepare
+from headscope.training.processes import Processes, join, leave
+from headscope.training.progress import Progress
+from headscope.training.run import Criterion, Run
+from headscope.training.state import FILE as STATE
+from headscope.training.state import check_settings, load_state, read_state
+from headscope.training.variant import Moment, Variant, check_choices
+
+MINE = ("run.json", METRICS, STATE, DATA, "last", "best", "averaged", checkpoints.WEIGHTS, "tensorboard")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: why, in which epoch, after how many updates.
+
+    `best` is the best validation value, -log p or BLEU, None without validation text; `nll` and `bleu` are the
+    last validation's.
+    """
+
+    folder: Path
+    reason: Reason
+    epoch: int
+    update: int
+    best: float | None
+    best_update: int
+    nll: float | None
+    bleu: float | None
+    seconds: float
+    parameters: int
+    signature: str
+
+
+def train(
+    config: TrainConfig,
+    variant: Variant,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    listener: Listener | None = None,
+    command: Sequence[str] = (),
+) -> Outcome:
+    """Train a variant in `config.out`. `resume` goes on with the run there, or begins one where there is none.
+
+    Under torchrun every process calls this. OutputError where the directory holds something and neither
+    `resume` nor `force` is given; TrainingError where the loss is no number; the other errors are about options,
+    text and checkpoints.
+    """
+    check_choices(variant.options)
+    processes = join()
+    try:
+        state = _open(config, processes, resume=resume, force=force)
+        with _settled(config), _stoppable() as wanted:
+            return _train(config, variant, processes, state, listener or Silent(), wanted, command)
+    finally:
+        leave()
+
+
+def _train(
+    config: TrainConfig,
+    variant: Variant,
+    processes: Processes,
+    state: Mapping[str, Any] | None,
+    listener: Listener,
+    wanted: Callable[[], bool],
+    command: Sequence[str],
+) -> Outcome:
+    begun = time.time()
+    options = {each.name: plain_value(getattr(variant.options, each.name)) for each in fields(variant.options)}
+    settings = {**config.plain(), "variant": variant.name, **{f"{variant.name}.{k}": v for k, v in options.items()}}
+    if state is not None:
+        check_settings(state, settings, config.out)
+    run = make_run(config, variant, processes)
+    progress = Progress() if state is None else load_state(run, state)
+    if state is not None:
+        variant.resumed(run)
+    history = None
+    about = _about(run, options, command)
+    if processes.main:
+        history = History(config.out, update=run.moment.update, tensorboard=config.tensorboard)
+        write_json(config.out / "run.json", about | {"status": "running"})
+    loop = Loop(run, progress, settings, history, listener, wanted)
+    reason = loop.train()
+    found = _outcome(loop, reason, about)
+    if history is not None:
+        history.close()
+        result = {each.name: plain_value(getattr(found, each.name)) for each in fields(found)}
+        status = "interrupted" if reason == "interrupted" else "done"
+        write_json(config.out / "run.json", about | {"status": status, "result": result, "ended": time.time() - begun})
+    return found
+
+
+def make_run(config: TrainConfig, variant: Variant, processes: Processes | None = None) -> Run:
+    """Data, model and optimizer of a run that has not begun; `variant.prepare` is called."""
+    processes = processes or Processes()
+    device = _device(config, processes)
+    torch.manual_seed(config.seed)
+    init = open_init(config)
+    vocabularies = None if init is None or init.target is None else (init.source, init.target)
+    data: Prepared | None = prepare(config, vocabularies) if processes.main else None
+    processes.wait()
+    data = data or prepare(config, vocabularies)
+    if config.patience is not None and data.valid is None:
+        raise ConfigError("--patience needs validation text: --valid-source (and --valid-target)")
+    torch.manual_seed(config.seed)
+    model = build_model(config, variant, init, data.source, data.target)
+    model = model.to(device, torch.float64 if config.precision == "float64" else torch.float32)
+    model.tie()
+    run = Run(
+        config=config,
+        variant=variant,
+        model=model,
+        criterion=nn.Identity(),
+        optimizer=_optimizer(config, variant.groups(model), device),
+        scaler=torch.amp.GradScaler(device.type, enabled=config.precision == "fp16"),
+        device=device,
+        processes=processes,
+        data=data,
+        generator=torch.Generator().manual_seed(config.seed),
+        moment=Moment(updates_planned=config.max_updates, epochs_planned=config.epochs),
+    )
+    run.criterion = _criterion(run)
+    torch.manual_seed(config.seed + 1 + processes.rank)  # dropout
+    variant.prepare(run)
+    return run
+
+
+def _criterion(run: Run) -> nn.Module:
+    config = run.config
+    made = Criterion(run.model, smoothing=config.label_smoothing, chunked=config.precision != "fp16")
+    made.extra = lambda batch: run.variant.extra_loss(run, batch)
+    whole: nn.Module = made
+    if config.compile:
+        made.sums = torch.compiler.disable(made.sums)  # type: ignore[method-assign, no-untyped-call]
+        whole.compile(dynamic=True)
+    if run.processes.world == 1:
+        return whole
+    on_gpu = run.device.type == "cuda"
+    return nn.parallel.DistributedDataParallel(
+        whole, device_ids=[run.device] if on_gpu else None, find_unused_parameters=not run.variant.uses_all
+    )
+
+
+def _optimizer(config: TrainConfig, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
+    kind = (
+        torch.optim.AdamW
+        if config.weight_decay or any("weight_decay" in group for group in groups)
+        else torch.optim.Adam
+    )
+    return kind(
+        groups,
+        lr=config.lr,
+        betas=(config.betas[0], config.betas[1]),
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        fused=device.type in ("cpu", "cuda"),
+    )
+
+
+def _device(config: TrainConfig, processes: Processes) -> torch.device:
+    name = pick_device(config.device)
+    if config.precision in ("bf16", "fp16") and name == "cpu":
+        raise ConfigError(f"--precision {config.precision} needs a GPU; on a CPU take float32")
+    if name == "cuda" and processes.world > 1:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(name)
+
+
+def _open(config: TrainConfig, processes: Processes, *, resume: bool, force: bool) -> dict[str, Any] | None:
+    """The state to go on from, None for a new run; makes the directory and tidies it."""
+    folder = config.out
+    if resume and force:
+        raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
+    if processes.main:
+        mine = (folder / "run.json").exists() or (folder / STATE).exists() or (folder / DATA).is_dir()
+        if not (resume and mine):
+            check_folder(folder, force=force or _only_data(folder))
+            _clear(folder)
+        checkpoints.recover(folder)
+    processes.wait()
+    return read_state(folder)
+
+
+def _only_data(folder: Path) -> bool:
+    """Whether all that a directory holds are ids that a run kept which then could not begin."""
+    return folder.is_dir() and [entry.name for entry in folder.iterdir()] == [DATA]
+
+
+def _clear(folder: Path) -> None:
+    """Make the directory, without what an earlier run wrote there; other files stay."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in MINE:
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
+
+
+@contextmanager
+def _settled(config: TrainConfig) -> Iterator[None]:
+    """The number of threads that the options say, within the block."""
+    before = torch.get_num_threads()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Within the block Ctrl-C and SIGTERM ask to stop after the current update; a second Ctrl-C stops at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def ask(number: int, _: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _about(run: Run, options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    """What run.json says of a run before it has begun."""
+    libraries = ("torch", "numpy", "sentencepiece", "sacrebleu")
+    parameters = parameters_by_part(run.model)
+    return {
+        "kind": "training",
+        "signature": str(_signature(run, options)),
+        "variant": run.variant.name,
+        "command": list(command),
+        "config": run.config.plain(),
+        "options": dict(options),
+        "model": run.model.config.plain(),
+        "parameters": parameters,
+        "data": {
+            "digest": run.data.digest,
+            "sentences": len(run.data.train),
+            "dropped": run.data.dropped,
+            "validation": 0 if run.data.valid is None else len(run.data.valid),
+            "vocabulary": len(run.data.target),
+        },
+        "versions": {name: importlib.metadata.version(name) for name in libraries}
+        | {"headscope": headscope.__version__, "python": sys.version.split()[0]},
+        "processes": run.processes.world,
+        "device": str(run.device),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _signature(run: Run, options: Mapping[str, Any]) -> Signature:
+    config = run.config
+    return Signature(
+        {
+            "m": f"train.{run.variant.name}",
+            **{name: str(value) for name, value in options.items() if value is not None},
+            "data": f"sha256={run.data.digest[:12]},n={len(run.data.train)}",
+            "batch": f"{config.max_tokens}x{config.accumulate}x{run.processes.world}",
+            "lr": f"{config.schedule}-{config.lr:g}-{config.warmup}",
+            "precision": config.precision,
+            "device": run.device.type,
+            "torch": importlib.metadata.version("torch"),
+            "seed": str(config.seed),
+            "v": headscope.__version__,
+        }
+    )
+
+
+def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> Outcome:
+    run, progress, latest = loop.run, loop.progress, loop.latest
+    measured = run.data.valid is not None and progress.best is not None
+    return Outcome(
+        folder=run.config.out,
+        reason=reason,
+        epoch=run.moment.epoch - (run.moment.update_in_epoch == 0),
+        update=run.moment.update,
+        best=abs(progress.best or 0.0) if measured else None,
+        best_update=progress.best_update,
+        nll=None if latest is None else latest.nll,
+        bleu=None if latest is None else latest.bleu,
+        seconds=progress.seconds,
+        parameters=int(about["parameters"]["total"]),
+        signature=str(about["signature"]),
+    )

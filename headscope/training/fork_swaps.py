@@ -1,0 +1,126 @@
+"""Swaps as the MHR fork carries them out, with its way of finding weights by parts of their names.
+
+What differs from `swaps`: the width of a head is the decoder's for encoders too; a layer "1" is also found in
+10, 11, …, and encoder with encoder_attn in the decoder; a model's mixing matrices pass the same filter, so that
+an exchange of heads 0 of two layers exchanges the whole matrices, while head 0 with another head fails there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.heads import HeadId, Site
+from headscope.model.layers import Attention
+from headscope.model.mixing.alpha import Alpha
+from headscope.model.transformer import Transformer
+from headscope.training.swaps import Part, Swap, trade
+
+MODULES = {
+    Site.ENCODER_SELF: ("encoder", "self_attn"),
+    Site.DECODER_SELF: ("decoder", "self_attn"),
+    Site.CROSS: ("decoder", "encoder_attn"),
+}
+
+
+@dataclass(frozen=True)
+class ForkHead:
+    """One end of a swap in the fork's words: stack, module, layer (a string) and head."""
+
+    stack: str
+    module: str
+    layer: str
+    head: int
+
+    @classmethod
+    def of(cls, head: HeadId) -> ForkHead:
+        """The same head in the fork's words."""
+        return cls(*MODULES[head.site], str(head.layer), head.head)
+
+
+@dataclass(frozen=True)
+class ForkSwap:
+    """A swap in the fork's words; nothing forbids that it crosses sites."""
+
+    first: ForkHead
+    second: ForkHead
+
+    @classmethod
+    def of(cls, swap: Swap) -> ForkSwap:
+        """The same swap in the fork's words."""
+        return cls(ForkHead.of(swap.first), ForkHead.of(swap.second))
+
+    def __str__(self) -> str:
+        ends = (f"{end.stack}.{end.layer}.{end.module} head {end.head}" for end in (self.first, self.second))
+        return " ↔ ".join(ends)
+
+
+def exchange_like_the_fork(model: Transformer, swaps: list[ForkSwap]) -> None:
+    """Carry out swaps in their order, on the weights that the fork would pick.
+
+    ConfigError where the fork stops with an error of sizes: head 0 against another head, which takes a whole
+    mixing matrix against none of it (in the fork every model has such matrices).
+    """
+    for pairs in [fork_parts(model, swap) for swap in swaps]:
+        for first, second in pairs:
+            trade(first, second)
+
+
+def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[Part, Part]]:
+    """The pairs of slices that the fork exchanges for one swap; ConfigError as in `exchange_like_the_fork`."""
+    config = model.config.decoder
+    heads = config.self_heads[0] if config.self_heads else 0
+    width = config.d_model // max(heads, 1)
+    _check(swap, heads, width)
+    weights = dict(fork_weights(model))
+    first, second = (_picked(weights, end) for end in (swap.first, swap.second))
+    if not first or not second:
+        raise ConfigError(f"{swap}: the fork finds no weights of that name; name a layer and module that is there")
+    ends = [slice(end.head * width, (end.head + 1) * width) for end in (swap.first, swap.second)]
+    found = []
+    for one, other in zip(first, second, strict=False):
+        parts = [Part(t, _bounded(rows, len(t)), 0) for t, rows in zip((one, other), ends, strict=True)]
+        sizes = [(part.rows.stop - part.rows.start, *part.tensor.shape[1:]) for part in parts]
+        if sizes[0] != sizes[1]:
+            raise ConfigError(f"{swap}: slices of sizes {sizes[0]} and {sizes[1]}; the fork stops here")
+        found.append((parts[0], parts[1]))
+    return found
+
+
+def fork_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+    """The attention weights that swaps may touch, by the fork's names and in its order: alphas, k, v, q."""
+    found = {}
+    for site, layer, _, module in model.attention_modules():
+        stack, name = MODULES[site]
+        found[stack, layer, name] = module
+    for stack, layer, name in sorted(found, key=lambda key: (key[0] != "encoder", key[1], key[2] != "self_attn")):
+        yield from _of_module(f"{stack}.layers.{layer}.{name}", found[stack, layer, name])
+
+
+def _of_module(prefix: str, module: Attention) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(module.mixing, Alpha):
+        yield f"{prefix}.alphas", module.mixing.alpha
+    for name, projection in (("k_proj", module.key), ("v_proj", module.value), ("q_proj", module.query)):
+        yield f"{prefix}.{name}.weight", projection.weight
+        if projection.bias is not None:
+            yield f"{prefix}.{name}.bias", projection.bias
+
+
+def _picked(weights: dict[str, Tensor], end: ForkHead) -> list[Tensor]:
+    return [its for name, its in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))]
+
+
+def _check(swap: ForkSwap, heads: int, width: int) -> None:
+    taken = {max(min((end.head + 1) * width, heads) - end.head * width, 0) for end in (swap.first, swap.second)}
+    if len(taken) > 1:
+        raise ConfigError(
+            f"{swap}: the fork stops here, because it takes {max(taken)} rows of one mixing matrix for "
+            f"{min(taken)} of the other; swap heads of equal number, or take --compat none"
+        )
+
+
+def _bounded(rows: slice, size: int) -> slice:
+    return slice(min(rows.start, size), min(rows.stop, size))

@@ -1,0 +1,154 @@
+"""Scores of every head on the validation text, for swaps that choose heads by them.
+
+- "confidence": mean over queries of the largest weight, special tokens left out on both sides (Voita et al.
+  2019, §4; the analysis of that name).
+- "uniqueness": mean over sentences of Σ_{j≠i} ‖Z_j − Z_i‖ / (h − 1), contexts Z of a sentence as one vector
+  (AvgL2 of Azov & Landau).
+- "base", "advanced", "pairwise": the fork's numbers. Largest weight of a sentence; Σ over keys of the largest
+  weight that any query gives it, over the number of keys less one; Σ_j of the distance between two heads' maps.
+  The last query's weight on the last key is taken as 0 in the first two, and sentences are not padded: batches
+  of one are what the fork would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.transformer import Transformer
+from headscope.training.batches import Batch
+from headscope.training.swap_choice import Scores
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One call on one batch: weights [b h t s], context [b h t k], real and counted positions of both sides."""
+
+    weights: Tensor
+    context: Tensor
+    queries: Tensor
+    keys: Tensor
+    counted_queries: Tensor
+    counted_keys: Tensor
+
+
+def confidence(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Sum over counted queries of the largest weight on counted keys [h], and their number."""
+    peak = seen.weights.masked_fill(~seen.counted_keys[:, None, None], 0.0).amax(dim=-1)  # [b h t]
+    counted = (seen.counted_queries & seen.counted_keys.any(dim=-1, keepdim=True)).to(peak.dtype)
+    return torch.einsum("bht,bt->h", peak, counted), counted.sum()
+
+
+def uniqueness(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Sum over sentences of the mean distance to the other heads' contexts [h], and the number of sentences."""
+    flat = (seen.context * seen.queries[:, None, :, None]).flatten(2)  # [b h t·k]
+    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
+    return apart.sum(dim=0) / max(flat.shape[1] - 1, 1), _sentences(seen)
+
+
+def base(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Sum over sentences of the largest weight [h]."""
+    return _without_last_cell(seen).amax(dim=(-1, -2)).sum(dim=0), _sentences(seen)
+
+
+def advanced(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
+    widths = seen.keys.sum(dim=-1)  # [b]
+    found = _without_last_cell(seen).amax(dim=-2).sum(dim=-1) / (widths - 1).clamp_min(1)[:, None]
+    return (found * (widths > 1)[:, None]).sum(dim=0), (widths > 1).sum().to(found.dtype)
+
+
+def pairwise(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Sum over sentences of Σ_j ‖W_i − W_j‖, weights of a sentence as one vector [h]."""
+    flat = seen.weights.masked_fill(~_cells(seen)[:, None], 0.0).flatten(2)
+    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
+    return apart.sum(dim=(0, -1)), _sentences(seen)
+
+
+SCORES: Mapping[str, Callable[[Seen], tuple[Tensor, Tensor]]] = {
+    "confidence": confidence,
+    "uniqueness": uniqueness,
+    "base": base,
+    "advanced": advanced,
+    "pairwise": pairwise,
+}
+
+
+def head_scores(
+    model: Transformer,
+    batches: Iterable[Batch],
+    *,
+    score: str,
+    source_special: Collection[int] = (),
+    target_special: Collection[int] = (),
+) -> dict[Site, Scores]:
+    """Scores [h] of every layer of every site over `batches`; the ids of special tokens are those of either side."""
+    sums: dict[tuple[Site, int], tuple[Tensor, Tensor]] = {}
+    places = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
+    for batch in batches:
+        sides = _sides(batch, source_special, target_special)
+        with torch.no_grad(), tapped(partial(_add, sums, places, sides, SCORES[score])):
+            memory = None if batch.source is None else model.encode(batch.source, batch.source_mask)
+            model.decode(batch.target, memory, memory_mask=batch.source_mask, target_mask=batch.target_mask)
+    found: dict[Site, dict[int, Tensor]] = {}
+    for (site, layer), (total, count) in sums.items():
+        found.setdefault(site, {})[layer] = (total / count.clamp_min(1)).cpu()
+    return dict(found)
+
+
+Sides = Mapping[str, tuple[Tensor, Tensor]]
+"""Real and counted positions [b n] of "source" and "target"."""
+
+
+def _add(
+    sums: dict[tuple[Site, int], tuple[Tensor, Tensor]],
+    places: Mapping[int, tuple[Site, int]],
+    sides: Sides,
+    score: Callable[[Seen], tuple[Tensor, Tensor]],
+    call: AttentionCall,
+    _: Tensor,
+) -> None:
+    site, layer = places[id(call.module)]
+    queries = sides["source" if site is Site.ENCODER_SELF else "target"]
+    keys = sides["target" if site is Site.DECODER_SELF else "source"]
+    weights, context = call.weights.double(), call.context.double()
+    found = score(Seen(weights, context, queries[0], keys[0], queries[1], keys[1]))
+    before = sums.get((site, layer))
+    sums[site, layer] = found if before is None else (before[0] + found[0], before[1] + found[1])
+
+
+def _sides(batch: Batch, source_special: Collection[int], target_special: Collection[int]) -> Sides:
+    found = {}
+    for name, ids, mask, special in (
+        ("source", batch.source, batch.source_mask, source_special),
+        ("target", batch.target, batch.target_mask, target_special),
+    ):
+        if ids is not None:
+            real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+            its = torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)
+            found[name] = (real, real & ~torch.isin(ids, its))
+    return found
+
+
+def _cells(seen: Seen) -> Tensor:
+    return seen.queries[:, :, None] & seen.keys[:, None, :]  # [b t s]
+
+
+def _without_last_cell(seen: Seen) -> Tensor:
+    """Weights of real queries on real keys, with those of the last query on the last key zeroed."""
+    last_query, last_key = (
+        torch.arange(real.shape[1], device=real.device) == (real.sum(dim=-1, keepdim=True) - 1)
+        for real in (seen.queries, seen.keys)
+    )
+    outside = ~_cells(seen) | (last_query[:, :, None] & last_key[:, None, :])
+    return seen.weights.masked_fill(outside[:, None], 0.0)
+
+
+def _sentences(seen: Seen) -> Tensor:
+    return torch.tensor(float(len(seen.queries)), dtype=seen.weights.dtype, device=seen.weights.device)

@@ -1,0 +1,88 @@
+"""The course of a run as a table, metrics.csv, and as event files for TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headscope.errors import ConfigError
+from headscope.results import written
+
+FILE = "metrics.csv"
+COLUMNS = (
+    "update",
+    "epoch",
+    "sentences",
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "lr",
+    "loss",
+    "nll",
+    "gradient_norm",
+    "valid_nll",
+    "valid_perplexity",
+    "bleu",
+    "best",
+)
+
+
+class History:
+    """Lines of metrics.csv, each written as soon as it is known; the columns are set by the first line."""
+
+    def __init__(self, folder: Path, *, update: int, tensorboard: bool) -> None:
+        """Lines after `update` are of a process that was killed, and are taken out."""
+        self.path = folder / FILE
+        self.columns: list[str] = []
+        if self.path.exists():
+            self._cut(update)
+        self.board = _board(folder, update) if tensorboard else None
+
+    def add(self, row: Mapping[str, float | int | None]) -> None:
+        """Write a line; NaN and None stay empty."""
+        if not self.columns:
+            self.columns = [*COLUMNS, *(name for name in row if name not in COLUMNS)]
+            written(self.path, lambda path: path.write_text(_line(self.columns), encoding="utf-8"))
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line([_cell(row.get(name)) for name in self.columns]))
+        if self.board is not None:
+            for name, value in row.items():
+                if value is not None and value == value and name not in ("update", "epoch"):
+                    self.board.add_scalar(name, value, int(row["update"] or 0))
+            self.board.flush()
+
+    def close(self) -> None:
+        """Close the event files."""
+        if self.board is not None:
+            self.board.close()
+
+    def _cut(self, update: int) -> None:
+        rows = list(csv.reader(self.path.read_text(encoding="utf-8").splitlines()))
+        self.columns = rows[0] if rows else []
+        whole = [row for row in rows[1:] if len(row) == len(self.columns) and row[0].isdecimal()]
+        kept = [row for row in whole if int(row[0]) <= update]
+        text = "".join(map(_line, [self.columns, *kept]))
+        written(self.path, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _cell(value: float | int | None) -> str:
+    if value is None or value != value:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.7g}"
+
+
+def _line(cells: list[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
+
+
+def _board(folder: Path, update: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError:
+        raise ConfigError("--tensorboard needs its package: pip install 'headscope[train]'") from None
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)

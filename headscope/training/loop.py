@@ -1,0 +1,195 @@
+"""The training loop: epochs, updates, validations, checkpoints, and the state that makes them resumable."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from headscope.training import checkpoints
+from headscope.training.batches import Batch, Numbers, collate, epoch_plan
+from headscope.training.history import History
+from headscope.training.losses import Sums
+from headscope.training.progress import Progress
+from headscope.training.run import Run
+from headscope.training.schedules import rate
+from headscope.training.state import save_state
+from headscope.training.validate import Validation, validate
+
+Reason = Literal["updates", "epochs", "patience", "interrupted"]
+
+
+class Listener(Protocol):
+    """Who is told how training goes, in the first process."""
+
+    def updated(self, run: Run, sums: Sums) -> None:
+        """After every update."""
+        ...
+
+    def validated(self, run: Run, found: Validation, *, best: bool) -> None:
+        """After every validation."""
+        ...
+
+
+class Silent:
+    """Tells nobody."""
+
+    def updated(self, run: Run, sums: Sums) -> None:
+        """Nothing."""
+
+    def validated(self, run: Run, found: Validation, *, best: bool) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Loop:
+    """Trains a run to its end. `settings` go into the state; `interrupted` says that somebody wants to stop."""
+
+    run: Run
+    progress: Progress
+    settings: Mapping[str, Any]
+    history: History | None
+    listener: Listener
+    interrupted: Callable[[], bool]
+    mark: float = field(default_factory=time.monotonic)
+    latest: Validation | None = None
+
+    def train(self) -> Reason:
+        """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
+        reason = self._planned_end()
+        while reason is None:
+            reason = self._epoch()
+        self._finish(reason)
+        return reason
+
+    def _epoch(self) -> Reason | None:
+        run = self.run
+        groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=run.moment.epoch)
+        each = run.config.accumulate * run.processes.world
+        count = math.ceil(len(groups) / each)
+        run.moment = replace(run.moment, updates_per_epoch=count)
+        if run.moment.update_in_epoch == 0:
+            run.variant.before_epoch(run, run.moment)
+        while run.moment.update_in_epoch < count:
+            begin = run.moment.update_in_epoch * each
+            self._update(groups[begin : begin + each])
+            reason = self._between() if run.moment.update_in_epoch < count else None
+            if reason is not None:
+                return reason
+        if self._validates():
+            self._validate()
+        run.variant.after_epoch(run, run.moment)
+        run.moment = replace(run.moment, epoch=run.moment.epoch + 1, update_in_epoch=0)
+        self._save()
+        return self._planned_end() or self._wanted_end()
+
+    def _update(self, groups: list[Numbers]) -> None:
+        run = self.run
+        run.variant.before_update(run, run.moment)
+        sums, norm = run.update(self._mine(groups))
+        moment = run.moment
+        done = {"update": moment.update + 1, "update_in_epoch": moment.update_in_epoch + 1}
+        self.progress.latest = {"lr": rate(run.config, moment), "gradient_norm": norm}
+        seen = {"sentences": moment.sentences + sums.sentences, "tokens": moment.tokens + sums.tokens}
+        run.moment = replace(moment, **done, **seen)
+        run.variant.after_update(run, run.moment)
+        self.progress.window = self.progress.window.plus(sums)
+        if run.processes.main:
+            self.listener.updated(run, sums)
+        if run.moment.update % run.config.log_every == 0 and not self._validates():
+            self._log({})
+
+    def _mine(self, groups: list[Numbers]) -> list[Batch]:
+        """This process's micro-batches; every process has as many."""
+        rank, world = self.run.processes.rank, self.run.processes.world
+        mine = [collate(self.run.data.train, group) for group in groups[rank::world]]
+        if len(mine) < math.ceil(len(groups) / world):
+            mine.append(collate(self.run.data.train, groups[0]).empty())
+        return [batch.to(self.run.device) for batch in mine]
+
+    def _validates(self) -> bool:
+        """Whether a validation follows the update just done; the last update always has one."""
+        moment, config = self.run.moment, self.run.config
+        closes = moment.update_in_epoch == moment.updates_per_epoch
+        if moment.update == config.max_updates or (closes and moment.epoch == config.epochs):
+            return True
+        return closes if config.validate_every is None else moment.update % config.validate_every == 0
+
+    def _between(self) -> Reason | None:
+        """After an update that does not end the epoch: validate, save, see whether to end."""
+        moment, config = self.run.moment, self.run.config
+        due = self._validates()
+        if due:
+            self._validate()
+        if due or (config.save_every and moment.update % config.save_every == 0):
+            self._save()
+        return self._planned_end() or self._wanted_end()
+
+    def _planned_end(self) -> Reason | None:
+        moment, config = self.run.moment, self.run.config
+        if config.max_updates is not None and moment.update >= config.max_updates:
+            return "updates"
+        if config.epochs is not None and moment.epoch > config.epochs:
+            return "epochs"
+        if config.patience is not None and self.progress.since_best >= config.patience:
+            return "patience"
+        return None
+
+    def _wanted_end(self) -> Reason | None:
+        wanted = self.run.processes.sum([float(self.interrupted())])[0]
+        return "interrupted" if wanted else None
+
+    def _validate(self) -> None:
+        run, progress = self.run, self.progress
+        found = validate(run, number=progress.validations + 1)
+        value = found.value(run.config.best_by) if found.nll is not None else -float(run.moment.update)
+        best = progress.validated(value, run.moment.update)
+        self.latest = found
+        averaging = {"most": run.config.average, "best": run.config.average_of == "best"}
+        keeps = run.config.average > 0 and progress.keep(value, run.moment.update, **averaging)  # type: ignore[arg-type]
+        if run.processes.main:
+            checkpoints.save(run, "last")
+            if best:
+                checkpoints.save(run, "best")
+            if keeps:
+                checkpoints.keep_weights(run, run.moment.update)
+            self.listener.validated(run, found, best=best)
+        self._log({"valid_nll": found.nll, "valid_perplexity": found.perplexity, "bleu": found.bleu, "best": int(best)})
+
+    def _log(self, more: Mapping[str, float | int | None]) -> None:
+        """A line of metrics.csv: means since the line before, and what is given."""
+        run, window = self.run, self.progress.window
+        now = time.monotonic()
+        self.progress.seconds += now - self.mark
+        passed, self.mark = now - self.mark, now
+        row: dict[str, float | int | None] = {name: getattr(run.moment, name) for name in _COUNTS}
+        row |= {"seconds": self.progress.seconds}
+        if window.tokens:
+            row |= {
+                **self.progress.latest,
+                "tokens_per_second": window.tokens / max(passed, 1e-9),
+                "loss": window.loss / window.tokens,
+                "nll": window.nll / window.tokens,
+            }
+        self.progress.window = Sums()
+        extra = run.variant.history(run)
+        if self.history is not None:
+            self.history.add(row | dict(more) | extra)
+
+    def _save(self) -> None:
+        save_state(self.run, self.progress, self.settings)
+        if self.run.processes.main:
+            checkpoints.drop_weights(self.run, self.progress.kept)
+
+    def _finish(self, reason: Reason) -> None:
+        run = self.run
+        if reason == "interrupted":
+            self._save()
+        elif run.processes.main and self.progress.kept:
+            checkpoints.save_average(run, self.progress.kept)
+        run.processes.wait()
+
+
+_COUNTS = ("update", "epoch", "sentences", "tokens")

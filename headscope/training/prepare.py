@@ -1,0 +1,217 @@
+"""From text files to ids and vocabularies: checked, normalised, tokenised, kept with the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headscope.data import Corpus, open_corpus
+from headscope.errors import DataError
+from headscope.results import write_arrays, written
+from headscope.training import tokenizers
+from headscope.training.batches import Numbers, Pairs, Texts
+from headscope.training.config import TrainConfig
+from headscope.training.normalise import normaliser
+from headscope.vocabulary import Vocabulary
+
+FOLDER, RECIPE = "data", "vocabulary.json"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run learns from: ids of both sides, their vocabularies, and the validation text for BLEU.
+
+    `dropped` training sentences were longer than `--max-length`; `digest` is of texts, vocabularies and settings.
+    """
+
+    train: Pairs
+    valid: Pairs | None
+    source: Vocabulary | None
+    target: Vocabulary
+    valid_texts: tuple[list[str], list[str]] | None
+    dropped: int
+    digest: str
+
+
+def read_texts(config: TrainConfig) -> tuple[Corpus, Corpus | None]:
+    """The training and validation text, checked; DataError for what cannot be used."""
+    train = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
+    if config.valid_source is None:
+        return train, None
+    return train, open_corpus(config.valid_source, target=config.valid_target)
+
+
+def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary | None, Vocabulary]:
+    """Of the source (None for language models) and the target: given, or learnt from the training text."""
+    lm = config.kind == "lm"
+    if config.tokenizer is not None:
+        its = tokenizers.read(config.tokenizer)
+        return (None if lm else its), its
+    settings = {"size": config.vocab_size, "kind": config.tokenizer_kind, "normalise": config.normalise}
+    sources, targets = _lines(config, corpus)
+    if lm:
+        return None, tokenizers.learn(sources(), **settings)  # type: ignore[arg-type]
+    if config.vocabulary == "separate":
+        return tokenizers.learn(sources(), **settings), tokenizers.learn(targets(), **settings)  # type: ignore[arg-type]
+
+    def both() -> Iterator[str]:
+        yield from sources()
+        yield from targets()
+
+    its = tokenizers.learn(both(), **settings)  # type: ignore[arg-type]
+    return its, its
+
+
+def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabulary] | None = None) -> Prepared:
+    """Everything that a run learns from. Ids are kept in DIR/data and read from there the next time.
+
+    `vocabularies` None: those of the run in DIR, else given ones or learnt ones.
+    """
+    corpus, valid = read_texts(config)
+    folder = config.out / FOLDER
+    if vocabularies is None:
+        recipe = _recipe(config, corpus)
+        vocabularies = read_vocabularies(config, folder, recipe) or learn_vocabularies(config, corpus)
+        write_vocabularies(folder, vocabularies, recipe)
+    source, target = vocabularies
+    digest = _digest(config, corpus, valid, vocabularies)
+    kept = _read(folder, digest)
+    train, dropped = kept.get("train") or _kept(folder, "train", digest, *_pairs(config, corpus, vocabularies))
+    checked, texts = None, None
+    if valid is not None:
+        checked, _ = kept.get("valid") or _kept(folder, "valid", digest, *_pairs(config, valid, vocabularies))
+        if config.kind == "translation":
+            sources, targets = _lines(config, valid)
+            texts = (list(sources()), list(targets()))
+    if not len(train):
+        raise DataError(
+            f"all {corpus.count} training sentences are longer than --max-length {config.max_length} pieces"
+        )
+    return Prepared(train, checked, source, target, texts, dropped, digest)
+
+
+def _lines(config: TrainConfig, corpus: Corpus) -> tuple[Callable[[], Iterator[str]], Callable[[], Iterator[str]]]:
+    """The normalised lines of both sides, again and again."""
+    left, right = (normaliser(config.normalise, language) for language in (config.source_lang, config.target_lang))
+    return (lambda: (left(each.source) for each in corpus)), (lambda: (right(each.target or "") for each in corpus))
+
+
+def _pairs(
+    config: TrainConfig, corpus: Corpus, vocabularies: tuple[Vocabulary | None, Vocabulary]
+) -> tuple[Pairs, int]:
+    """Ids of a corpus, and how many sentences were too long."""
+    source, target = vocabularies
+    sources, targets = _lines(config, corpus)
+    if source is None:
+        said = tokenizers.encode(target, list(sources()))
+        if config.block is not None:
+            return _blocks(said, target, config.block), 0
+        read: list[list[int]] | None = None
+    else:
+        read, said = tokenizers.encode(source, list(sources())), tokenizers.encode(target, list(targets()))
+    keep = [n for n, ids in enumerate(said) if max(len(ids), len(read[n]) if read else 0) < config.max_length]
+    chosen = None if read is None else Texts.of([read[n] for n in keep])
+    lines = np.array(keep, dtype=np.int64) + 1
+    return pairs_of(chosen, Texts.of([said[n] for n in keep]), lines, source, target), len(said) - len(keep)
+
+
+def pairs_of(
+    source: Texts | None, target: Texts, lines: Numbers, its: Vocabulary | None, other: Vocabulary, closed: bool = True
+) -> Pairs:
+    """Pairs with the special ids of their vocabularies."""
+    prefix = () if its is None else its.prefix
+    suffix = () if its is None else (its.end,) if its.suffix is None else its.suffix
+    return Pairs(source, target, lines, other.start, other.end, prefix, suffix, closed)
+
+
+def _blocks(said: Sequence[Sequence[int]], its: Vocabulary, block: int) -> Pairs:
+    """All texts, each closed, one after another, in blocks of as many ids; `lines` say where each begins."""
+    stream = [number for ids in said for number in (*ids, its.end)]
+    ends = np.cumsum([len(ids) + 1 for ids in said])
+    starts = np.arange(0, len(stream), block)
+    lines = np.searchsorted(ends, starts, side="right") + 1
+    return pairs_of(None, Texts.of([stream[n : n + block] for n in starts]), lines, None, its, closed=False)
+
+
+# What is kept in DIR/data.
+
+
+def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Vocabulary], recipe: str) -> None:
+    """The SentencePiece models, for other programs and for resuming, and last what they were made from."""
+    for name, its in zip(("source", "target"), vocabularies, strict=True):
+        path, codes = folder / f"{name}.model", b"" if its is None else its.splitter.codes or b""
+        if codes and not (path.exists() and path.read_bytes() == codes):
+            written(path, lambda place, codes=codes: place.write_bytes(codes))  # type: ignore[misc]
+    if not (folder / RECIPE).exists() or (folder / RECIPE).read_text(encoding="utf-8") != recipe:
+        written(folder / RECIPE, lambda place: place.write_text(recipe, encoding="utf-8"))
+
+
+def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[Vocabulary | None, Vocabulary] | None:
+    """What an interrupted run has learnt from the same text in the same way; None where there is nothing."""
+    try:
+        if (folder / RECIPE).read_text(encoding="utf-8") != recipe:
+            return None
+        target = tokenizers.read(folder / "target.model")
+        return (None if config.kind == "lm" else tokenizers.read(folder / "source.model")), target
+    except (OSError, DataError):
+        return None
+
+
+def _recipe(config: TrainConfig, corpus: Corpus) -> str:
+    """What the vocabularies depend on."""
+    settings = [corpus.digest, config.kind, config.vocabulary, config.vocab_size, config.tokenizer_kind]
+    given = b"" if config.tokenizer is None else tokenizers.read(config.tokenizer).splitter.codes or b""
+    settings += [config.normalise, config.source_lang, config.target_lang, hashlib.sha256(given).hexdigest()]
+    return json.dumps(settings) + "\n"
+
+
+def _digest(
+    config: TrainConfig, corpus: Corpus, valid: Corpus | None, vocabularies: tuple[Vocabulary | None, Vocabulary]
+) -> str:
+    settings = [corpus.digest, None if valid is None else valid.digest, config.kind, config.block, config.max_length]
+    settings += [config.normalise, config.source_lang, config.target_lang]
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    for its in vocabularies:
+        if its is not None:
+            digest.update(json.dumps([its.pieces, its.start, its.end, its.prefix, its.suffix]).encode())
+            digest.update(its.splitter.codes or b"")
+    return digest.hexdigest()
+
+
+def _kept(folder: Path, name: str, digest: str, pairs: Pairs, dropped: int) -> tuple[Pairs, int]:
+    arrays = {"ids": pairs.target.ids, "bounds": pairs.target.bounds, "lines": pairs.lines}
+    if pairs.source is not None:
+        arrays |= {"source_ids": pairs.source.ids, "source_bounds": pairs.source.bounds}
+    around = {
+        "start": pairs.start,
+        "end": pairs.end,
+        "prefix": pairs.prefix,
+        "suffix": pairs.suffix,
+        "closed": pairs.closed,
+    }
+    told = json.dumps({"digest": digest, "dropped": dropped, "around": around})
+    write_arrays(folder / f"{name}.npz", arrays | {"told": np.array(told)})
+    return pairs, dropped
+
+
+def _read(folder: Path, digest: str) -> dict[str, tuple[Pairs, int]]:
+    """What is kept of the same texts and vocabularies."""
+    found = {}
+    for name in ("train", "valid"):
+        try:
+            with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
+                told = json.loads(str(arrays["told"]))
+                if told["digest"] != digest:
+                    continue
+                around = told["around"] | {key: tuple(told["around"][key]) for key in ("prefix", "suffix")}
+                source = Texts(arrays["source_ids"], arrays["source_bounds"]) if "source_ids" in arrays else None
+                pairs = Pairs(source, Texts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around)
+                found[name] = (pairs, int(told["dropped"]))
+        except (OSError, ValueError, KeyError):
+            continue
+    return found

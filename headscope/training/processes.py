@@ -1,0 +1,98 @@
+"""Several processes under torchrun: who am I, sums over all, one of us writes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process's number and how many there are; a single process needs no torch.distributed."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Sums over processes, in float64."""
+        if self.world == 1:
+            return values
+        table = torch.tensor(values, dtype=torch.float64, device=_device())
+        distributed.all_reduce(table)
+        found: list[float] = table.tolist()
+        return found
+
+    def told(self, value: T | None) -> T:
+        """What the first process says."""
+        if self.world == 1:
+            assert value is not None
+            return value
+        box: list[Any] = [value]
+        distributed.broadcast_object_list(box, device=_device())
+        found: T = box[0]
+        return found
+
+    def all(self, value: T) -> list[T]:
+        """What every process says."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] = [None] * self.world
+        distributed.all_gather_object(found, value)
+        return found
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.world > 1:
+            distributed.barrier()
+
+
+def join() -> Processes:
+    """Take part in what torchrun started, if it did: nccl on GPUs, else gloo."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return Processes()
+    if not distributed.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return Processes(distributed.get_rank(), distributed.get_world_size())
+
+
+def leave() -> None:
+    """End what `join` began."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if _nccl() else torch.device("cpu")
+
+
+def _nccl() -> bool:
+    return str(distributed.get_backend()) == "nccl"
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators that dropout draws from."""
+    found = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Inverse of `random_state`."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,181 @@
+"""A run: model, optimizer, data and moment together, and how one update gets its gradients.
+
+What variants see of the engine (`headscope.training.variant`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import TrainingError
+from headscope.formats.base import IGNORED
+from headscope.model.transformer import Transformer
+from headscope.training.batches import Batch, batches, plan
+from headscope.training.config import TrainConfig
+from headscope.training.losses import Sums, smoothed_cross_entropy
+from headscope.training.prepare import Prepared
+from headscope.training.processes import Processes
+from headscope.training.schedules import rate
+from headscope.training.variant import Moment, Variant
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Criterion(nn.Module):
+    """A batch to its label-smoothed cross-entropy and -log p, both sums over target tokens."""
+
+    def __init__(self, model: Transformer, *, smoothing: float, chunked: bool = True) -> None:
+        super().__init__()
+        self.model, self.smoothing, self.chunked = model, smoothing, chunked
+        self.extra: Any = None
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The criterion, with the extra loss in training, and Σ -log p in nats."""
+        states = self.states(batch)
+        seen = batch.labels != IGNORED
+        states, labels = states[seen], batch.labels[seen]  # [n d], [n]
+        loss, nll = self.sums(states, labels)
+        more = self.extra(batch) if self.training and self.extra is not None else None
+        return loss if more is None else loss + more.to(loss.dtype), nll
+
+    def states(self, batch: Batch) -> Tensor:
+        """The decoder's output [b t d]."""
+        model, memory = self.model, None
+        if batch.source is not None:
+            memory = model.encode(batch.source, batch.source_mask)
+        return model.decode(batch.target, memory, memory_mask=batch.source_mask, target_mask=batch.target_mask)
+
+    def sums(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Both sums of states [n d] and labels [n]; in half precision with scaled gradients without chunks."""
+        output = self.model.output
+        if self.chunked:
+            states = states if self.model.before_output is None else self.model.before_output(states)
+            smoothing = self.smoothing if self.training else 0.0
+            return smoothed_cross_entropy(states, output.weight, output.bias, labels, smoothing=smoothing)
+        logits = self.model.logits(states).float()
+        nll = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        smooth = nn.functional.cross_entropy(logits, labels, label_smoothing=self.smoothing, reduction="sum")
+        return smooth, nll.detach()
+
+
+@dataclass
+class Run:
+    """What a training run is made of. `model` is never wrapped; `criterion` may be, for several processes.
+
+    `generator` is for the variant's own random numbers: seeded by the run, on the CPU, the same in every
+    process, and part of the saved state. `target_parameters` are those that the main optimizer trains.
+    """
+
+    config: TrainConfig
+    variant: Variant
+    model: Transformer
+    criterion: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    device: torch.device
+    processes: Processes
+    data: Prepared
+    generator: torch.Generator
+    moment: Moment
+
+    @property
+    def sentences(self) -> int:
+        """Number of training sentences."""
+        return len(self.data.train)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters of the main optimizer."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def gradients(self, batches: Sequence[Batch]) -> Sums:
+        """One forward and backward for each micro-batch; gradients are of all processes, per target token.
+
+        Adds to gradients that are there. TrainingError where the criterion is no finite number.
+        """
+        tokens = self.processes.sum([float(sum(batch.tokens for batch in batches))])[0]
+        total = Sums()
+        for number, batch in enumerate(batches):
+            with self._alone(number + 1 < len(batches)):
+                with self.autocast():
+                    loss, nll = self.criterion(batch)
+                self.scaler.scale(loss * (self.processes.world / max(tokens, 1.0))).backward()
+            total = total.plus(Sums(float(loss.detach()), float(nll), batch.tokens, len(batch)))
+        summed = self.processes.sum([float(value) for value in total])
+        total = Sums(summed[0], summed[1], round(summed[2]), round(summed[3]))
+        if not math.isfinite(total.loss):
+            raise TrainingError(self._broken("the loss", total.loss, batches))
+        return total
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients of all parameters, also of those that the main optimizer does not train."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Half precision where `--precision` says so."""
+        kind = AUTOCAST.get(self.config.precision)
+        return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
+
+    def update(self, batches: Sequence[Batch]) -> tuple[Sums, float]:
+        """One optimizer update: the variant's step, clipping, the learning rate of the moment; also the norm."""
+        self.clear_gradients()
+        self.criterion.train()
+        found = self.variant.step(self, batches)
+        self.scaler.unscale_(self.optimizer)
+        parameters = [parameter for parameter in self.trained if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        if not math.isfinite(float(norm)) and not self.scaler.is_enabled():
+            raise TrainingError(self._broken("the gradient's norm", float(norm), batches))
+        if self.config.clip:
+            nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(self.config, self.moment) * group.get("scale", 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return found, float(norm)
+
+    def validation(self) -> Iterator[Batch]:
+        """The validation sentences in a fixed order, on the run's device; nothing where there are none."""
+        if self.data.valid is None:
+            return
+        for batch in batches(self.data.valid, plan(self.data.valid, tokens=self.config.max_tokens, chance=None)):
+            yield batch.to(self.device)
+
+    @torch.no_grad()
+    def measure(self, batch: Batch) -> Sums:
+        """The criterion of a batch without dropout, smoothing and extra loss."""
+        self.criterion.eval()
+        with self.autocast():
+            loss, nll = self.bare(batch)
+        return Sums(float(loss), float(nll), batch.tokens, len(batch))
+
+    @property
+    def bare(self) -> Criterion:
+        """The criterion without its wrapping for several processes, which one process alone can call."""
+        wrapped = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
+        found = self.criterion.module if wrapped else self.criterion
+        assert isinstance(found, Criterion)
+        return found
+
+    def _alone(self, alone: bool) -> AbstractContextManager[Any]:
+        """Gradients of all but the last micro-batch stay in this process until then."""
+        wrapped = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
+        return self.criterion.no_sync() if alone and wrapped else nullcontext()  # type: ignore[operator]
+
+    def _broken(self, what: str, value: float, batches: Sequence[Batch]) -> str:
+        lines = [line for batch in batches for line in batch.lines]
+        shown = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
+        moment = self.moment
+        return (
+            f"{what} is {value} in update {moment.update + 1} (epoch {moment.epoch}, batch {moment.update_in_epoch + 1}"
+            f", training lines {shown}); checkpoints from before it are kept in {self.config.out}; "
+            "take a lower --lr, a longer --warmup or --clip 1"
+        )

@@ -1,0 +1,42 @@
+"""Learning rates by update, named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from headscope.training.config import TrainConfig
+from headscope.training.variant import Moment
+
+Schedule = Callable[[TrainConfig, Moment], float]
+
+
+def rate(config: TrainConfig, moment: Moment) -> float:
+    """The learning rate of the next update: from `warmup_lr` straight to `lr`, then by the schedule."""
+    number = moment.update + 1
+    if number <= config.warmup:
+        return config.warmup_lr + (config.lr - config.warmup_lr) * number / config.warmup
+    return SCHEDULES[config.schedule](config, moment)
+
+
+def inverse_sqrt(config: TrainConfig, moment: Moment) -> float:
+    """lr · √(warmup / update) (Vaswani et al. 2017, §5.3, with the peak given)."""
+    return config.lr * math.sqrt(max(config.warmup, 1) / (moment.update + 1))
+
+
+def cosine(config: TrainConfig, moment: Moment) -> float:
+    """Half a cosine from lr after the warm-up to min_lr at the planned end (Loshchilov & Hutter 2017, no restarts)."""
+    ends = [moment.updates_planned or math.inf]
+    if moment.epochs_planned and moment.updates_per_epoch:
+        ends.append(moment.epochs_planned * moment.updates_per_epoch)
+    length = max(min(ends) - config.warmup, 1)
+    done = min((moment.update + 1 - config.warmup) / length, 1.0)
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def constant(config: TrainConfig, moment: Moment) -> float:
+    """lr."""
+    return config.lr
+
+
+SCHEDULES: Mapping[str, Schedule] = {"inverse-sqrt": inverse_sqrt, "cosine": cosine, "constant": constant}

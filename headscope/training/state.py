@@ -1,0 +1,106 @@
+"""Exact resume: everything that decides how training goes on, in one file that is replaced at once."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.results import written
+from headscope.training.config import flag
+from headscope.training.processes import random_state, set_random_state
+from headscope.training.progress import Progress
+from headscope.training.run import Run
+from headscope.training.variant import Moment
+
+FILE, VERSION = "state.pt", 1
+# files may have moved: what is in them is compared
+FILES = {"out", "source", "target", "valid_source", "valid_target", "tokenizer", "init", "dicts", "bpe"}
+ENDS = {"max_updates", "max_epochs", "patience"}
+MAY_CHANGE = FILES | ENDS | {"preset", "save_every", "tensorboard", "device", "threads", "compile", "average"}
+
+
+def save_state(run: Run, progress: Progress, settings: Mapping[str, Any]) -> None:
+    """Write DIR/state.pt; the file is whole, the old or the new one, whenever the process ends."""
+    random = run.processes.all(random_state(run.device))
+    if not run.processes.main:
+        return
+    content = {
+        "version": VERSION,
+        "settings": dict(settings),
+        "data": run.data.digest,
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scaler": run.scaler.state_dict(),
+        "moment": asdict(run.moment),
+        "progress": progress.plain(),
+        "random": random,
+        "generator": run.generator.get_state(),
+        "variant": dict(run.variant.state_dict()),
+    }
+    written(run.config.out / FILE, lambda path: _write(content, path))
+
+
+def _write(content: Mapping[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """What `save_state` wrote, on the CPU; None where it has not yet. CheckpointError for a broken file."""
+    if not (folder / FILE).exists():
+        return None
+    try:
+        found: dict[str, Any] = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        detail = " ".join(str(error).split())[:120]
+        raise CheckpointError(f"{folder / FILE} cannot be read ({detail}); train anew with --force") from None
+    if found.get("version") != VERSION:
+        raise CheckpointError(f"{folder / FILE} is of another version of headscope; finish the run with that one")
+    return found
+
+
+def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
+    """ConfigError where a run is to go on with options that would have made it another run."""
+    before = state["settings"]
+    changed = [
+        f"{flag(name)} (was {before.get(name)}, is {value})"
+        for name, value in settings.items()
+        if name not in MAY_CHANGE and before.get(name) != value
+    ]
+    if changed:
+        raise ConfigError(
+            f"--resume: the run in {folder} was begun with other options: {', '.join(changed)}; "
+            "give the same ones, or another --out"
+        )
+
+
+def load_state(run: Run, state: Mapping[str, Any]) -> Progress:
+    """Bring a fresh run to where the state was saved; it then goes on as if it had never stopped."""
+    if state["data"] != run.data.digest:
+        raise ConfigError(
+            f"--resume: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
+            "give the same files, or another --out"
+        )
+    if len(state["random"]) != run.processes.world:
+        raise ConfigError(
+            f"--resume: the run was begun by {len(state['random'])} processes, these are {run.processes.world}; "
+            "start as many"
+        )
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.scaler.load_state_dict(state["scaler"])
+    planned = {name: getattr(run.moment, name) for name in ("updates_planned", "epochs_planned", "updates_per_epoch")}
+    run.moment = Moment(**{**state["moment"], **planned})
+    run.generator.set_state(state["generator"])
+    run.variant.load_state_dict(state["variant"])
+    set_random_state(state["random"][run.processes.rank], run.device)
+    return Progress.from_plain(state["progress"])

@@ -1,0 +1,160 @@
+"""Swaps that scores decide about: when one happens, stays and is undone, and which heads it takes (MHR, dynamic).
+
+Scores are a number for every head of a site, small for the weak ones. The rules of `decide` are the fork's; of
+the ways to choose heads, "hard" and "random" are the same in the fork and the paper, "soft" and "local" are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.heads import HeadId, Site
+from headscope.training.swaps import Swap
+
+Scores = Mapping[int, Tensor]
+"""Scores [h] of the heads of each layer of one site."""
+Action = Literal["swap", "undo", "nothing"]
+FORK_HEADS, FORK_LAYERS = 4, 3  # what the fork has in the place of options
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Epochs: the first that may begin swapped, the last (None: all), how long a swap stays, and the rest after it."""
+
+    start: int
+    end: int | None
+    frequency: int
+    rest: int = 1
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where dynamic swapping stands at one site: the swaps that are to be undone, and when they were made."""
+
+    pending: tuple[Swap, ...] = ()
+    last: int = 0
+
+
+def decide(phase: Phase, coming: int, timing: Timing) -> tuple[Action, Phase]:
+    """What happens between two epochs, and the phase after it; for "swap" the caller fills in `pending`.
+
+    `coming` is the epoch that is about to begin, 2 at the first decision. In order: before the start nothing;
+    after the end undo; a swap that stayed `frequency` epochs is undone; `frequency` + `rest` epochs after a
+    swap, or at the start, comes a new one.
+    """
+    if coming < timing.start:
+        return "nothing", Phase()
+    stays = coming - phase.last
+    ended = timing.end is not None and coming > timing.end
+    if phase.pending and (ended or stays == timing.frequency):
+        return "undo", Phase((), phase.last)
+    if not ended and (stays == timing.frequency + timing.rest or coming == timing.start):
+        return "swap", Phase((), coming)
+    return "nothing", Phase((), phase.last) if ended else phase
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a way of choosing heads sees; `depth` is the encoder's number of layers, which the fork takes for all."""
+
+    site: Site
+    scores: Scores
+    most: int
+    generator: torch.Generator
+    depth: int = 0
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers that have heads, in order."""
+        return [layer for layer, its in sorted(self.scores.items()) if len(its)]
+
+    def ranked(self, layer: int) -> list[HeadId]:
+        """Heads of a layer, the weakest first; equal scores in the order of heads."""
+        order = torch.argsort(self.scores[layer], stable=True).tolist()
+        return [HeadId(self.site, layer, head) for head in order]
+
+    def all_ranked(self) -> list[HeadId]:
+        """Heads of all layers, the weakest first."""
+        heads = [(float(value), HeadId(self.site, n, head)) for n in self.layers for head, value in _each(self, n)]
+        return [head for _, head in sorted(heads, key=lambda pair: pair[0])]
+
+
+def hard(choice: Choice) -> list[Swap]:
+    """The k strongest heads of the site with its k weakest: the strongest with the weakest, and so on."""
+    return _ends(choice.all_ranked(), choice.most, f"{choice.site}")
+
+
+def at_random(choice: Choice) -> list[Swap]:
+    """2k heads of the site in any order: the control of "hard"."""
+    heads = choice.all_ranked()
+    order = torch.randperm(len(heads), generator=choice.generator).tolist()
+    return _ends([heads[place] for place in order], choice.most, f"{choice.site}")
+
+
+def soft(choice: Choice) -> list[Swap]:
+    """The k weakest heads of a layer with the k weakest of the layer that mirrors it, weakest with weakest (paper)."""
+    layers = choice.layers
+    found = []
+    for low, high in zip(layers[: len(layers) // 2], reversed(layers), strict=False):
+        pair = choice.ranked(low), choice.ranked(high)
+        _check_k(choice.most, min(map(len, pair)), f"{choice.site}, layers {low} and {high}")
+        found += [Swap(*heads) for heads in zip(pair[0][: choice.most], pair[1][: choice.most], strict=True)]
+    return found
+
+
+def local(choice: Choice) -> list[Swap]:
+    """The k strongest heads of every layer with its own k weakest."""
+    return [swap for n in choice.layers for swap in _ends(choice.ranked(n), choice.most, f"{choice.site}.{n}")]
+
+
+def fork_soft(choice: Choice) -> list[Swap]:
+    """The fork's "soft": its four weakest heads of each of the first k layers, by number, with the mirror layer."""
+    layers = choice.depth
+    if choice.most > layers - choice.most:
+        raise ConfigError(f"{choice.most} switches of {layers} layers; the fork's soft swaps take at most half of them")
+    return _mirrored(choice, range(choice.most), FORK_HEADS)
+
+
+def fork_local(choice: Choice) -> list[Swap]:
+    """The fork's "local", which is not: its k weakest heads of each of the first three layers, as in `fork_soft`."""
+    heads = len(choice.scores[0])
+    if choice.most > heads - choice.most:
+        raise ConfigError(f"{choice.most} switches of {heads} heads; the fork's local swaps take at most half of them")
+    return _mirrored(choice, range(FORK_LAYERS), choice.most)
+
+
+def _mirrored(choice: Choice, layers: range, heads: int) -> list[Swap]:
+    last = choice.depth - 1
+    if missing := [n for n in layers if n not in choice.scores]:
+        raise ConfigError(f"the fork's way takes layer {missing[0]}; {choice.site} has {len(choice.scores)} layers")
+    pairs = [(head, last - head.layer) for n in layers for head in choice.ranked(n)[:heads]]
+    return [Swap(head, HeadId(head.site, other, head.head)) for head, other in pairs if other != head.layer]
+
+
+def _ends(ranked: list[HeadId], k: int, where: str) -> list[Swap]:
+    _check_k(2 * k, len(ranked), where)
+    return [Swap(strong, weak) for strong, weak in zip(ranked[len(ranked) - k :], ranked[k - 1 :: -1], strict=True)]
+
+
+def _check_k(wanted: int, there: int, where: str) -> None:
+    if wanted > there:
+        raise ConfigError(f"swaps of {where} need {wanted} heads, and there are {there}; lower --dynamic-max-switches")
+
+
+def _each(choice: Choice, layer: int) -> list[tuple[int, float]]:
+    return list(enumerate(choice.scores[layer].tolist()))
+
+
+CHOICES: Mapping[str, Callable[[Choice], list[Swap]]] = {
+    "hard": hard,
+    "soft": soft,
+    "random": at_random,
+    "local": local,
+}
+FORK_CHOICES = {**CHOICES, "soft": fork_soft, "local": fork_local}

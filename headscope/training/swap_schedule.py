@@ -1,0 +1,145 @@
+"""Which heads change places before which epoch: files of the MHR fork (JSON), and ours (TOML).
+
+JSON: {"3": [{"s_layer": "0", "s_head": 1, "s_layer_module": "encoder_attn", "s_transformer_module": "decoder",
+"d_layer": …}]}, epochs from 1, layers and heads from 0. TOML: tables [[swap]] with epoch, first and second, heads
+written as everywhere (`cross.1.0`); `cross.1.*` stands for every head of a layer, matched by number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from headscope.errors import ConfigError
+from headscope.heads import HeadId, Layout, select_heads
+from headscope.plain import read_toml
+from headscope.training.fork_swaps import MODULES, ForkHead, ForkSwap
+from headscope.training.swaps import Swap, check_swap
+
+FIELDS = tuple(f"{end}_{name}" for end in "sd" for name in ("layer", "head", "layer_module", "transformer_module"))
+SITE = {names: site for site, names in MODULES.items()}
+Schedule = Mapping[int, list[Swap]]
+
+
+def read_schedule(path: Path, layout: Layout) -> Schedule:
+    """The swaps of every epoch of a file; ConfigError with file, epoch and entry for what does not fit the model."""
+    found: dict[int, list[Swap]] = {}
+    for where, epoch, swap in _toml(path, layout) if path.suffix == ".toml" else _json(path):
+        if problem := check_swap(swap, layout):
+            raise ConfigError(f"{where}: {problem}")
+        found.setdefault(epoch, []).append(swap)
+    if not found:
+        raise ConfigError(f"{path} names no swap")
+    return found
+
+
+def read_fork_schedule(path: Path) -> Mapping[int, list[ForkSwap]]:
+    """The swaps of a JSON file in the fork's words: anything that the fork itself would try."""
+    found: dict[int, list[ForkSwap]] = {}
+    for _, epoch, first, second in fork_entries(path):
+        found.setdefault(epoch, []).append(ForkSwap(first, second))
+    return found
+
+
+def fork_entries(path: Path) -> Iterator[tuple[str, int, ForkHead, ForkHead]]:
+    """Place, epoch and both ends of every entry of a JSON file; ConfigError names file, epoch, entry and field."""
+    content = _load(path)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds {_kind(content)}; it must be an object of epochs, each with a list of swaps")
+    for key, entries in content.items():
+        if not (key.isascii() and key.isdigit() and int(key) >= 1):
+            raise ConfigError(f'{path}: epoch {key!r} is no number from 1 in quotes, such as "3"')
+        if not isinstance(entries, list):
+            raise ConfigError(f"{path}: epoch {key} holds {_kind(entries)}; it must be a list of swaps")
+        for number, entry in enumerate(entries, start=1):
+            where = f"{path}: epoch {key}, swap {number}"
+            _check_fields(where, entry)
+            yield where, int(key), _end(where, entry, "s"), _end(where, entry, "d")
+
+
+def _check_fields(where: str, entry: Any) -> None:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where} is {_kind(entry)}; it must be an object with {', '.join(FIELDS)}")
+    if missing := [name for name in FIELDS if name not in entry]:
+        raise ConfigError(f"{where} lacks {', '.join(missing)}")
+    if unknown := sorted(set(entry) - set(FIELDS)):
+        raise ConfigError(f"{where} has unknown fields {', '.join(unknown)}; it must have {', '.join(FIELDS)}")
+
+
+def _end(where: str, entry: Mapping[str, Any], end: str) -> ForkHead:
+    layer, head = entry[f"{end}_layer"], entry[f"{end}_head"]
+    layer = str(layer) if type(layer) is int else layer
+    if not (isinstance(layer, str) and layer.isascii() and layer.isdigit()):
+        raise ConfigError(f'{where}: {end}_layer is {layer!r}; it must be a layer from 0 in quotes, such as "0"')
+    if type(head) is not int or head < 0:
+        raise ConfigError(f"{where}: {end}_head is {head!r}; it must be a number from 0")
+    stack, module = entry[f"{end}_transformer_module"], entry[f"{end}_layer_module"]
+    for name, value, known in (
+        ("transformer_module", stack, ("encoder", "decoder")),
+        ("layer_module", module, ("self_attn", "encoder_attn")),
+    ):
+        if value not in known:
+            raise ConfigError(f"{where}: {end}_{name} is {value!r}; it must be {' or '.join(known)}")
+    return ForkHead(stack, module, layer, head)
+
+
+def _json(path: Path) -> Iterator[tuple[str, int, Swap]]:
+    for where, epoch, *ends in fork_entries(path):
+        heads = []
+        for end in ends:
+            if (end.stack, end.module) not in SITE:
+                raise ConfigError(f"{where}: an encoder has no encoder_attn; cross attention is decoder, encoder_attn")
+            heads.append(HeadId(SITE[end.stack, end.module], int(end.layer), end.head))
+        yield where, epoch, Swap(*heads)
+
+
+def _toml(path: Path, layout: Layout) -> Iterator[tuple[str, int, Swap]]:
+    content = read_toml(path)
+    entries = content.get("swap")
+    if set(content) != {"swap"} or not isinstance(entries, list):
+        raise ConfigError(f"{path} must hold tables [[swap]] with epoch, first and second, and nothing else")
+    for number, entry in enumerate(entries, start=1):
+        where = f"{path}: swap {number}"
+        if not isinstance(entry, dict) or set(entry) != {"epoch", "first", "second"}:
+            raise ConfigError(f"{where} must have epoch, first and second, and nothing else")
+        epoch = entry["epoch"]
+        if type(epoch) is not int or epoch < 1:
+            raise ConfigError(f"{where}: epoch is {epoch!r}; it must be a number from 1")
+        firsts, seconds = (_heads(where, entry[name], layout) for name in ("first", "second"))
+        if len(firsts) != len(seconds):
+            raise ConfigError(f"{where}: {entry['first']} is {len(firsts)} heads and {entry['second']} {len(seconds)}")
+        for first, second in zip(firsts, seconds, strict=True):
+            yield where, epoch, Swap(first, second)
+
+
+def _heads(where: str, text: Any, layout: Layout) -> list[HeadId]:
+    try:
+        if isinstance(text, str) and text.endswith(".*") and text.count("*") == 1:
+            return sorted(select_heads(text, layout))
+        return [HeadId.parse(str(text))]
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unrepeated)
+    except OSError as error:
+        raise ConfigError(f"--swap-schedule {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no JSON: {' '.join(str(error).split())[:200]}") from None
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Epochs written "3" and "3" again would lose the first."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found
+
+
+def _kind(value: Any) -> str:
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
+    return names[type(value)] if type(value) in names else repr(value)

@@ -1,0 +1,119 @@
+"""Exchange two heads of a model ("rotation", Azov & Landau, MHR): their query, key and value projections.
+
+The slice of the output projection stays, so that a head meets the other's slice, as published; `output` moves
+it along, which makes an exchange within one layer change nothing but the order of heads. Adam's moments stay
+too, unless `moments`. Every exchange undoes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.heads import HeadId, Layout, describe
+from headscope.model.layers import Attention
+from headscope.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Two heads that change places."""
+
+    first: HeadId
+    second: HeadId
+
+    def __str__(self) -> str:
+        return f"{self.first} ↔ {self.second}"
+
+
+class Part(NamedTuple):
+    """Where a head has its weights: units `rows` of dimension `dim` of a parameter or buffer."""
+
+    tensor: Tensor
+    rows: slice
+    dim: int
+
+
+def check_swap(swap: Swap, layout: Layout) -> str | None:
+    """What is wrong with a swap in a model with these heads, None where nothing is."""
+    for head in (swap.first, swap.second):
+        if (head.site, head.layer) not in layout:
+            return f"{head} is in a layer that is not there; the model has {describe(layout)}"
+        if head.head >= layout[head.site, head.layer]:
+            return f"{head} is a head that is not there; the model has {describe(layout)}"
+    if swap.first.site is not swap.second.site:
+        return f"{swap} are heads of two sites; heads change places within one site only"
+    if swap.first == swap.second:
+        return f"{swap} are the same head"
+    return None
+
+
+def exchange(
+    model: Transformer,
+    swaps: Iterable[Swap],
+    *,
+    output: bool = False,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> None:
+    """Carry out swaps in their order; `optimizer`: its moments of the same weights change places too.
+
+    ConfigError for a swap that does not fit the model (`check_swap`), before anything is moved.
+    """
+    layout = model.attention_places().layout
+    planned = list(swaps)
+    for swap in planned:
+        if problem := check_swap(swap, layout):
+            raise ConfigError(problem)
+    modules = {(site, layer): module for site, layer, _, module in model.attention_modules()}
+    for swap in planned:
+        sides = [modules[head.site, head.layer] for head in (swap.first, swap.second)]
+        if any(side.shared for side in sides):
+            raise ConfigError(f"{swap}: all heads of this model share one projection; there is nothing to exchange")
+        firsts = parts_of(sides[0], swap.first.head, output=output)
+        seconds = parts_of(sides[1], swap.second.head, output=output)
+        for first, second in zip(firsts, seconds, strict=True):
+            trade(first, second)
+            if optimizer is not None:
+                trade_moments(first, second, optimizer)
+
+
+def parts_of(module: Attention, head: int, *, output: bool) -> Iterator[Part]:
+    """The slices of a module that make one of its heads."""
+    for projection, width in module.inputs():
+        rows = slice(head * width, (head + 1) * width)
+        yield Part(projection.weight, rows, 0)
+        if projection.bias is not None:
+            yield Part(projection.bias, rows, 0)
+    if module.sliced:
+        yield Part(module.slice_of_head, slice(head, head + 1), 0)
+    if output:
+        width = module.d_value
+        yield Part(module.output.weight, slice(head * width, (head + 1) * width), 1)
+
+
+@torch.no_grad()
+def trade(first: Part, second: Part) -> None:
+    """Exchange two slices in place; also of one tensor."""
+    one, other = (part.tensor.narrow(part.dim, *_reach(part)) for part in (first, second))
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)
+
+
+def trade_moments(first: Part, second: Part, optimizer: torch.optim.Optimizer) -> None:
+    """Exchange the slices of everything the optimizer keeps in the size of the two weights."""
+    if not isinstance(first.tensor, nn.Parameter):
+        return
+    one, other = (optimizer.state.get(part.tensor, {}) for part in (first, second))
+    for name, kept in one.items():
+        if isinstance(kept, Tensor) and kept.shape == first.tensor.shape and name in other:
+            trade(first._replace(tensor=kept), second._replace(tensor=other[name]))
+
+
+def _reach(part: Part) -> tuple[int, int]:
+    return part.rows.start, part.rows.stop - part.rows.start

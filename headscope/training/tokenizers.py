@@ -1,0 +1,97 @@
+"""SentencePiece tokenizers: learnt from the training text, or read from a file."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from headscope.errors import DataError
+from headscope.training.config import Normalise
+from headscope.vocabulary import Splitter, Vocabulary
+
+UNKNOWN, START, END, PAD = range(4)
+RULES = {"none": "nmt_nfkc", "lowercase": "nmt_nfkc_cf"}
+
+
+def learn(texts: Iterable[str], *, size: int, kind: str, normalise: Normalise) -> Vocabulary:
+    """A vocabulary of `size` pieces, `kind` "bpe" or "unigram", in which no character of the texts is unknown.
+
+    Raw text is brought to Unicode's NFKC by the model itself ("lowercase": and to lower case); text that
+    is normalised already is left as it is. DataError where the text does not give that many pieces.
+    """
+    import sentencepiece
+
+    made = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=made,
+            model_type=kind,
+            vocab_size=size,
+            character_coverage=1.0,
+            normalization_rule_name=RULES.get(normalise, "identity"),
+            unk_id=UNKNOWN,
+            bos_id=START,
+            eos_id=END,
+            pad_id=PAD,
+            num_threads=1,
+            max_sentence_length=1 << 20,
+            minloglevel=2,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise DataError(_told(str(error), size)) from None
+    return vocabulary(made.getvalue())
+
+
+def read(path: Path) -> Vocabulary:
+    """The vocabulary of a SentencePiece model; DataError for a file that is none."""
+    try:
+        return vocabulary(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"--tokenizer {path} cannot be read: {error.strerror}") from None
+    except DataError as error:
+        raise DataError(f"--tokenizer {path}: {error}") from None
+
+
+def vocabulary(codes: bytes) -> Vocabulary:
+    """The pieces of a SentencePiece model with its own special ids; the start is its end where it has no start."""
+    import sentencepiece
+
+    splitter = Splitter("sentencepiece", codes)
+    model = sentencepiece.SentencePieceProcessor(model_proto=codes)
+    if model.eos_id() < 0:
+        raise DataError("the SentencePiece model has no piece that ends a text (eos); learn one that has")
+    pieces = tuple(model.id_to_piece(number) for number in range(model.get_piece_size()))
+    start = model.bos_id() if model.bos_id() >= 0 else model.eos_id()
+    pad = model.pad_id() if model.pad_id() >= 0 else None
+    return Vocabulary(pieces, splitter, start=start, end=model.eos_id(), unknown=model.unk_id(), pad=pad)
+
+
+def encode(its: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of texts, without special ones: what `its.encode` gives, many at a time."""
+    codes = its.splitter.codes
+    if its.splitter.kind == "sentencepiece" and codes is not None:
+        import sentencepiece
+
+        model: Any = sentencepiece.SentencePieceProcessor(model_proto=codes)
+        same = model.get_piece_size() == len(its) and model.unk_id() == its.unknown
+        if same and all(model.id_to_piece(number) == piece for number, piece in enumerate(its.pieces)):
+            found: list[list[int]] = model.encode(list(texts), num_threads=1)
+            return found
+    return [its.encode(text) for text in texts]
+
+
+def _told(message: str, size: int) -> str:
+    """What SentencePiece means, in one line."""
+    high = re.search(r"size (?:is )?too high.*?<= *(\d+)", message, re.DOTALL)
+    if high:
+        return f"--vocab-size {size} is more than the training text supports; take at most {high[1]}"
+    low = re.search(r"smaller than required_chars\.? *(\d+) vs (\d+)", message)
+    if low:
+        return f"--vocab-size {size} is too few: characters and special pieces alone are {low[2]}; take more than that"
+    return (
+        f"no tokenizer of --vocab-size {size} can be learnt from the training text ({' '.join(message.split())[:160]})"
+    )

@@ -1,0 +1,180 @@
+"""The contract of a training variant: what it changes of the model, and what it does during training.
+
+This file and the files in `headscope.training.variants` are imported to write `headscope train --help`, so
+they import torch inside functions or under TYPE_CHECKING only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from headscope.errors import ConfigError
+from headscope.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headscope.model.transformer import Transformer
+    from headscope.model.transformer_config import TransformerConfig
+    from headscope.training.batches import Batch
+    from headscope.training.losses import Sums
+    from headscope.training.run import Run
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where training stands. Hooks of the first update of all see epoch 1, update 0, sentences 0.
+
+    `epoch` counts from 1; `update` is how many optimizer updates are done, `update_in_epoch` how many of them
+    in this epoch; `sentences` and `tokens` (target tokens, the closing one included) are what those updates
+    have read, over all processes. `updates_planned` and `epochs_planned` are where training will end at
+    the latest, None where it is not known; of the two at least one is known.
+    """
+
+    epoch: int = 1
+    update: int = 0
+    update_in_epoch: int = 0
+    sentences: int = 0
+    tokens: int = 0
+    updates_planned: int | None = None
+    epochs_planned: int | None = None
+    updates_per_epoch: int | None = None
+
+    @property
+    def fraction(self) -> float:
+        """The share of the run that is done, 0 to 1, by whichever limit is nearer."""
+        shares = [0.0]
+        if self.updates_planned:
+            shares.append(self.update / self.updates_planned)
+        if self.epochs_planned:
+            shares.append((self.epoch - 1 + self.within_epoch) / self.epochs_planned)
+        return min(max(shares), 1.0)
+
+    @property
+    def within_epoch(self) -> float:
+        """The share of this epoch that is done, 0 where the length of epochs is not known."""
+        return self.update_in_epoch / self.updates_per_epoch if self.updates_per_epoch else 0.0
+
+
+def option(default: Any, help: str, *, metavar: str | None = None, panel: str | None = None) -> Any:
+    """A field of an Options class; it becomes `--the-name` and the TOML key `the-name`.
+
+    Types that an option may have: bool, int, float, str, Path, Literal, any of them `| None`, and
+    `tuple[int, ...]`, `tuple[float, ...]`, `tuple[str, ...]`, which are written with commas. `panel` is the
+    heading in --help (default: the variant's name).
+    """
+    return field(default=default, metadata={"help": help, "metavar": metavar, "panel": panel})
+
+
+def check_choices(options: Any) -> None:
+    """ConfigError for a value of a Literal field (or one of several) that is not among its words."""
+    for name, hint in get_type_hints(type(options)).items():
+        value = getattr(options, name, None)
+        inner = [part for part in get_args(hint) if get_origin(part) is Literal] or [hint]
+        allowed = get_args(inner[0]) if get_origin(inner[0]) is Literal else ()
+        values = value if isinstance(value, tuple) else (value,)
+        strange = [each for each in values if each not in allowed and not (each is None and inner != [hint])]
+        if allowed and strange:
+            words = ", ".join(map(str, allowed))
+            raise ConfigError(f"--{name.replace('_', '-')} {strange[0]!r} is not known; choose from {words}")
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For variants that take none. Options check themselves in `__post_init__` (ConfigError)."""
+
+
+class Variant:
+    """One way of training; a fresh instance per run. Every method has a default that changes nothing.
+
+    Order of calls: `shape` → the model is built (and filled from `--init`) → `adapt` → `groups` → the
+    optimizer is built → `prepare` → (on resume: `load_state_dict`, `resumed`) → per epoch: `before_epoch`;
+    per update: `before_update`, `step`, the optimizer's step, `after_update`; then validation, then the
+    checkpoint, then `after_epoch`, then the state for resuming. A state may also be saved after any
+    `after_update`: training goes on from there with the next `before_update`, and `before_epoch` is not
+    called again. Several processes run the same hooks, and must do the same to the model.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    Options: ClassVar[type[Any]] = NoOptions
+    uses_all: ClassVar[bool] = False  # every forward uses every parameter, which several processes profit from
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
+        """The architecture to train, made from what the shared options (or `--init`) say."""
+        return config
+
+    def may_lack(self, key: str) -> bool:
+        """Whether a weight (by its key in the state dict) may start fresh where `--init` does not have it."""
+        return ".mixing." in key
+
+    def adapt(self, model: Transformer, *, fresh: bool) -> None:
+        """Change the model after it is built, before the optimizer is; `fresh`: not from `--init`."""
+
+    def groups(self, model: Transformer) -> list[dict[str, Any]]:
+        """Parameter groups of the main optimizer: {"params": [...], "scale": factor of the learning rate,
+        "weight_decay": instead of the run's}. Default: all parameters. What is in no group is not touched by
+        the engine (freeze it in `prepare` with requires_grad_, or train it with an own optimizer).
+        """
+        return [{"params": list(model.parameters())}]
+
+    def prepare(self, run: Run) -> None:
+        """After model, optimizer and data exist, before anything else; also on resume, before `load_state_dict`."""
+
+    def resumed(self, run: Run) -> None:
+        """After model, optimizer and the variant have their saved state."""
+
+    def before_epoch(self, run: Run, moment: Moment) -> None:
+        """Before the first update of an epoch."""
+
+    def after_epoch(self, run: Run, moment: Moment) -> None:
+        """After validation and checkpoint of an epoch; `moment.epoch` is the one that ended."""
+
+    def before_update(self, run: Run, moment: Moment) -> None:
+        """Before the gradients of an update; `moment.update` updates are done."""
+
+    def after_update(self, run: Run, moment: Moment) -> None:
+        """After the optimizer's step; `moment.update` includes it."""
+
+    def step(self, run: Run, batches: Sequence[Batch]) -> Sums:
+        """Leave the gradients of one update in the parameters; the engine clips them and steps the optimizer.
+
+        `batches` are this process's micro-batches. `run.gradients(batches)` does one forward and backward
+        for each, sums over processes and divides by all target tokens; a variant may call it several times
+        (MAE: G step, own optimizer, `run.clear_gradients()`, F step) and returns the sums that are to be logged.
+        """
+        return run.gradients(batches)
+
+    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:
+        """Added to the criterion of a micro-batch, which is a sum over its `batch.tokens` target tokens.
+
+        Called after the forward of every training micro-batch (never in validation) of every process; so what
+        is meant per token is multiplied by `batch.tokens`. Gradients are divided by all tokens later.
+        """
+        return None
+
+    def history(self, run: Run) -> dict[str, float]:
+        """Further columns of metrics.csv; always the same names (NaN where there is no value yet)."""
+        return {}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What must survive a restart and is no weight: plain values, tensors, optimizer and generator states."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`, after `prepare`."""
+
+
+V = TypeVar("V", bound=type[Variant])
+VARIANTS: Registry[type[Variant]] = Registry("variant", package="headscope.training.variants")
+
+
+def variant(cls: V) -> V:
+    """Register a `Variant` class under its `name`."""
+    VARIANTS.register(cls.name, cls, where=cls.__module__)
+    return cls

@@ -1,0 +1,106 @@
+"""A loss that keeps the heads of a module from saying the same (Li et al. 2018, on outputs)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from headscope.errors import ConfigError
+from headscope.heads import SITES, Site
+from headscope.training.variant import NoOptions, Variant, option, variant
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headscope.model.attention import AttentionCall
+    from headscope.training.batches import Batch
+    from headscope.training.losses import Sums
+    from headscope.training.run import Run
+
+
+@dataclass(frozen=True)
+class DisagreementOptions(NoOptions):
+    """Options of `disagreement`."""
+
+    weight: float = option(
+        1.0, "Weight of the mean cosine beside the mean loss of a token. With --compat fork beside the summed loss."
+    )
+    sites: tuple[str, ...] = option(
+        tuple(site.value for site in SITES), "Where heads should disagree: encoder-self, decoder-self, cross."
+    )
+    compat: Literal["none", "fork"] = option(
+        "none", "fork: the MHR program's --cosine-sim-loss, which divides by heads XOR 2."
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < float("inf"):
+            raise ConfigError(f"--weight is {self.weight}; it must not be negative")
+        known = [site.value for site in SITES]
+        if unknown := [name for name in self.sites if name not in known]:
+            raise ConfigError(f"--sites {unknown[0]!r} is not known; choose from {', '.join(known)}")
+        if not self.sites or (self.compat == "fork" and len(set(self.sites)) != len(SITES)):
+            raise ConfigError("--sites: give at least one; with --compat fork all three take part")
+
+
+@variant
+class Disagreement(Variant):
+    """The mean over modules and target tokens of the cosine between heads' contexts is added to the loss.
+
+    In float: weight · mean over modules of mean over real positions of (1/h²) Σ_ij cos(z_i, z_j). `compat` "fork"
+    adds weight · Σ over sites of the mean over layers of Σ_b,ij (1 + cos) / (h XOR 2) to the summed loss of every
+    micro-batch, sentences as one vector, padding included. Contexts are those before any mixing of heads.
+    """
+
+    name = "disagreement"
+    summary = "A loss against heads of a module that say the same (Li et al. 2018)."
+    Options = DisagreementOptions
+
+    def __init__(self, options: DisagreementOptions) -> None:
+        super().__init__(options)
+        self.places: dict[int, Site] = {}
+        self.contexts: list[tuple[Site, Tensor]] = []
+        self.latest = float("nan")
+
+    def prepare(self, run: Run) -> None:  # noqa: D102
+        wanted = {Site(name) for name in self.options.sites}
+        modules = [(site, module) for site, _, _, module in run.model.attention_modules() if module.heads]
+        self.places = {id(module): site for site, module in modules if site in wanted}
+        if not self.places:
+            raise ConfigError(f"--sites {','.join(self.options.sites)}: the model has no heads there")
+        if run.config.compile:
+            raise ConfigError("disagreement looks at contexts, which --compile hides; leave one of them out")
+
+    def step(self, run: Run, batches: Sequence[Batch]) -> Sums:  # noqa: D102
+        from headscope.model.attention import tapped
+
+        self.contexts.clear()
+        with tapped(self._see, before_mixing=True):
+            return run.gradients(batches)
+
+    def _see(self, call: AttentionCall, _: Tensor) -> None:
+        site = self.places.get(id(call.module))
+        if site is not None:
+            self.contexts.append((site, call.context))
+
+    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:  # noqa: D102
+        import torch
+
+        from headscope.training.disagreement import fork_loss, mean_cosine
+
+        seen, self.contexts = self.contexts, []
+        if self.options.compat == "fork":
+            parts = [[context for place, context in seen if place is site] for site in SITES]
+            found: Tensor = self.options.weight * fork_loss(*parts)
+            self.latest = float(found.detach())
+            return found
+        masks = {Site.ENCODER_SELF: batch.source_mask}
+        cosines = [mean_cosine(context, masks.get(site, batch.target_mask)) for site, context in seen]
+        mean = torch.stack(cosines).mean()
+        self.latest = float(mean.detach())
+        weighted: Tensor = mean * (self.options.weight * batch.tokens)
+        return weighted
+
+    def history(self, run: Run) -> dict[str, float]:
+        """`disagreement`: the mean cosine of the latest micro-batch (with --compat fork its loss)."""
+        return {"disagreement": self.latest}

@@ -1,0 +1,249 @@
+"""A mixture of attentive experts, each all heads but some (Peng, Schwartz, Li and Smith 2020, MAE)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from headscope.errors import ConfigError
+from headscope.training.variant import NoOptions, Variant, option, variant
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from headscope.model.transformer import Transformer
+    from headscope.model.transformer_config import StackConfig, TransformerConfig
+    from headscope.training.batches import Batch
+    from headscope.training.losses import Sums
+    from headscope.training.run import Run
+
+MIXING = "experts.v1"
+GATE = ".mixing.gate."
+
+
+@dataclass(frozen=True)
+class MaeOptions(NoOptions):
+    """Options of `mae`."""
+
+    expert_heads: int = option(0, "Heads of an expert; 0: all but one (MAE-7 of 8 heads).")
+    gate_hidden: int = option(0, "Hidden units of a gate; 0: half the model's width, at most 256.")
+    gate_norm: Literal["auto", "batch", "layer", "none"] = option(
+        "auto", "Norm of a gate's input: batch, layer or none; auto: batch in encoders, layer in decoders."
+    )
+    gate_dropout: float = option(0.1, "Dropout in a gate.")
+    gate_window: int = option(0, "Decoders: a gate reads the mean of the last N positions; 0: of all so far.")
+    gate_lr: float = option(1.0, "Learning rate of the gates' own SGD, without momentum and decay.")
+    gate_every: int = option(5, "Gates are trained in every N-th epoch (G steps), counted from 1.")
+    bcd: bool = option(True, "Block coordinate descent; --no-bcd (NoBCD): gates and rest jointly, soft mixture.")
+    uniform: bool = option(False, "Uni-MAE: no gates; a training sentence takes any expert.")
+    tune: Literal["none", "gates", "gates+output"] = option(
+        "none", "Train only the gates of --init (FTG), or gates and output projections (FTG+)."
+    )
+
+    def __post_init__(self) -> None:
+        if self.expert_heads < 0 or self.gate_hidden < 0 or self.gate_window < 0:
+            raise ConfigError(
+                f"--expert-heads {self.expert_heads}, --gate-hidden {self.gate_hidden}, --gate-window "
+                f"{self.gate_window}: none of them may be negative"
+            )
+        if not 0 <= self.gate_dropout < 1:
+            raise ConfigError(f"--gate-dropout is {self.gate_dropout}; it must be at least 0 and less than 1")
+        if not 0 < self.gate_lr < float("inf") or self.gate_every < 1:
+            raise ConfigError(
+                f"--gate-lr {self.gate_lr:g} and --gate-every {self.gate_every}; the rate must be more than 0, "
+                "the number of epochs at least 1"
+            )
+        if sum((not self.bcd, self.uniform, self.tune != "none")) > 1:
+            raise ConfigError("--no-bcd, --uniform and --tune are three ways to train; give one of them")
+
+
+@dataclass
+class GateCourse:
+    """Entropies of gates noted since the last line of metrics, and how many G steps there were in all.
+
+    They are noted in every tenth update, or as often as metrics are: a gate is a small part of a step.
+    """
+
+    entropies: list[Tensor] = field(default_factory=list)
+    steps: int = 0
+    noting: bool = False
+    every: ClassVar[int] = 10
+
+
+@variant
+class Mae(Variant):
+    """Block coordinate descent (Peng et al. 2020, Algorithm 1): G steps train gates, F steps the rest.
+
+    An update of every `gate_every`-th epoch first makes a G step on its batches (soft mixture, gradients reach
+    the gates only, plain SGD); every update makes an F step (one expert for each sentence and module, drawn by
+    responsibility, gradients reach everything but the gates, the run's optimizer). In F steps a gate has no
+    dropout and its batch norm stays as it is; in G steps nothing but gates has dropout (the paper says neither).
+    Tests use the soft mixture. The paper's warm-up is twice the baseline's (--warmup). `tune`: gates by SGD,
+    output projections with the run's optimizer, on the soft mixture.
+    """
+
+    name = "mae"
+    summary = "A mixture of attentive experts: gates decide how much each expert counts (MAE)."
+    Options = MaeOptions
+
+    def __init__(self, options: MaeOptions) -> None:
+        super().__init__(options)
+        self.gates: list[nn.Parameter] = []
+        self.rest: list[nn.Parameter] = []
+        self.course = GateCourse()
+
+    @property
+    def alternates(self) -> bool:
+        """Whether gates have steps of their own."""
+        return self.options.bcd and not self.options.uniform
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
+        """A model that mixes experts already keeps its own; else ConfigError where the options do not fit its heads."""
+        stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
+        if all(stack.self_mixing == MIXING for stack in stacks):
+            return config
+        check_heads([count for stack in stacks for count in (*stack.self_heads, *stack.cross_heads)], self.options)
+        encoder = None if config.encoder is None else mixed(config.encoder, self.options, causal=False)
+        return replace(config, encoder=encoder, decoder=mixed(config.decoder, self.options, causal=True))
+
+    def adapt(self, model: Transformer, *, fresh: bool) -> None:  # noqa: D102
+        if fresh and self.options.tune != "none":
+            raise ConfigError(f"--tune {self.options.tune} is for a trained model; name it with --init")
+        gates = any(GATE in name for name, _ in model.named_parameters())
+        if gates is self.options.uniform:
+            raise ConfigError(
+                "--init is a model of gated experts; --uniform has no gates" if gates else
+                "--init is a model of experts without gates; train it with --uniform"
+            )  # fmt: skip
+
+    def groups(self, model: Transformer) -> list[dict[str, Any]]:  # noqa: D102
+        named = dict(model.named_parameters())
+        gates = {name: its for name, its in named.items() if GATE in name}
+        self.gates = list(gates.values())
+        self.rest = [its for name, its in named.items() if name not in gates]
+        if self.options.tune != "none":
+            kept = [module.output for _, _, _, module in model.attention_modules()]
+            chosen = [weight for output in kept for weight in output.parameters()]
+            return [{"params": chosen if self.options.tune == "gates+output" else []}]
+        return [{"params": self.rest if self.alternates else list(named.values())}]
+
+    def prepare(self, run: Run) -> None:  # noqa: D102
+        if self.options.tune != "none":
+            trained = {id(each) for each in (*self.gates, *run.trained)}
+            for parameter in run.model.parameters():
+                parameter.requires_grad_(id(parameter) in trained)
+        self._watch(run)
+
+    def step(self, run: Run, batches: Sequence[Batch]) -> Sums:  # noqa: D102
+        from headscope.model.mixing.experts import experts_of, using
+
+        self.course.noting = (run.moment.update + 1) % min(self.course.every, run.config.log_every) == 0
+        if not self.options.bcd:
+            return run.gradients(batches)
+        if self.options.tune != "none":
+            found = run.gradients(batches)
+            self._descend(run)
+            return found
+        if not self.options.uniform and run.moment.epoch % self.options.gate_every == 0:
+            with frozen(self.rest), gates_alone(run.model):
+                run.gradients(batches)
+            self._descend(run)
+            run.clear_gradients()
+        with using(experts_of(run.model), "sampled"):
+            return run.gradients(batches)
+
+    def _descend(self, run: Run) -> None:
+        """Plain SGD on the gates; a step whose gradients overflowed in half precision is left out."""
+        import torch
+
+        scale = float(run.scaler.get_scale()) if run.scaler.is_enabled() else 1.0
+        slopes = [(gate, gate.grad) for gate in self.gates if gate.grad is not None]
+        if all(bool(slope.isfinite().all()) for _, slope in slopes):
+            with torch.no_grad():
+                for gate, slope in slopes:
+                    gate.add_(slope, alpha=-self.options.gate_lr / scale)
+            self.course.steps += 1
+        for gate in self.gates:
+            gate.grad = None
+
+    def _watch(self, run: Run) -> None:
+        """Note the entropy of gates as training goes by; the model's own, so nothing has to be removed."""
+        from headscope.model.mixing.experts import experts_of
+
+        for mixture in experts_of(run.model):
+            if mixture.gate is not None:
+                mixture.gate.register_forward_hook(self._seen)
+
+    def _seen(self, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
+        if self.course.noting and gate.training:
+            found = log_gates.detach().float()
+            real = inputs[1].to(found.dtype)  # [b p]
+            entropy = -(found.exp() * found).sum(dim=-1)
+            self.course.entropies.append((entropy * real).sum() / real.sum().clamp_min(1))
+
+    def history(self, run: Run) -> dict[str, float]:
+        """Mean entropy of the gates in nats since the line before, and how many G steps there were."""
+        noted = [float(each) for each in self.course.entropies]
+        self.course.entropies.clear()
+        mean = sum(noted) / len(noted) if noted else float("nan")
+        return {} if self.options.uniform else {"gate_entropy": mean, "gate_steps": float(self.course.steps)}
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {"steps": self.course.steps}
+
+    def load_state_dict(self, state: Any) -> None:  # noqa: D102
+        self.course.steps = state["steps"]
+
+
+def mixed(stack: StackConfig, options: MaeOptions, *, causal: bool) -> StackConfig:
+    """A stack whose attention modules mix experts."""
+    norm = ("layer" if causal else "batch") if options.gate_norm == "auto" else options.gate_norm
+    settings: dict[str, str | int | float | bool] = {"size": options.expert_heads}
+    if options.uniform:
+        settings["uniform"] = True
+    else:
+        settings |= {"hidden": options.gate_hidden, "norm": norm, "dropout": options.gate_dropout}
+        settings |= {"window": options.gate_window} if causal else {}
+    cross = MIXING if stack.cross_heads else None
+    return replace(stack, self_mixing=MIXING, cross_mixing=cross, mixing_options=settings)
+
+
+def check_heads(counts: Sequence[int], options: MaeOptions) -> None:
+    """ConfigError unless there are layers of two heads or more, and all of these have more than an expert has."""
+    several = [count for count in counts if count > 1]
+    if not several:
+        raise ConfigError("a mixture of experts needs layers with at least 2 heads; raise --heads, or choose --init")
+    if options.expert_heads >= min(several):
+        raise ConfigError(
+            f"--expert-heads {options.expert_heads} with layers of {min(several)} heads; an expert must lack a head, "
+            f"so choose at most {min(several) - 1}"
+        )
+
+
+@contextmanager
+def gates_alone(model: nn.Module) -> Iterator[None]:
+    """Within the block the mixtures of a model train and everything else computes as at test time."""
+    from headscope.model.mixing.experts import experts_of
+
+    model.eval()
+    for mixture in experts_of(model):
+        mixture.train()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+@contextmanager
+def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Within the block these take no part in gradients."""
+    before = [(parameter, parameter.requires_grad) for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter, wanted in before:
+            parameter.requires_grad_(wanted)

@@ -1,0 +1,171 @@
+"""A matrix per attention module that mixes its heads (Azov & Landau, MHR: "alphas" and their growth loss)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from headscope.errors import ConfigError
+from headscope.heads import SITES, Site
+from headscope.training.variant import Moment, NoOptions, Variant, option, variant
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headscope.model.transformer import Transformer
+    from headscope.model.transformer_config import StackConfig, TransformerConfig
+    from headscope.training.batches import Batch
+    from headscope.training.losses import Sums
+    from headscope.training.run import Run
+
+MIXING = "alpha.v1"
+GAMMA = 0.01  # the published 40 is for a loss summed over the tokens of a batch: about 4000
+
+
+@dataclass(frozen=True)
+class MixingOptions(NoOptions):
+    """Options of `mixing`."""
+
+    gamma: float | None = option(
+        None,
+        f"Weight of the growth loss beside the mean loss of a token; default {GAMMA}. With --compat fork beside the "
+        "loss summed over a batch (published: 40).",
+    )
+    start_after: float = option(
+        0.31, "Share of this run before the matrices are trained. With --compat fork of 40 epochs of 160,239 sentences."
+    )
+    radius: float = option(
+        1e-4, "Growth radius. Has no gradient, so it changes the reported loss only, with --compat fork."
+    )
+    ratios: tuple[float, ...] = option(
+        (1.0,), "Factors of the growth loss: one, or three for encoder-self, decoder-self, cross; 0 freezes a site."
+    )
+    norm_cap: float | None = option(
+        None, "Push a matrix no further than N times its nuclear norm at the identity; default: no end."
+    )
+    compat: Literal["none", "fork"] = option("none", "fork: the constants and quirks of the published program.")
+
+    def __post_init__(self) -> None:
+        if self.gamma is not None and not 0 <= self.gamma < float("inf"):
+            raise ConfigError(f"--gamma is {self.gamma}; it must not be negative (0: matrices are trained, not pushed)")
+        if not 0 <= self.start_after <= 1:
+            raise ConfigError(f"--start-after is {self.start_after}; it is a share of the run, from 0 to 1")
+        if self.norm_cap is not None and not self.norm_cap > 0:
+            raise ConfigError(f"--norm-cap is {self.norm_cap}; it must be more than 0, such as 3")
+        if len(self.ratios) not in (1, len(SITES)) or any(ratio < 0 for ratio in self.ratios):
+            raise ConfigError(
+                f"--ratios {','.join(f'{ratio:g}' for ratio in self.ratios)}: give one factor, or three for "
+                f"{', '.join(map(str, SITES))}, none of them negative"
+            )
+        if self.compat == "fork" and self.gamma is None:
+            raise ConfigError("--compat fork needs --gamma: without it the fork never trains a matrix (published: 40)")
+        if self.compat == "fork" and self.norm_cap is not None:
+            raise ConfigError("--norm-cap is not in the fork; leave it out, or take --compat none")
+
+
+@variant
+class Mixing(Variant):
+    """Matrices start as the identity and stay it until the window opens; then loss and growth loss train them.
+
+    By default the window opens after a share of this run, the growth loss is gamma times the sum over matrices
+    beside the mean loss of a token, and weight decay does not touch matrices. `compat` "fork": the growth loss
+    stands beside the loss summed over a micro-batch, once for each; the window counts sentences against 40 epochs
+    of 160,239 (50 for the first batch of an epoch), of the last micro-batch of an update and one process only;
+    weight decay counts. Matrices outside the window, and those of a site with ratio 0, have no gradient at all,
+    so Adam's moments of them begin when it opens. Unlike in the fork, the count of sentences survives a restart.
+    """
+
+    name = "mixing"
+    summary = "A matrix that mixes the heads of each attention module, made to grow (MHR)."
+    Options = MixingOptions
+
+    def __init__(self, options: MixingOptions) -> None:
+        super().__init__(options)
+        self.seen = 0
+        self.open = False
+        self.matrices: dict[Site, list[Tensor]] = {}
+
+    @property
+    def ratios(self) -> dict[Site, float]:
+        """Factors of the growth loss by site."""
+        from headscope.training.sites import per_site
+
+        return per_site("--ratios", self.options.ratios)
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:  # noqa: D102
+        encoder = None if config.encoder is None else mixed(config.encoder)
+        return replace(config, encoder=encoder, decoder=mixed(config.decoder))
+
+    def groups(self, model: Transformer) -> list[dict[str, Any]]:  # noqa: D102
+        alphas = [alpha for its in matrices_of(model).values() for alpha in its]
+        if self.options.compat == "fork":
+            return [{"params": list(model.parameters())}]
+        mine = set(map(id, alphas))
+        others = [each for each in model.parameters() if id(each) not in mine]
+        return [{"params": others}, {"params": alphas, "weight_decay": 0.0}]
+
+    def prepare(self, run: Run) -> None:  # noqa: D102
+        self.matrices = matrices_of(run.model)
+
+    def before_update(self, run: Run, moment: Moment) -> None:  # noqa: D102
+        from headscope.training.growth import fork_open
+
+        if self.options.compat == "fork":
+            first = moment.update_in_epoch == 0
+            self.open = fork_open(self.seen, self.options.start_after, first_of_epoch=first)
+        else:
+            self.open = moment.fraction >= self.options.start_after
+
+    def step(self, run: Run, batches: Sequence[Batch]) -> Sums:  # noqa: D102
+        found = run.gradients(batches)
+        self.seen += len(batches[-1])
+        for site, its in self.matrices.items():
+            if not (self.open and self.ratios[site]):
+                for alpha in its:
+                    alpha.grad = None
+        return found
+
+    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:  # noqa: D102
+        from headscope.training.growth import growth_loss
+
+        options, ratios = self.options, self.ratios
+        if not self.open or not any(ratios[site] for site in self.matrices):
+            return None
+        if options.compat == "fork":
+            return growth_loss(self.matrices, gamma=options.gamma, ratios=ratios, radius=options.radius)
+        gamma = GAMMA if options.gamma is None else options.gamma
+        return growth_loss(self.matrices, gamma=gamma, ratios=ratios, cap=options.norm_cap) * batch.tokens
+
+    def history(self, run: Run) -> dict[str, float]:
+        """Whether the window is open; per site the mean nuclear norm over h and the mean off-diagonal share."""
+        from headscope.training.growth import nuclear_norms, off_diagonal
+
+        found = {"window": float(self.open)}
+        for site, its in self.matrices.items():
+            norms = [float(norm.detach()) / len(alpha) for norm, alpha in zip(nuclear_norms(its), its, strict=True)]
+            found[f"nuclear_norm.{site}"] = sum(norms) / len(norms)
+            found[f"off_diagonal.{site}"] = sum(map(off_diagonal, its)) / len(its)
+        return found
+
+    def state_dict(self) -> Mapping[str, Any]:  # noqa: D102
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        self.seen = state["seen"]
+
+
+def mixed(stack: StackConfig) -> StackConfig:
+    """A stack whose attention modules mix their heads by matrices."""
+    return replace(stack, self_mixing=MIXING, cross_mixing=MIXING if stack.cross_heads else None, mixing_options={})
+
+
+def matrices_of(model: Transformer) -> dict[Site, list[Tensor]]:
+    """The mixing matrices [h h] of every site that has some, by layer; none for layers without heads."""
+    from headscope.model.mixing.alpha import Alpha
+
+    found: dict[Site, list[Tensor]] = {}
+    for site, _, _, module in model.attention_modules():
+        if isinstance(module.mixing, Alpha) and module.heads:
+            found.setdefault(site, []).append(module.mixing.alpha)
+    return found

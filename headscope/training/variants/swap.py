@@ -1,0 +1,247 @@
+"""Heads change places between layers as training goes by (Azov & Landau, MHR: "rotation")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from headscope.errors import ConfigError
+from headscope.heads import SITES, HeadId, Site
+from headscope.training.variant import Moment, NoOptions, Variant, option, variant
+
+if TYPE_CHECKING:
+    from headscope.training.fork_swaps import ForkSwap
+    from headscope.training.run import Run
+    from headscope.training.swap_choice import Phase, Scores, Timing
+    from headscope.training.swaps import Swap
+
+WAYS = ("none", "hard", "soft", "random", "local")
+LETTERS = {"H": "hard", "S": "soft", "R": "random", "L": "local"}
+LISTS = ("dynamic", "dynamic_start", "dynamic_end", "dynamic_frequency", "dynamic_rest", "dynamic_max_switches")
+
+
+@dataclass(frozen=True)
+class SwapOptions(NoOptions):
+    """Options of `swap`; the dynamic ones take one value, or three for encoder-self, decoder-self, cross."""
+
+    swap_schedule: Path | None = option(
+        None, "Swaps by epoch: JSON as the MHR program reads it, or TOML (tables [[swap]]).", metavar="FILE"
+    )
+    dynamic: tuple[str, ...] = option(
+        ("none",), "Swaps by score: hard, soft, random, local or none; one, or three for the sites."
+    )
+    score: Literal["confidence", "uniqueness", "base", "advanced", "pairwise"] = option(
+        "confidence", "What ranks heads: confidence, uniqueness; base, advanced or pairwise of the MHR program."
+    )
+    dynamic_start: tuple[int, ...] = option((2,), "First epoch that may begin swapped, from 2.")
+    dynamic_end: tuple[int, ...] = option((), "Last such epoch; default: no end (with --compat fork 0: never).")
+    dynamic_frequency: tuple[int, ...] = option((1,), "Epochs that a swap stays before it is undone.")
+    dynamic_rest: tuple[int, ...] = option((1,), "Epochs without a swap after that.")
+    dynamic_max_switches: tuple[int, ...] = option((1,), "Heads that change places: k of the ways above.")
+    swap_output: bool = option(False, "The heads' slices of the output projection change places too.")
+    swap_moments: bool = option(False, "Adam's moments of the heads change places too.")
+    compat: Literal["none", "fork"] = option("none", "fork: the constants and quirks of the published program.")
+
+    def __post_init__(self) -> None:
+        for name in LISTS:
+            values = getattr(self, name)
+            flag = f"--{name.replace('_', '-')}"
+            if len(values) not in (1, len(SITES)) and (values or name != "dynamic_end"):
+                raise ConfigError(f"{flag} has {len(values)} values; give one, or three for {_sites()}")
+            if name != "dynamic" and any(value < 0 for value in values):
+                raise ConfigError(f"{flag} is {','.join(map(str, values))}; it must not be negative")
+        if unknown := [way for way in self.dynamic if LETTERS.get(way, way) not in WAYS]:
+            raise ConfigError(f"--dynamic {unknown[0]!r} is not known; choose from {', '.join(WAYS)}")
+        if self.compat == "fork":
+            if self.swap_output or self.swap_moments:
+                which = "--swap-output" if self.swap_output else "--swap-moments"
+                raise ConfigError(f"{which}: the fork leaves these where they are; take --compat none")
+        else:
+            self._check_clean()
+
+    def _check_clean(self) -> None:
+        if any(value < 2 for value in self.dynamic_start):
+            raise ConfigError("--dynamic-start: scores exist after the first epoch, so 2 is the earliest")
+        for name in ("dynamic_frequency", "dynamic_rest", "dynamic_max_switches"):
+            if any(value < 1 for value in getattr(self, name)):
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+
+    @property
+    def ways(self) -> dict[Site, str]:
+        """How each site chooses its heads, without those that do not."""
+        from headscope.training.sites import per_site
+
+        found = {site: LETTERS.get(way, way) for site, way in per_site("--dynamic", self.dynamic).items()}
+        return {site: way for site, way in found.items() if way != "none"}
+
+    def timing(self, site: Site) -> Timing:
+        """When a site swaps. The fork's end is 0, never, unless it is given."""
+        from headscope.training.sites import per_site
+        from headscope.training.swap_choice import Timing
+
+        start, frequency, rest = (
+            per_site("", values)[site] for values in (self.dynamic_start, self.dynamic_frequency, self.dynamic_rest)
+        )
+        ends: Sequence[int | None] = self.dynamic_end or ((0,) if self.compat == "fork" else (None,))
+        return Timing(start, per_site("--dynamic-end", ends)[site], frequency, rest)
+
+
+class Course(NamedTuple):
+    """Where dynamic swapping of a site stands, and how many exchanges of two heads it has made."""
+
+    phase: Phase
+    exchanges: int
+
+
+@variant
+class SwapHeads(Variant):
+    """Query, key and value projections of two heads change places, between epochs.
+
+    A schedule's swaps happen before the first update of their epoch. Dynamic ones are decided after an epoch's
+    validation, by scores on the validation text (`headscope.training.head_scores`), and undone after a while
+    (`headscope.training.swap_choice`). `compat` "fork" follows the published program in widths, layer names,
+    mixing matrices and pairings (`headscope.training.fork_swaps`); what it loses at a restart is kept here.
+    """
+
+    name = "swap"
+    summary = "Heads change places between layers, by schedule or by score (MHR)."
+    Options = SwapOptions
+
+    def __init__(self, options: SwapOptions) -> None:
+        super().__init__(options)
+        self.schedule: Mapping[int, Sequence[Swap | ForkSwap]] = {}
+        self.courses: dict[Site, Course] = {}
+        self.scheduled = 0
+
+    def prepare(self, run: Run) -> None:  # noqa: D102
+        from headscope.training.swap_choice import Phase
+
+        options = self.options
+        if options.swap_schedule is None and not options.ways:
+            raise ConfigError("nothing says which heads change places; give --swap-schedule FILE or --dynamic WAY")
+        if options.swap_schedule is not None:
+            self.schedule = self._read(run, options.swap_schedule)
+        there = {site for site, _ in run.model.attention_places().layout}
+        for site, way in options.ways.items():
+            if len(options.dynamic) == len(SITES) and site not in there:
+                raise ConfigError(f"--dynamic {way} for {site}, which this model has not")
+        self.courses = {site: Course(Phase(), 0) for site in options.ways if site in there}
+        if self.courses and run.data.valid is None:
+            raise ConfigError("--dynamic ranks heads on the validation text; give --valid-source and --valid-target")
+
+    def _read(self, run: Run, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
+        """The schedule, checked against the model and the length of the run."""
+        from headscope.training.fork_swaps import fork_parts
+        from headscope.training.swap_schedule import read_fork_schedule, read_schedule
+
+        if self.options.compat == "fork" and path.suffix != ".toml":
+            theirs = read_fork_schedule(path)
+            for epoch, swaps in theirs.items():
+                for number, swap in enumerate(swaps, start=1):
+                    try:
+                        fork_parts(run.model, swap)
+                    except ConfigError as error:
+                        raise ConfigError(f"{path}: epoch {epoch}, swap {number}: {error}") from None
+            return theirs
+        found = read_schedule(path, run.model.attention_places().layout)
+        last = run.moment.epochs_planned
+        late = [epoch for epoch in found if last is not None and epoch > last]
+        if late and self.options.compat != "fork":
+            raise ConfigError(
+                f"{path}: swaps of epoch {min(late)}, and the run ends after {last}; raise --max-epochs, or take them "
+                "out"
+            )
+        return found
+
+    def before_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+        if planned := self.schedule.get(moment.epoch):
+            self._exchange(run, planned)
+            self.scheduled += len(planned)
+
+    def after_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+        from headscope.training.swap_choice import Phase, decide
+
+        scores: dict[Site, Scores] | None = None
+        for site, course in self.courses.items():
+            action, phase = decide(course.phase, moment.epoch + 1, self.options.timing(site))
+            swaps: Sequence[Swap] = ()
+            if action == "undo":
+                swaps = course.phase.pending if self.options.compat == "fork" else course.phase.pending[::-1]
+            elif action == "swap":
+                scores = (
+                    run.processes.told(self._scores(run) if run.processes.main else None) if scores is None else scores
+                )
+                swaps = self._choose(run, site, scores)
+                phase = Phase(tuple(swaps), phase.last)
+            self._exchange(run, swaps)
+            self.courses[site] = Course(phase, course.exchanges + len(swaps))
+
+    def _exchange(self, run: Run, swaps: Sequence[Swap | ForkSwap]) -> None:
+        from headscope.training.fork_swaps import ForkSwap, exchange_like_the_fork
+        from headscope.training.swaps import Swap, exchange
+
+        if self.options.compat == "fork":
+            theirs = [ForkSwap.of(swap) if isinstance(swap, Swap) else swap for swap in swaps]
+            exchange_like_the_fork(run.model, theirs)
+            return
+        moments = run.optimizer if self.options.swap_moments else None
+        mine = [swap for swap in swaps if isinstance(swap, Swap)]
+        exchange(run.model, mine, output=self.options.swap_output, optimizer=moments)
+
+    def _scores(self, run: Run) -> dict[Site, Scores]:
+        """Scores on the validation text; the first process's, which all then use."""
+        from headscope.training.head_scores import head_scores
+
+        run.model.eval()
+        with run.autocast():
+            return head_scores(
+                run.model,
+                run.validation(),
+                score=self.options.score,
+                source_special=frozenset() if run.data.source is None else run.data.source.special_ids,
+                target_special=run.data.target.special_ids,
+            )
+
+    def _choose(self, run: Run, site: Site, scores: Mapping[Site, Scores]) -> list[Swap]:
+        from headscope.training.sites import per_site
+        from headscope.training.swap_choice import CHOICES, FORK_CHOICES, Choice
+
+        ways = FORK_CHOICES if self.options.compat == "fork" else CHOICES
+        encoder = run.model.config.encoder
+        depth = (run.model.config.decoder if encoder is None else encoder).layers
+        most = per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]
+        return ways[self.options.ways[site]](Choice(site, scores[site], most, run.generator, depth))
+
+    def history(self, run: Run) -> dict[str, float]:
+        """Exchanges by schedule so far; by site exchanges by score (undone ones count again), and those in effect."""
+        found = {"swaps.schedule": float(self.scheduled)} if self.schedule else {}
+        for site, course in self.courses.items():
+            found[f"swaps.{site}"] = float(course.exchanges)
+            found[f"swapped.{site}"] = float(len(course.phase.pending))
+        return found
+
+    def state_dict(self) -> Mapping[str, Any]:  # noqa: D102
+        courses = {
+            site.value: {
+                "pending": [[str(swap.first), str(swap.second)] for swap in course.phase.pending],
+                "last": course.phase.last,
+                "exchanges": course.exchanges,
+            }
+            for site, course in self.courses.items()
+        }
+        return {"scheduled": self.scheduled, "courses": courses}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        from headscope.training.swap_choice import Phase
+        from headscope.training.swaps import Swap
+
+        self.scheduled = state["scheduled"]
+        for name, its in state["courses"].items():
+            pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in its["pending"])
+            self.courses[Site(name)] = Course(Phase(pending, its["last"]), its["exchanges"])
+
+
+def _sites() -> str:
+    return ", ".join(map(str, SITES))

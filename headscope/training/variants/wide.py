@@ -1,0 +1,58 @@
+"""Heads as wide as the model, or heads that read a slice of it (wide and narrow self-attention, Bloem 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from headscope.errors import ConfigError
+from headscope.training.variant import NoOptions, Variant, option, variant
+
+if TYPE_CHECKING:
+    from headscope.model.transformer_config import StackConfig, TransformerConfig
+
+
+@dataclass(frozen=True)
+class WideOptions(NoOptions):
+    """Options of `wide`; `narrow` has the same with other defaults."""
+
+    d_head: int | None = option(None, "Width of a head's queries, keys and values; default: the model's.")
+    head_input: Literal["full", "slice"] = option(
+        "full", "full: every head reads the whole input; slice: its own part of it."
+    )
+    shared_qkv: bool = option(False, "With slice: one small matrix each for queries, keys and values of all heads.")
+    qkv_bias: bool = option(True, "Biases of queries, keys and values.")
+
+    def __post_init__(self) -> None:
+        if self.d_head is not None and self.d_head < 1:
+            raise ConfigError(f"--d-head is {self.d_head}; it must be at least 1")
+        if self.shared_qkv and self.head_input != "slice":
+            raise ConfigError("--shared-qkv goes with --head-input slice; heads that read everything do not share")
+
+
+@variant
+class Wide(Variant):
+    """Every head reads all of the input and is as wide as the model: 4·h·d² weights and d biases of the output."""
+
+    name = "wide"
+    summary = "Heads as wide as the model."
+    Options = WideOptions
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:  # noqa: D102
+        encoder = None if config.encoder is None else reshaped(config.encoder, self.options)
+        return replace(config, encoder=encoder, decoder=reshaped(config.decoder, self.options))
+
+
+def reshaped(stack: StackConfig, options: WideOptions) -> StackConfig:
+    """A stack whose heads are as the options say; narrow heads are as wide as their slice unless told."""
+    sliced = options.head_input == "slice"
+    width = stack.d_model // max(stack.most_heads, 1) if sliced else stack.d_model
+    return replace(
+        stack,
+        d_head=options.d_head or width,
+        d_value=None,
+        head_input=options.head_input,
+        slices=None,
+        shared_qkv=options.shared_qkv,
+        qkv_bias=options.qkv_bias,
+    )

@@ -1,0 +1,347 @@
+"""Every architecture without some heads: the same numbers as masked, in memory, reloaded, and without headscope."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contracts.architectures import (
+    ARCHITECTURES,
+    BY_NAME,
+    TASKS,
+    Architecture,
+    build,
+    inputs_of,
+    logits,
+    sharpened,
+    silence,
+)
+from torch import Tensor
+from transformers import AutoConfig
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.heads import HeadId, Layout, Site
+from headscope.model.interface import through_attend
+from headscope.model.places import places_of
+from headscope.model.projections import projections
+from headscope.pruning import shrink_huggingface
+from headscope.pruning import verify as verification
+from headscope.pruning.export import choose
+from headscope.pruning.feeds import outputs, texts
+from headscope.pruning.removal import plan
+from headscope.pruning.verify import apart, reference, verify
+
+every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+LENGTHS, TARGETS = (7, 4, 6), (3, 5, 4)
+
+
+def ragged(architecture: Architecture, layout: Layout) -> list[HeadId]:
+    """Different heads and different numbers of heads in every layer, but whole groups; ALBERT's layers share all."""
+    groups = architecture.sizes.get("num_key_value_heads")
+    chosen = []
+    for (site, layer), count in layout.items():
+        if architecture.name == "albert":
+            heads = [1]
+        elif groups is None:
+            heads = [layer % count, (layer + 1) % count][: 1 + layer % 2]
+        elif layer % 2:
+            heads = list(range(count // groups)) if groups > 1 else [0, 3]
+        else:
+            heads = [group * (count // groups) + (group + 1) % (count // groups) for group in range(groups)]
+        chosen += [HeadId(site, layer, head) for head in heads]
+    return chosen
+
+
+def emptied(architecture: Architecture, layout: Layout) -> list[HeadId]:
+    """All heads of the first layer of each site (of all layers where they are one module)."""
+    whole = architecture.name == "albert"
+    return [
+        HeadId(site, layer, head)
+        for (site, layer), count in layout.items()
+        if whole or not layer
+        for head in range(count)
+    ]
+
+
+def both(architecture: Architecture, layout: Layout) -> list[HeadId]:
+    """No heads in the first layer of each site, different ones gone in the others."""
+    if architecture.name == "albert":
+        return ragged(architecture, layout)
+    rest = [head for head in ragged(architecture, layout) if head.layer]
+    return emptied(architecture, layout) + rest
+
+
+WAYS = {"ragged": ragged, "emptied": emptied, "both": both}
+ALONE_TOO = ("bert", "albert", "modernbert", "gpt2", "gpt_neox", "opt", "llama", "gpt_oss", "t5", "marian", "vit")
+CASES = [*((each.name, "both") for each in ARCHITECTURES)]
+CASES += [
+    *((name, "ragged") for name in ("bert", "modernbert", "gpt2", "llama", "t5", "marian")),
+    ("albert", "emptied"),
+]
+FOLDERS = [case for case in CASES if case[0] in ALONE_TOO]
+
+
+def saved(architecture: Architecture, folder: Path) -> HuggingFaceCheckpoint:
+    """A checkpoint on disk, opened again: the buffers that a class computes are then what they will be later."""
+    build(architecture).save_pretrained(folder)
+    opened = open_checkpoint(str(folder), dtype=dtype_of(architecture))
+    assert isinstance(opened, HuggingFaceCheckpoint)
+    if not architecture.sdpa:
+        opened.model.set_attn_implementation("eager")
+    return opened
+
+
+def dtype_of(architecture: Architecture) -> str:
+    """Double precision, but where the experts' matrix product has none."""
+    return "float32" if architecture.name == "gpt_oss" else "float64"
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_shrunk_equals_masked_in_memory_cached_searched_and_reloaded(
+    name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture = BY_NAME[name]
+    monkeypatch.setattr(verification, "NEW", 4)
+    checkpoint = saved(architecture, tmp_path / "whole")
+    heads = WAYS[way](architecture, checkpoint.layout)
+    export = choose(None, checkpoint)
+    removal = plan(checkpoint.places, heads)
+    shrunk = export.build(checkpoint, removal)
+    data = texts(checkpoint, None, None, sentences=4)
+    found = verify(checkpoint, shrunk, heads, data)
+    limit = 1e-10 if dtype_of(architecture) == "float64" else 1e-5
+    assert found.difference <= limit
+    assert found.searched == found.searches
+    if architecture.generates:
+        assert found.cached is not None and found.cached <= limit
+        assert found.searches == 4
+    assert shrunk.layout == removal.layout != checkpoint.layout
+    (tmp_path / "small").mkdir()
+    export.write(shrunk, tmp_path / "small", Companions())
+    again = open_checkpoint(str(tmp_path / "small"), dtype=dtype_of(architecture))
+    assert again.layout == removal.layout
+    with through_attend(again.model):
+        reloaded = outputs(again.model, data.feeds[0])
+    assert apart(reloaded, reference(checkpoint, heads, data.feeds[0])) <= limit
+
+
+@every
+def test_parameters_that_are_gone_are_those_of_the_heads(architecture: Architecture) -> None:
+    """Counted from the config by hand: rows of W_Q, W_K, W_V with their biases, columns of W_O."""
+    model = build(architecture)
+    heads = ragged(architecture, architecture.layout)
+    removal = plan(places_of(model), heads)
+    shrunk = choose(None, checkpoint := wrapped(model)).build(checkpoint, removal).model
+    gone = sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in shrunk.parameters())
+    d = {name: size for name, size in architecture.sizes.items() if name in ("hidden_size", "n_embd", "dim", "d_model")}
+    (model_width,) = d.values()
+    seen: set[int] = set()
+    rows = 0
+    for place in places_of(model).order:
+        where = (place.site, place.layer)
+        weight = projections(model)[where].output
+        assert weight is not None
+        if id(weight.weight) in seen:
+            continue
+        seen.add(id(weight.weight))
+        lost, groups = place.heads - len(removal.kept[where]), place.groups - len(removal.groups[where])
+        biased = 0 if has_no_bias(architecture) else 1
+        rows += place.width * (lost * (2 * model_width + biased) + groups * 2 * (model_width + biased))
+        rows += lost if architecture.sinks else 0
+    assert gone == rows + position_bias_columns(architecture, removal)
+
+
+def has_no_bias(architecture: Architecture) -> bool:
+    """Architectures whose query, key and value projections have none by default."""
+    return architecture.name in ("modernbert", "llama", "qwen3", "gemma", "gemma2", "gemma3_text", "mistral", "t5")
+
+
+def position_bias_columns(architecture: Architecture, removal: Any) -> int:
+    """T5: 32 buckets for each head that no layer keeps."""
+    if architecture.name != "t5":
+        return 0
+    columns = 0
+    for site in ("encoder-self", "decoder-self"):
+        kept = {head for (its, _), heads in removal.kept.items() if its.value == site for head in heads}
+        columns += 3 - len(kept)
+    return 32 * columns
+
+
+def wrapped(model: Any) -> HuggingFaceCheckpoint:
+    return HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest="0" * 64)
+
+
+# Without headscope, in another process: all folders in one, because starting it costs most.
+
+ALONE = """
+import importlib.abc, json, sys
+from pathlib import Path
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "headscope":
+            raise ModuleNotFoundError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+try:
+    import headscope
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("headscope can be imported here")
+import torch, transformers
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+root = Path(sys.argv[1])
+for name, (auto, generates, eager) in json.loads((root / "jobs.json").read_text()).items():
+    inputs = torch.load(root / f"{name}.inputs.pt")
+    more = {"attn_implementation": "eager"} if eager else {}
+    loader = getattr(transformers, auto)
+    model = loader.from_pretrained(root / name, trust_remote_code=True, **more).eval()
+    with torch.no_grad():
+        found = {"logits": model(**inputs).logits}
+        if generates:
+            given = {key: inputs[key][:1] for key in ("input_ids", "attention_mask")}
+            settings = dict(num_beams=3, max_new_tokens=4, do_sample=False)
+            found["ids"] = model.generate(**given, **settings)
+            if name.endswith("both"):
+                found["uncached"] = model.generate(**given, **settings, use_cache=False)
+    model.save_pretrained(root / f"{name}-again")
+    again = loader.from_pretrained(root / f"{name}-again", trust_remote_code=True, **more).eval()
+    with torch.no_grad():
+        found["again"] = again(**inputs).logits
+    bare = transformers.AutoModel.from_pretrained(root / name, trust_remote_code=True, **more).eval()
+    with torch.no_grad():
+        found["bare"] = bare(**inputs)[0]
+        found["base"] = model.base_model(**inputs)[0] if model.base_model is not model else None
+    torch.save(found, root / f"{name}.outputs.pt")
+assert not any(module.partition(".")[0] == "headscope" for module in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What a process that has no headscope makes of self-contained folders."""
+    root = tmp_path_factory.mktemp("alone")
+    jobs = {}
+    for which, way in FOLDERS:
+        architecture, name = BY_NAME[which], f"{which}-{way}"
+        checkpoint = wrapped(build(architecture))
+        removal = plan(checkpoint.places, WAYS[way](architecture, checkpoint.layout))
+        export = choose(None, checkpoint)
+        (root / name).mkdir()
+        export.write(export.build(checkpoint, removal), root / name, Companions())
+        torch.save(inputs_of(architecture, lengths=LENGTHS, targets=TARGETS), root / f"{name}.inputs.pt")
+        jobs[name] = (TASKS[architecture.task].__name__, architecture.generates, not architecture.sdpa)
+    (root / "jobs.json").write_text(json.dumps(jobs))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"HF_HOME": str(root / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "-c", ALONE, str(root)], env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return {name: torch.load(root / f"{name}.outputs.pt") for name in jobs}
+
+
+@pytest.mark.parametrize(("name", "way"), FOLDERS)
+def test_the_self_contained_folder_needs_no_headscope(name: str, way: str, alone: dict[str, dict[str, Any]]) -> None:
+    architecture = BY_NAME[name]
+    found = alone[f"{architecture.name}-{way}"]
+    expected = silenced(architecture, WAYS[way](architecture, architecture.layout))
+    inputs = inputs_of(architecture, lengths=LENGTHS, targets=TARGETS)
+    real = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
+    rows = ... if real is None else real.bool()
+    wanted = logits(expected, inputs)[rows]
+    assert_close(found["logits"][rows], wanted)
+    assert torch.equal(found["again"][rows], found["logits"][rows])
+    if found["base"] is not None:
+        assert torch.equal(found["bare"][rows] if real is not None else found["bare"], found["base"][rows])
+    if architecture.generates:
+        given = {name: inputs[name][:1] for name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            ids = expected.generate(**given, num_beams=3, max_new_tokens=4, do_sample=False)
+        assert torch.equal(found["ids"], ids)
+        assert way != "both" or torch.equal(found["uncached"], ids)
+
+
+def silenced(architecture: Architecture, heads: list[HeadId]) -> Any:
+    """The whole model, the heads' columns of the output projections set to zero."""
+    model = build(architecture)
+    found = projections(model)
+    for head in heads:
+        silence(found[head.site, head.layer].output, [head.head])
+    return model
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max()))
+
+
+def causal(name: str) -> HuggingFaceCheckpoint:
+    """An architecture whose attention reads sizes from its config, or splits one matrix by widths."""
+    sizes = {**BY_NAME["gpt2"].sizes} if name == "gpt_bigcode" else {**BY_NAME["llama"].sizes, "hidden_size": 60}
+    if name != "gpt_bigcode":
+        del sizes["head_dim"]
+    torch.manual_seed(0)
+    model = TASKS["causal"].from_config(AutoConfig.for_model(name, **sizes)).eval()
+    return wrapped(sharpened(model).double())
+
+
+@pytest.mark.parametrize("name", ["phi3", "gpt_bigcode"])
+def test_sizes_that_the_code_reads_elsewhere_are_narrowed_too(name: str) -> None:
+    checkpoint = causal(name)
+    share = 3 if name == "phi3" else 1
+    heads = [HeadId(Site.DECODER_SELF, 0, head) for head in range(share)]
+    heads += [HeadId(Site.DECODER_SELF, 1, head) for head in range(checkpoint.layout[Site.DECODER_SELF, 1])]
+    shrunk = choose(None, checkpoint).build(checkpoint, plan(checkpoint.places, heads))
+    found = verify(checkpoint, shrunk, heads, texts(checkpoint, None, None, sentences=4))
+    assert found.difference <= 1e-10 and found.cached is not None and found.cached <= 1e-10
+
+
+def test_heads_whose_rows_cannot_be_told_are_refused() -> None:
+    """OLMo 2 normalises queries across heads."""
+    checkpoint = causal("olmo2")
+    with pytest.raises(ConfigError, match="normalised across heads"):
+        choose(None, checkpoint).build(checkpoint, plan(checkpoint.places, group_of_the_first_layer()))
+
+
+def group_of_the_first_layer() -> list[HeadId]:
+    return [HeadId(Site.DECODER_SELF, 0, head) for head in range(3)]
+
+
+def test_code_that_does_not_run_with_fewer_heads_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shrink_huggingface, "OF_CONFIG", ("nothing", "of it"))
+    checkpoint = causal("phi3")
+    heads = group_of_the_first_layer()
+    shrunk = choose(None, checkpoint).build(checkpoint, plan(checkpoint.places, heads))
+    with pytest.raises(CheckpointError, match=r"'phi3' cannot be removed.*--export masked may do"):
+        verify(checkpoint, shrunk, heads, texts(checkpoint, None, None, sentences=4))
+
+
+def test_one_architecture_is_pruned_twice() -> None:
+    """T5: the second removal counts heads as the first left them, and both are remembered."""
+    for name in ("t5", "bart", "llama"):
+        architecture = BY_NAME[name]
+        checkpoint = wrapped(build(architecture, dtype="float64"))
+        first = ragged(architecture, checkpoint.layout)
+        export = choose(None, checkpoint)
+        once = export.build(checkpoint, plan(checkpoint.places, first))
+        second = emptied(architecture, once.layout)
+        twice = export.build(once, plan(once.places, second))
+        data = texts(once, None, None, sentences=4)
+        assert verify(once, twice, second, data).difference <= 1e-10
+        kept = twice.model.config.kept_heads  # type: ignore[union-attr]
+        for (site, layer), count in checkpoint.layout.items():
+            gone = {head.head for head in first if (head.site, head.layer) == (site, layer)}
+            expected = [] if layer == 0 else [head for head in range(count) if head not in gone]
+            assert kept[site.value][str(layer)] == expected

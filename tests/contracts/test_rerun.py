@@ -1,0 +1,202 @@
+"""Passes that start at the ablated layer give what whole passes give, for every architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, assert_near, build, inputs_of
+from oracles import native
+from torch import Tensor, nn
+
+from headscope.attribution.gatevector import split
+from headscope.gates import gated
+from headscope.heads import Layout, Site, all_heads
+from headscope.model.places import places_of
+from headscope.model.rerun import Rerun, dependable_seats
+from headscope.model.seats import seats_of
+
+LENGTHS = {"lengths": (3, 7, 5), "targets": (5, 2, 4)}
+SHARED_LAYERS = {"albert"}  # one module is all layers: computed in full
+
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda its: its.name)
+
+
+def open_gates(layout: Layout) -> dict[tuple[Site, int], Tensor]:
+    return split(torch.ones(sum(layout.values()), dtype=torch.float64), layout)
+
+
+def without(layout: Layout, head: Any) -> dict[tuple[Site, int], Tensor]:
+    gates = open_gates(layout)
+    gates[head.site, head.layer] = gates[head.site, head.layer].clone()
+    gates[head.site, head.layer][head.head] = 0
+    return gates
+
+
+@contextmanager
+def counting(model: nn.Module) -> Iterator[dict[int, int]]:
+    """How often each weight matrix takes part in a product, by the modules that own them."""
+    counts: dict[int, int] = {}
+    befores = {part: part.forward for part in model.modules() if isinstance(part, nn.Linear)}
+
+    def counted(part: nn.Module, before: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*given: Any) -> Any:
+            counts[id(part)] = counts.get(id(part), 0) + 1
+            return before(*given)
+
+        return forward
+
+    for part, before in befores.items():
+        part.__dict__["forward"] = counted(part, before)
+    try:
+        yield counts
+    finally:
+        for part in befores:
+            del part.__dict__["forward"]
+
+
+@every_architecture
+def test_every_head_off_equals_a_whole_pass(architecture: Architecture) -> None:
+    compare(architecture, "float64", 1e-12)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "marian", "bart"])
+def test_every_head_off_equals_a_whole_pass_in_float32(name: str) -> None:
+    compare(BY_NAME[name], "float32", 1e-5)
+
+
+def compare(architecture: Architecture, dtype: str, tolerance: float) -> None:
+    """Every head of a model closed in turn, from the middle and in full."""
+    model = build(architecture, dtype=dtype)
+    inputs = inputs_of(architecture, dtype=getattr(torch, dtype), **LENGTHS)
+    layout = places_of(model).layout
+    seats = dependable_seats(model)
+    assert (seats is None) == (architecture.name in SHARED_LAYERS)
+
+    def work() -> Tensor:
+        found: Tensor = model(**inputs).logits
+        return found
+
+    with torch.no_grad():
+        rerun = Rerun(model, work, seats)
+        with rerun.entered():
+            plain = rerun.value(open_gates(layout), keep=True)
+            found = {head: rerun.value(without(layout, head)) for head in all_heads(layout)}
+            assert torch.equal(rerun.value(open_gates(layout)), plain)
+        for head, value in found.items():
+            with gated(model, [head]):
+                assert_near(value, work(), tolerance)
+        assert all(not torch.equal(value, plain) for value in found.values())
+        with gated(model, []):
+            assert_near(plain, work(), tolerance)
+    assert not any("forward" in part.__dict__ for part in model.modules())
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "marian"])
+def test_walk_that_opens_one_head_after_the_other(name: str) -> None:
+    """Each pass is kept, and the next one starts from it."""
+    architecture = BY_NAME[name]
+    model = build(architecture, dtype="float64")
+    inputs = inputs_of(architecture, dtype=torch.float64, **LENGTHS)
+    layout = places_of(model).layout
+    gates = torch.zeros(sum(layout.values()), dtype=torch.float64)
+    rerun = Rerun(model, lambda: model(**inputs).logits, seats_of(model))
+    order = torch.randperm(len(gates), generator=torch.Generator().manual_seed(3)).tolist()
+    with torch.no_grad():
+        with rerun.entered():
+            rerun.value(split(gates.clone(), layout), keep=True)
+            walked = []
+            for head in order:
+                gates[head] = 0.5 + head / 7
+                walked.append((gates.clone(), rerun.value(split(gates.clone(), layout), keep=True)))
+        for each, value in walked:
+            with gated(model, split(each, layout)):
+                assert_near(value, model(**inputs).logits, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
+def test_what_lies_below_is_not_computed(name: str) -> None:
+    """With a head of the last layer off, no projection of an earlier layer is used, and none of its own attention."""
+    architecture = BY_NAME[name]
+    model = build(architecture, dtype="float64")
+    inputs = inputs_of(architecture, dtype=torch.float64)
+    layout = places_of(model).layout
+    seats = seats_of(model)
+    assert seats is not None
+    rerun = Rerun(model, lambda: model(**inputs).logits, seats)
+    last = list(all_heads(layout))[-1]
+    with torch.no_grad(), rerun.entered():
+        rerun.value(open_gates(layout), keep=True)
+        with counting(model) as counts:
+            rerun.value(without(layout, last))
+    stack = [layer for rank, layer in seats.layers if rank[0] == seats.of[last.site, last.layer].rank[0]]
+    for layer in {layer for _, layer in seats.layers} - {stack[-1]}:
+        assert not any(id(part) in counts for part in layer.modules())
+    for place, seat in seats.of.items():
+        assert not any(id(part) in counts for part in (seat.output, *seat.attention.modules())), place
+    if name == "bert":
+        assert any(id(part) in counts for part in stack[-1].modules()), "its feed-forward runs"
+
+
+def test_native_models_and_a_layer_without_heads() -> None:
+    source, target, source_mask, target_mask = native.texts()
+    for options in ({}, {"norm": "pre"}, {"self_mixing": "alpha"}):
+        model = native.model(**options)
+        layout = {place: heads for place, heads in places_of(model).layout.items() if heads}
+
+        def work(model: nn.Module = model) -> Tensor:
+            found: Tensor = model(source, target, source_mask=source_mask, target_mask=target_mask)
+            return found
+
+        rerun = Rerun(model, work, dependable_seats(model))
+        assert rerun.seats is not None
+        with torch.no_grad():
+            with rerun.entered():
+                rerun.value(open_gates(layout), keep=True)
+                found = {head: rerun.value(without(layout, head)) for head in all_heads(layout)}
+            for head, value in found.items():
+                with gated(model, [head]):
+                    assert_near(value, work(), 1e-12)
+
+
+def test_everything_is_restored_after_an_error() -> None:
+    model = build(BY_NAME["bert"], dtype="float64").train()
+    inputs = inputs_of(BY_NAME["bert"], dtype=torch.float64)
+    layout = places_of(model).layout
+    before = {name: list(part._forward_hooks) for name, part in model.named_modules()}
+    own = model.base_model.encoder.layer[0].forward
+    model.base_model.encoder.layer[0].__dict__["forward"] = own  # somebody else's replacement stays
+    broken = False
+
+    def work() -> Tensor:
+        found: Tensor = model(**inputs).logits
+        if broken:
+            raise ArithmeticError
+        return found
+
+    rerun = Rerun(model, work, seats_of(model))
+    last = without(layout, list(all_heads(layout))[-1])
+    with torch.no_grad():
+        with pytest.raises(ArithmeticError), rerun.entered():
+            expected = rerun.value(open_gates(layout), keep=True)
+            broken = True
+            rerun.value(last, keep=True)
+        broken = False
+        with rerun.entered():
+            assert torch.equal(rerun.value(open_gates(layout), keep=True), expected), "the broken pass left nothing"
+    assert model.training and all(part.training for part in model.modules())
+    assert {name: list(part._forward_hooks) for name, part in model.named_modules()} == before
+    assert [part for part in model.modules() if "forward" in part.__dict__] == [model.base_model.encoder.layer[0]]
+
+
+def test_layers_that_change_their_inputs_are_found_out() -> None:
+    """A layer that writes into its input would spoil what was kept; such a model is computed in full."""
+    model = build(BY_NAME["gpt2"])
+    hook = model.base_model.h[1].register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(1.5), *inputs[1:]))
+    assert seats_of(model) is not None
+    assert dependable_seats(model) is None
+    hook.remove()
+    assert dependable_seats(model) is not None

@@ -1,0 +1,89 @@
+"""Importances of gates from their definitions, one evaluation after the other: any function of gates will do.
+
+A game maps gates [N] (a list of numbers) to what one sentence is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import permutations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.gates import gated
+from headscope.heads import HeadId, Layout, all_heads
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.places import walking
+
+Game = Callable[[Sequence[float]], float]
+
+
+def ablation(f: Game, size: int) -> list[float]:
+    """f(all) − f(all but one)."""
+    return [f([1.0] * size) - f([float(other != head) for other in range(size)]) for head in range(size)]
+
+
+def shapley(f: Game, size: int, orders: Sequence[Sequence[int]] | None = None) -> list[float]:
+    """Mean gain by each player, over these orders or over all there are."""
+    gains: list[list[float]] = [[] for _ in range(size)]
+    for order in orders if orders is not None else list(permutations(range(size))):
+        gates = [0.0] * size
+        before = f(gates)
+        for player in order:
+            gates[player] = 1.0
+            after = f(gates)
+            gains[player].append(after - before)
+            before = after
+    return [sum(each) / len(each) for each in gains]
+
+
+def integrated_gradients(f: Game, size: int, *, points: int) -> list[float]:
+    """∫ ∂f/∂gate along the diagonal by Gauss and Legendre, slopes by central differences."""
+    nodes, weights = np.polynomial.legendre.leggauss(points)
+    step, found = 1e-5, [0.0] * size
+    for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        for head in range(size):
+            up, down = [float(node)] * size, [float(node)] * size
+            up[head] += step
+            down[head] -= step
+            found[head] += weight * (f(up) - f(down)) / (2 * step)
+    return found
+
+
+def by_place(gates: Sequence[float], layout: Layout) -> dict[tuple[object, int], Tensor]:
+    """Gates of all heads, sorted into those of every (site, layer)."""
+    found: dict[tuple[object, int], list[float]] = {}
+    for head, gate in zip(all_heads(layout), gates, strict=True):
+        found.setdefault((head.site, head.layer), []).append(gate)
+    return {place: torch.tensor(values, dtype=torch.float64) for place, values in found.items()}
+
+
+def under_gates(model: torch.nn.Module, layout: Layout, work: Callable[[], float]) -> Game:
+    """What `work` gives while contexts are multiplied by gates."""
+
+    def game(gates: Sequence[float]) -> float:
+        with torch.no_grad(), gated(model, by_place(gates, layout)):  # type: ignore[arg-type]
+            return float(work())
+
+    return game
+
+
+def replaced(model: torch.nn.Module, head: HeadId, how: str, shift: int, work: Callable[[], float]) -> float:
+    """What `work` gives, for one sentence without padding, while a head gives its mean or what it gives elsewhere."""
+    with torch.no_grad(), walking(model) as walk:
+
+        def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
+            place = walk.place(call.module)
+            if place is None or (place.site, place.layer) != (head.site, head.layer):
+                return None
+            own = context[0, head.head]  # [t k]
+            changed = context.clone()
+            for position in range(len(own)):
+                other = own[(position + shift) % len(own)]
+                changed[0, head.head, position] = own.mean(dim=0) if how == "mean" else other
+            return changed
+
+        with tapped(tap):
+            return float(work())

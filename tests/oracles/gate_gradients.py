@@ -1,0 +1,35 @@
+"""∂L/∂ξ of a gate on every head at every position, one sentence at a time, by making the gates variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.places import walking
+
+Place = tuple[Site, int]
+
+
+def position_gates(model: nn.Module, value: Callable[[], Tensor]) -> dict[Place, Tensor]:
+    """Gradients [h t] of value() with respect to a gate of one on each head's context at each position."""
+    gates: dict[Place, Tensor] = {}
+
+    with walking(model) as walk, torch.enable_grad():
+
+        def tap(call: AttentionCall, context: Tensor) -> Tensor:
+            place = walk.place(call.module)
+            assert place is not None
+            gate = gates[place.site, place.layer] = torch.ones(context.shape[1:3], dtype=context.dtype)
+            return context * gate.requires_grad_()[None, :, :, None]
+
+        with tapped(tap, before_mixing=True):
+            found = value()
+        gradients = torch.autograd.grad(found, list(gates.values()), allow_unused=True)
+    return {
+        place: torch.zeros_like(gates[place]) if gradient is None else gradient
+        for place, gradient in zip(gates, gradients, strict=True)
+    }

@@ -1,0 +1,80 @@
+"""Runs of a tiny model on a made-up parallel text, update by update, for tests of training variants."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.training.batches import Batch, collate, epoch_plan
+from headscope.training.config import TrainConfig
+from headscope.training.engine import make_run
+from headscope.training.run import Run
+from headscope.training.variant import VARIANTS
+
+SIZES: dict[str, Any] = {
+    "encoder_layers": 1, "decoder_layers": 2, "d_model": 12, "d_ffn": 17, "heads": 3, "vocab_size": 60,
+    "max_tokens": 60, "warmup": 3, "lr": 0.01, "dropout": 0.1, "device": "cpu", "beam": 1, "bleu_every": 0,
+}  # fmt: skip
+
+
+def texts(folder: Path, *, lines: int = 40) -> dict[str, Path]:
+    """A parallel text of short lines and its first sixth again for validation."""
+    chance = random.Random(0)
+    words = ["lo", "mira", "tek", "sun", "apo", "vel", "kor", "dim", "ras", "ney"]
+    found = {}
+    for name, count in (("", lines), ("valid_", lines // 6)):
+        chance.seed(0)
+        said = [" ".join(chance.choices(words, k=chance.randint(2, 9))) for _ in range(count)]
+        for side, text in (("source", said), ("target", [" ".join(reversed(line.split())) for line in said])):
+            found[name + side] = folder / f"{name}{side}.txt"
+            found[name + side].write_text("".join(line + "\n" for line in text), encoding="utf-8")
+    return found
+
+
+def config(folder: Path, **options: Any) -> TrainConfig:
+    """Options of a tiny run in `folder`."""
+    given = SIZES | {"precision": "float64", "max_epochs": 6, "out": folder / "run"} | options
+    return TrainConfig(**texts(folder), **given)
+
+
+def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **options: Any) -> Run:
+    """A run of a variant that has done nothing yet."""
+    cls = VARIANTS.get(name)
+    return make_run(config(folder, **(shared or {})), cls(cls.Options(**options)))
+
+
+def lesson(run: Run) -> list[Batch]:
+    """The micro-batch of the next update."""
+    moment = run.moment
+    groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=moment.epoch)
+    return [collate(run.data.train, groups[moment.update_in_epoch % len(groups)])]
+
+
+def updates(run: Run, count: int = 1) -> None:
+    """So many updates, hooks included, within one epoch."""
+    for _ in range(count):
+        run.variant.before_update(run, run.moment)
+        sums, _ = run.update(lesson(run))
+        moment = run.moment
+        run.moment = replace(
+            moment,
+            update=moment.update + 1,
+            update_in_epoch=moment.update_in_epoch + 1,
+            sentences=moment.sentences + sums.sentences,
+        )
+        run.variant.after_update(run, run.moment)
+
+
+def weights(run: Run) -> dict[str, Tensor]:
+    """A copy of everything in the model's state dict."""
+    return {key: value.detach().clone() for key, value in run.model.state_dict().items()}
+
+
+def seeded(seed: int = 0) -> None:
+    """The same dropout from here on."""
+    torch.manual_seed(seed)

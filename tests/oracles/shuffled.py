@@ -1,0 +1,46 @@
+"""Batches in another order than the package's: the padding is anywhere, not in the first rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.accumulate import FOLDS
+from headscope.data import IGNORED, Batch, Corpus, Side, batches
+
+
+def other_way_round(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]:
+    """Whole folds, last one first, sentences in corpus order."""
+    how["tokens"] = 1
+    single = sorted(batches(corpus, encoder, **how), key=lambda batch: int(batch.indices))
+    assert len(single) == corpus.count
+    for fold in reversed(range(FOLDS)):
+        mine = [batch for batch in single if batch.fold == fold]
+        yield together(mine, fold)
+
+
+def together(mine: list[Batch], fold: int) -> Batch:
+    """Batches of one sentence as one batch, in this order."""
+    targets = [batch.target for batch in mine if batch.target is not None]
+    labels = [batch.labels for batch in mine if batch.labels is not None]
+    return Batch(
+        indices=torch.cat([batch.indices for batch in mine]),
+        fold=fold,
+        source=_padded([batch.source for batch in mine]),
+        target=_padded(targets) if targets else None,
+        aligned=tuple(aligned for batch in mine for aligned in batch.aligned),
+        labels=_stacked(labels, IGNORED) if labels else None,
+    )
+
+
+def _padded(sides: list[Side]) -> Side:
+    return Side(*(_stacked([getattr(one, field.name) for one in sides], 0) for field in fields(Side)))
+
+
+def _stacked(rows: list[Tensor], filler: int) -> Tensor:
+    width = max(row.shape[1] for row in rows)
+    return torch.cat([nn.functional.pad(row, (0, width - row.shape[1]), value=filler) for row in rows])

@@ -1,0 +1,224 @@
+"""Small random models in float64 that predict words, what they should predict, and how they are asked, sentence by
+sentence and without padding: independent of the package's batches, labels and objectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from oracles import native, tiny
+from oracles.tiny import END, MASK, PAD, PIECES, START
+from torch import Tensor
+
+from headscope.data import Corpus, Sentence
+from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.model.interface import through_attend
+from headscope.vocabulary import Splitter, Vocabulary
+
+V = len(PIECES)
+_IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
+
+
+def _bert(cls: Any = transformers.BertForMaskedLM) -> Any:
+    return cls(
+        transformers.BertConfig(
+            vocab_size=V,
+            hidden_size=15,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            intermediate_size=11,
+            max_position_embeddings=97,
+            num_labels=7,
+            pad_token_id=PAD,
+        )
+    )
+
+
+def _gpt2() -> Any:
+    config = transformers.GPT2Config(vocab_size=V, n_embd=15, n_layer=2, n_head=3, n_positions=97, **_IDS)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def _llama() -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=V,
+        hidden_size=42,
+        intermediate_size=11,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=10,
+        max_position_embeddings=97,
+        **_IDS,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def _t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=V,
+        d_model=13,
+        d_kv=5,
+        d_ff=11,
+        num_layers=1,
+        num_decoder_layers=2,
+        num_heads=3,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=17,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def _marian() -> Any:
+    config = transformers.MarianConfig(
+        vocab_size=V,
+        d_model=30,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=3,
+        decoder_attention_heads=5,
+        encoder_ffn_dim=11,
+        decoder_ffn_dim=17,
+        max_position_embeddings=97,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+        forced_eos_token_id=None,
+    )
+    return transformers.MarianMTModel(config)
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """How a model is made, which ids stand around its texts, and what kind it is."""
+
+    make: Callable[[], Any] | None
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    two_sided: bool = False
+    masked: bool = False
+    direct: bool = False
+
+
+SPEAKERS = {
+    "bert": Speaker(_bert, (START,), (END,), masked=True),
+    "gpt2": Speaker(_gpt2, (START,), direct=True),
+    "llama": Speaker(_llama, (START,), direct=True),
+    "t5": Speaker(_t5, (), (END,), two_sided=True, direct=True),
+    "marian": Speaker(_marian, (), (END,), two_sided=True),
+    "native-pre": Speaker(None, (), (END,), two_sided=True, direct=True),
+    "native-post": Speaker(None, (), (END,), two_sided=True),
+}
+
+
+@cache
+def checkpoint(kind: str, seed: int = 3) -> Checkpoint:
+    """A model with random weights, wide enough apart that heads differ."""
+    its = SPEAKERS[kind]
+    if its.make is None:
+        return _native(kind, seed)
+    return wrapped(its.make, its, seed)
+
+
+def wrapped(make: Callable[[], Any], its: Speaker, seed: int = 3) -> HuggingFaceCheckpoint:
+    """A transformers model with the tokenizer of a speaker."""
+    torch.manual_seed(seed)
+    model = make().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    made = tiny.tokenizer(list(its.before), list(its.after))
+    return HuggingFaceCheckpoint(path="tiny", model=model, tokenizer=made, digest="0" * 64)
+
+
+def _native(kind: str, seed: int) -> TransformerCheckpoint:
+    pre = kind == "native-pre"
+    model = native.model(
+        seed,
+        vocabulary=V,
+        norm="pre" if pre else "post",
+        final_norm=pre,
+        self_mixing="alpha.v1" if pre else None,
+        whole={"d_output": 11, "output_bias": True} if pre else {},
+    )
+    words = Vocabulary(tuple(PIECES), Splitter(), start=START, end=END, unknown=1, pad=PAD)
+    return TransformerCheckpoint(
+        path="tiny", format="test", model=model, model_type="t", digest="0" * 64, source=words, target=words
+    )
+
+
+def corpus(kind: str, *, count: int = 11, seed: int = 3) -> Corpus:
+    """Sentences of pieces, so that every tokenizer agrees about them; unequal lengths."""
+    luck = np.random.default_rng(seed)
+
+    def line() -> str:
+        return " ".join(luck.choice(tiny.WORDS, size=luck.integers(1, 8)))
+
+    two_sided = SPEAKERS[kind].two_sided
+    sentences = [Sentence(number, line(), line() if two_sided else None) for number in range(count)]
+    return Corpus("tiny", count, "0" * 40, lambda: iter(sentences), has_target=two_sided)
+
+
+@dataclass
+class Asked:
+    """One sentence: ids of both sides, what is to be predicted {position: id}, which positions predict at all."""
+
+    number: int
+    source: list[int]
+    target: list[int] | None
+    labels: dict[int, int]
+    places: list[int]
+
+    def logits(self, its: Checkpoint) -> Tensor:
+        """The model's logits [t V] for this sentence alone."""
+        model: Any = its.model
+        source = torch.tensor([self.source])
+        if isinstance(its, TransformerCheckpoint):
+            found: Tensor = model(source, torch.tensor([self.target]))
+            return found[0]
+        target = {} if self.target is None else {"decoder_input_ids": torch.tensor([self.target])}
+        with through_attend(model):
+            return model(input_ids=source, **target).logits[0]  # type: ignore[no-any-return]
+
+    def loss(self, its: Checkpoint) -> Tensor:
+        """Σ -log p of the labels."""
+        log_p = torch.log_softmax(self.logits(its), dim=-1)
+        return -sum((log_p[place, label] for place, label in self.labels.items()), torch.zeros(()).double())
+
+
+def asked(kind: str, sentence: Sentence, *, hide: bool = True, seed: int = 1) -> Asked:
+    """What a sentence asks of a model; `hide`: masked language models with a share of the tokens hidden."""
+    its = SPEAKERS[kind]
+    plain = [PIECES.index(word) for word in sentence.source.split()]
+    source = [*its.before, *plain, *its.after]
+    if its.two_sided:
+        labels = [PIECES.index(word) for word in (sentence.target or "").split()] + [END]
+        first = START if its.make is None else PAD
+        return Asked(
+            sentence.number,
+            source,
+            [first, *labels[:-1]],
+            dict(enumerate(labels)),
+            list(range(len(labels))),
+        )
+    if not its.masked:
+        return Asked(sentence.number, source, None, dict(enumerate(source[1:])), list(range(len(source))))
+    places = list(range(len(its.before), len(its.before) + len(plain)))
+    count = max(1, round(0.15 * len(plain)))
+    hidden = sorted(np.random.default_rng([seed, sentence.number]).permutation(places)[:count].tolist())
+    read = [MASK if hide and place in hidden else own for place, own in enumerate(source)]
+    return Asked(sentence.number, read, None, {place: source[place] for place in hidden}, places)

@@ -1,0 +1,32 @@
+"""Heads of a native model taken apart and put together again, weight by weight, for tests of swaps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headscope.model.transformer import Transformer
+
+
+def head_rows(model: Transformer, name: str, head: int) -> dict[str, Tensor]:
+    """Copies of what one head of an attention module has, by the name of the weight."""
+    module = model.get_submodule(name)
+    found = {}
+    for part, width in (("query", module.d_head), ("key", module.d_head), ("value", module.d_value)):
+        for kind in ("weight", "bias"):
+            whole = getattr(getattr(module, part), kind)
+            if whole is not None:
+                found[f"{part}.{kind}"] = torch.stack([whole[head * width + i] for i in range(width)]).clone()
+    columns = [module.output.weight[:, head * module.d_value + i] for i in range(module.d_value)]
+    found["output.weight"] = torch.stack(columns, dim=1).clone()
+    return found
+
+
+def state(model: Transformer) -> dict[str, Tensor]:
+    """A copy of the state dict."""
+    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+
+def differing(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    """Names of the weights that are not the same bit for bit."""
+    return {key for key in before if not torch.equal(before[key], after[key])}

@@ -1,0 +1,314 @@
+"""Ablation, Shapley values and integrated gradients against their definitions, one sentence and pass at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import gate_games, speakers, tiny
+from oracles.gate_games import Game
+from oracles.shuffled import other_way_round
+from oracles.speakers import SPEAKERS, asked
+from torch import Tensor
+
+from headscope import analyze as driver
+from headscope.analysis import Options
+from headscope.analyze import Pace, Study, analyze, choose
+from headscope.attribution.gatevector import GateFunction, joined, split
+from headscope.attribution.measures import ablation, integrated_gradients, shapley
+from headscope.attribution.replacements import mean_context, other_context, random_shifts, replacement
+from headscope.config import AnalyzeConfig
+from headscope.data import Sentence
+from headscope.errors import ConfigError
+from headscope.gates import gated, masked
+from headscope.heads import HeadId, Site, all_heads
+from headscope.model.rerun import dependable_seats
+
+KINDS = tuple(SPEAKERS)
+HALF = ("llama", "t5")  # their norms compute in float32
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> Study:
+    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    chosen = choose(only=[name])
+    return analyze(its, corpus, analyses=chosen, options=Options(**options), pace=Pace(tokens=tokens), replicates=11)
+
+
+def column(its: Study, name: str) -> list[float]:
+    """Values in the order of `all_heads`."""
+    found = {HeadId(Site(row["site"]), row["layer"], row["head"]): row[name] for _, row in its.heads.iterrows()}
+    return [found[head] for head in sorted(found, key=lambda h: (list(Site).index(h.site), h.layer, h.head))]
+
+
+def same(found: Sequence[float], expected: Sequence[float], *, kind: str, exact: float = 1e-10) -> None:
+    assert len(found) == len(expected) and any(expected)
+    within = (1e-6 if kind in HALF else exact) * max(map(abs, expected))
+    assert found == pytest.approx(expected, abs=within)
+
+
+def over_corpus(kind: str, measure: Callable[[Game, Sentence], Sequence[float]]) -> list[float]:
+    """Σ over sentences of a measure of −loss, divided by Σ of predicted tokens."""
+    its, total, count = speakers.checkpoint(kind), torch.zeros(()).double(), 0
+    for sentence in speakers.corpus(kind):
+        one = asked(kind, sentence)
+        game = gate_games.under_gates(its.model, its.layout, lambda one=one: -float(one.loss(its)))
+        total = total + torch.tensor(measure(game, sentence), dtype=torch.float64)
+        count += len(one.labels)
+    return (total / count).tolist()  # type: ignore[no-any-return]
+
+
+def size_of(kind: str) -> int:
+    return sum(speakers.checkpoint(kind).layout.values())
+
+
+@every_kind
+def test_ablation_is_the_rise_of_the_loss(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole folds in any order, with padding in the middle, as of single sentences."""
+    expected = over_corpus(kind, lambda game, _: gate_games.ablation(game, size_of(kind)))
+    same(column(study(kind, "ablation"), "ablation"), expected, kind=kind)
+    monkeypatch.setattr(driver, "batches", other_way_round)
+    same(column(study(kind, "ablation"), "ablation"), expected, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5", "native-pre"])
+@pytest.mark.parametrize("how", ["mean", "resample"])
+def test_other_contexts_in_place_of_a_head(kind: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    its = speakers.checkpoint(kind)
+
+    def damages(_: Game, sentence: Sentence) -> list[float]:
+        one = asked(kind, sentence)
+        found, intact = [], float(one.loss(its).detach())
+        for head in all_heads(its.layout):
+            length = len(one.source if head.site is Site.ENCODER_SELF or one.target is None else one.target)
+            shift = int(random_shifts(torch.tensor([sentence.number]), torch.tensor([length]), seed=1))
+            loss = gate_games.replaced(its.model, head, how, shift, lambda: float(one.loss(its)))
+            found.append(loss - intact)
+        return found
+
+    expected = over_corpus(kind, damages)
+    one = study(kind, "ablation", ablate_with=how)
+    same(column(one, "ablation"), expected, kind=kind)
+    assert one.signatures["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": how}
+    monkeypatch.setattr(driver, "batches", other_way_round)
+    same(column(study(kind, "ablation", ablate_with=how), "ablation"), expected, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "native-post"])
+def test_shapley_values_of_the_drawn_orders(kind: str) -> None:
+    size = size_of(kind)
+    torch.manual_seed(5)
+    orders = [torch.randperm(size).tolist() for _ in range(2)]
+    expected = over_corpus(kind, lambda game, _: gate_games.shapley(game, size, orders))
+    before = torch.random.get_rng_state()
+    found = column(study(kind, "shapley", shapley_samples=2, seed=5), "shapley") if kind != "bert" else None
+    assert torch.equal(torch.random.get_rng_state(), before), "the caller's random numbers stay as they are"
+    if found is not None:
+        same(found, expected, kind=kind, exact=1e-6)
+    whole = over_corpus(kind, lambda game, _: [game([1.0] * size) - game([0.0] * size)])
+    again = column(study(kind, "shapley", shapley_samples=1, seed=1), "shapley")
+    assert sum(again) == pytest.approx(whole[0], rel=1e-6), "whatever the orders, values add up to the whole"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "native-pre"])
+def test_integrated_gradients(kind: str) -> None:
+    size = size_of(kind)
+    few = over_corpus(kind, lambda game, _: gate_games.integrated_gradients(game, size, points=3))
+    its = study(kind, "integrated_gradients", ig_steps=3)
+    same(column(its, "integrated_gradients"), few, kind=kind, exact=1e-6)
+    if kind == "native-pre":
+        return  # too steep near zero, where its first norm has next to nothing to divide by, for a few steps
+    whole = over_corpus(kind, lambda game, _: [game([1.0] * size) - game([0.0] * size)])[0]
+    many = study(kind, "integrated_gradients", ig_steps=32)
+    assert sum(column(many, "integrated_gradients")) == pytest.approx(whole, rel=1e-4)
+    assert not any("raise --ig-steps" in remark for remark in many.remarks)
+    assert any("32 steps leave a gap of 0.0%" in remark for remark in many.remarks)
+    one = study(kind, "integrated_gradients", ig_steps=1)
+    assert abs(sum(column(one, "integrated_gradients")) - whole) > 0.01 * abs(whole)
+    assert any("1 steps leave" in remark and "raise --ig-steps" in remark for remark in one.remarks)
+
+
+def test_what_the_intact_model_says() -> None:
+    """`top1`: logits of the ids that the intact model finds likeliest."""
+    its, total, count = speakers.checkpoint("gpt2"), 0.0, 0
+    heads = list(all_heads(its.layout))
+    for sentence in speakers.corpus("gpt2"):
+        one = asked("gpt2", sentence)
+        with torch.no_grad():
+            ids = one.logits(its).argmax(dim=-1)
+        game = gate_games.under_gates(
+            its.model, its.layout, lambda one=one, ids=ids: sum(one.logits(its)[t, w].item() for t, w in enumerate(ids))
+        )
+        total = total + torch.tensor(gate_games.ablation(game, len(heads)), dtype=torch.float64)
+        count += len(ids)
+    same(column(study("gpt2", "ablation", objective="top1"), "ablation"), (total / count).tolist(), kind="gpt2")
+
+
+def test_representation() -> None:
+    """Ablation is the mean cosine distance; integrated gradients add up to what the projection loses."""
+    its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=7)
+    size = sum(its.layout.values())
+
+    def vector(sentence: Sentence, gates: Sequence[float]) -> Tensor:
+        ids = its.tokenizer(sentence.source, return_tensors="pt")["input_ids"]
+        found: list[Tensor] = []
+        gate_games.under_gates(
+            its.model, its.layout, lambda: found.append(its.model(ids).last_hidden_state[0].mean(dim=0)) or 0.0
+        )(gates)
+        return found[0]
+
+    distances, projected = torch.zeros(size).double(), 0.0
+    for sentence in corpus:
+        whole = vector(sentence, [1.0] * size)
+        for head in range(size):
+            other = vector(sentence, [float(each != head) for each in range(size)])
+            distances[head] += 1 - whole @ other / whole.norm() / other.norm()
+        projected += float((whole - vector(sentence, [0.0] * size)) @ whole / whole.norm())
+    found = [
+        column(analyze(its, corpus, analyses=choose(only=[name]), options=Options(ig_steps=64), replicates=3), name)
+        for name in ("ablation", "integrated_gradients")
+    ]
+    same(found[0], (distances / corpus.count).tolist(), kind="bert")
+    assert sum(found[1]) == pytest.approx(projected / corpus.count, rel=1e-4)
+
+
+def test_heads_that_are_off_already_are_worth_nothing() -> None:
+    its = speakers.checkpoint("gpt2")
+    off = HeadId(Site.DECODER_SELF, 0, 1)
+    with masked(its.model, [off]):
+        expected = over_corpus("gpt2", lambda game, _: gate_games.ablation(game, size_of("gpt2")))
+        found = column(study("gpt2", "ablation"), "ablation")
+    assert found[1] == 0.0
+    same(found, expected, kind="gpt2")
+
+
+def polynomial(gates: Tensor) -> Tensor:
+    """A game for two sentences and four players, of degree three: [b] from [b 4]."""
+    a, b, c, d = gates.unbind(dim=-1)
+    one = 2 * a - b + 3 * a * c + a * b * d
+    other = d**3 - 5 * b * c + 0.25 * a
+    return torch.stack([one[0], other[1]])
+
+
+def test_captum_against_definitions() -> None:
+    gates = torch.ones(2, 4).double()
+    games: list[Game] = [
+        lambda values, row=row: float(polynomial(torch.tensor([list(values)] * 2, dtype=torch.float64))[row])  # type: ignore[misc]
+        for row in range(2)
+    ]
+    found = ablation(polynomial, gates)
+    assert found == pytest.approx(torch.tensor([gate_games.ablation(game, 4) for game in games], dtype=torch.float64))
+    values, gap = integrated_gradients(polynomial, gates, steps=2)  # two points are exact up to degree three
+    assert values == pytest.approx(
+        torch.tensor([gate_games.integrated_gradients(game, 4, points=2) for game in games]), abs=1e-6
+    )
+    assert gap == pytest.approx(torch.zeros(2), abs=1e-6)
+    _, gap = integrated_gradients(polynomial, gates, steps=1)
+    assert gap.abs().min() > 0.01
+    exact = torch.tensor([gate_games.shapley(game, 4) for game in games])
+    near = shapley(polynomial, gates, samples=400, seed=3)
+    assert near == pytest.approx(exact, abs=0.3) and near.sum(1) == pytest.approx(exact.sum(1), abs=1e-5)
+    one, again, other = (shapley(polynomial, gates, samples=1, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+
+
+def test_gates_of_all_heads_in_their_order() -> None:
+    layout = {(Site.CROSS, 0): 2, (Site.ENCODER_SELF, 1): 3, (Site.ENCODER_SELF, 0): 1, (Site.DECODER_SELF, 0): 5}
+    vector = torch.arange(11.0)
+    parts = split(vector, layout)
+    for number, head in enumerate(all_heads(layout)):
+        assert parts[head.site, head.layer][head.head] == number
+    assert torch.equal(joined(parts), vector)
+
+
+def test_gates_of_their_own_for_every_sentence() -> None:
+    """Rows that differ take a whole pass and give what each row's gates give alone."""
+    its = speakers.checkpoint("gpt2")
+    ids = torch.tensor([[2, 7, 11, 5], [9, 23, 6, 40]])
+    f = GateFunction(
+        its.model,
+        lambda: its.model(ids).logits.logsumexp(dim=-1).sum(dim=-1),  # [b]
+        seats=dependable_seats(its.model),
+    )
+    rows = torch.rand(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with f.entered():
+        both = f(rows)
+        alone = torch.stack([f(rows[row].expand(2, -1))[row] for row in range(2)])
+        assert both == pytest.approx(alone) and both[0] != pytest.approx(both[1])
+        with pytest.raises(ConfigError, match="5 gates for a model of 6 heads"):
+            f(rows[:, :5])
+    with GateFunction(its.model, f.worth, seats=None, instead=lambda kept: kept).entered() as g:
+        assert g(torch.zeros(2, 6)) == pytest.approx(g(torch.ones(2, 6))), "a head in place of itself"
+        with pytest.raises(ConfigError, match="the same for all sentences"):
+            g(rows)
+
+
+def test_replacements_look_at_real_positions_only() -> None:
+    context = torch.randn(3, 2, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    real = torch.ones(3, 7, dtype=torch.bool)
+    real[0, 5:] = real[1, :4] = False  # padded on the right, on the left, not at all
+    means = mean_context(context, real)
+    shifts = random_shifts(torch.tensor([3, 17, 40]), real.sum(dim=1), seed=2)
+    others = other_context(context, real, shifts)
+    for row in range(3):
+        places = real[row].nonzero()[:, 0].tolist()
+        assert means[row, :, 0] == pytest.approx(context[row][:, places].mean(dim=1))
+        for rank, place in enumerate(places):
+            donor = places[(rank + int(shifts[row])) % len(places)]
+            assert donor != place and torch.equal(others[row, :, place], context[row, :, donor])
+
+
+def test_shifts_of_sentences() -> None:
+    numbers, lengths = torch.arange(3000), torch.full((3000,), 8)
+    shifts = random_shifts(numbers, lengths, seed=1)
+    shares = torch.bincount(shifts, minlength=8) / 3000
+    assert shares[0] == 0 and (shares[1:] - 1 / 7).abs().max() < 0.03
+    assert torch.equal(shifts[100:103], random_shifts(numbers[100:103], lengths[:3], seed=1))
+    assert (shifts != random_shifts(numbers, lengths, seed=2)).float().mean() > 0.8
+    assert random_shifts(torch.tensor([4, 5]), torch.tensor([1, 2]), seed=1).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"ablate_with": "noise"}, "--ablate-with 'noise' is not known; choose zero, mean or resample"),
+        ({"shapley_samples": 0}, "--shapley-samples 0: at least 1"),
+        ({"ig_steps": 0}, "--ig-steps 0: at least 1"),
+    ],
+)
+def test_settings_that_cannot_be(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AnalyzeConfig(checkpoint="x", source=Path("y"), out=Path("z"), **setting)
+    with pytest.raises(ConfigError, match="--ablate-with 'noise'"):
+        replacement("noise")
+
+
+def test_they_run_with_the_other_importances() -> None:
+    names = {cls.name for cls in choose(only=["importance"])}
+    assert {"ablation", "shapley", "integrated_gradients"} <= names
+
+
+def test_an_encoder_without_its_decoder() -> None:
+    """A two-sided model and no target: heads of the encoder only, by the encoder's own states."""
+    its, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=5)
+    found = analyze(
+        its, corpus, analyses=choose(only=["ablation", "shapley"]), options=Options(shapley_samples=1), replicates=3
+    )
+    assert set(found.heads["site"]) == {"encoder-self"} and len(found.heads) == 14
+    expected = torch.zeros(14).double()
+    for sentence in corpus:
+        ids = its.tokenizer(sentence.source, return_tensors="pt")["input_ids"]
+
+        def vector(gates: Sequence[float], ids: Tensor = ids) -> Tensor:
+            layout = {place: heads for place, heads in its.layout.items() if place[0] is Site.ENCODER_SELF}
+            with torch.no_grad(), gated(its.model, gate_games.by_place(gates, layout)):  # type: ignore[arg-type]
+                return its.model.get_encoder()(ids).last_hidden_state[0].mean(dim=0)  # type: ignore[no-any-return]
+
+        whole = vector([1.0] * 14)
+        for head in range(14):
+            other = vector([float(each != head) for each in range(14)])
+            expected[head] += (1 - whole @ other / whole.norm() / other.norm()) / corpus.count
+    same(column(found, "ablation"), expected.tolist(), kind="t5")

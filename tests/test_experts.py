@@ -1,0 +1,312 @@
+"""Mixtures of attentive experts: their identities, what their gates may see, and how they are trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import experts as oracle
+from oracles import lessons, native
+
+from headscope.errors import ConfigError, HeadscopeError
+from headscope.model.mixing.base import Queries, build
+from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, using
+from headscope.model.mixing.gating import Gate, RealBatchNorm, pooled
+from headscope.model.transformer import Transformer
+from headscope.training.engine import make_run
+from headscope.training.variant import VARIANTS
+from headscope.training.variants.mae import MaeOptions
+
+
+def experts(heads: int = 5, **options: Any) -> Experts:
+    made = build("experts", heads=heads, d_value=7, d_model=11, options=options).double().eval()
+    assert isinstance(made, Experts)
+    return made
+
+
+def disturbed(made: Any, seed: int = 3) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in made.modules():
+            if isinstance(module, Gate):
+                for parameter in module.parameters():
+                    parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.7)
+    return made
+
+
+@pytest.mark.parametrize(("heads", "size"), [(5, 4), (5, 3), (3, 1), (2, 1)])
+def test_a_mixture_is_one_factor_for_each_head(heads: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(heads, 3, 7, generator=generator, dtype=torch.float64)
+    gates = torch.randn(len(oracle.experts_of(heads, size)), generator=generator, dtype=torch.float64).softmax(0)
+    factors = head_factors(gates, heads=heads, size=size)
+    found = sum(factors[head] * outputs[head] for head in range(heads))
+    torch.testing.assert_close(found, oracle.mixture(outputs, gates, size), rtol=0, atol=1e-12)
+    assert float(factors.sum()) == pytest.approx(heads)
+    if size == heads - 1:
+        torch.testing.assert_close(factors, heads / (heads - 1) * (1 - gates), rtol=0, atol=1e-12)
+    assert membership(8, 6).shape == (28, 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"size": 2}, {"uniform": True}, {"norm": "batch"}])
+def test_even_responsibilities_are_plain_attention(options: dict[str, Any]) -> None:
+    made, context = experts(**options), torch.randn(2, 5, 3, 7).double()
+    found = made(context, Queries(torch.randn(2, 3, 11).double()))
+    torch.testing.assert_close(found, context, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("mode", ["sampled", "argmax", "random"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [0, 2])
+def test_one_expert_at_a_time(mode: Any, causal: bool, size: int) -> None:
+    """Factors are h/k or 0 and add up to h; the choice is one for each sentence where the gate is."""
+    made = disturbed(experts(size=size))
+    queries = Queries(torch.randn(64, 3, 11).double(), causal=causal)
+    with using([made], mode):
+        factors = made.factors(queries)
+    assert factors is not None and factors.shape == (64, 3 if causal and mode != "random" else 1, 5)
+    k = made.size
+    assert ((factors == 0) | (factors == 5 / k)).all()
+    torch.testing.assert_close(factors.sum(-1), torch.full(factors.shape[:2], 5.0).double())
+    if mode != "argmax":
+        assert len(factors[:, 0].unique(dim=0)) > 1
+    else:
+        best = made.log_gates(queries).argmax(-1)
+        assert torch.equal(factors, membership(5, k).double()[best] * 5 / k)
+    assert made.mode == "soft"
+
+
+def test_experts_are_drawn_as_often_as_they_are_responsible() -> None:
+    made = disturbed(experts(heads=3), seed=1)
+    states = torch.randn(1, 2, 11).double()
+    gates = made.log_gates(Queries(states)).exp()[0, 0]
+    torch.manual_seed(0)
+    with using([made], "sampled"):
+        chosen = made.chosen(Queries(states.expand(20000, 2, 11)))
+    shares = torch.bincount(chosen[:, 0], minlength=3) / 20000
+    torch.testing.assert_close(shares.double(), gates.detach(), rtol=0, atol=0.02)
+
+
+def test_where_the_gate_stays_the_draw_stays() -> None:
+    """The noise is one for each sentence: equal inputs at all positions give one expert."""
+    made = disturbed(experts())
+    states = torch.randn(64, 1, 11).double().expand(64, 6, 11)
+    with using([made], "sampled"):
+        chosen = made.chosen(Queries(states, causal=True))
+    assert (chosen == chosen[:, :1]).all() and len(chosen[:, 0].unique()) > 1
+
+
+@pytest.mark.parametrize("window", [0, 3, 100])
+def test_means_over_real_positions(window: int) -> None:
+    states = torch.randn(3, 6, 11, generator=torch.Generator().manual_seed(1)).double()
+    real = torch.ones(3, 6, dtype=torch.bool)
+    real[1, 2:] = False
+    whole, _ = pooled(Queries(states, real), window=window)
+    causal, _ = pooled(Queries(states, real, causal=True), window=window)
+    assert whole.shape == (3, 1, 11) and causal.shape == (3, 6, 11)
+    for b in range(3):
+        there = [t for t in range(6) if real[b, t]]
+        torch.testing.assert_close(whole[b, 0], sum(states[b, t] for t in there) / len(there), rtol=0, atol=1e-12)
+        for t in there:
+            seen = range(max(0, t - window + 1) if window else 0, t + 1)
+            torch.testing.assert_close(causal[b, t], sum(states[b, s] for s in seen) / len(seen), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [0, 2, 3])
+@pytest.mark.parametrize("cut", [[1] * 6, [3, 1, 2], [5, 1]])
+def test_step_by_step_the_means_are_the_same(window: int, cut: list[int]) -> None:
+    """Padding on the left too, as prompts have it."""
+    states = torch.randn(2, 6, 11).double()
+    real = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
+    expected, _ = pooled(Queries(states, real, causal=True), window=window)
+    memory: dict[str, torch.Tensor] = {}
+    found, begin = [], 0
+    for length in cut:
+        part = slice(begin, begin + length)
+        found.append(pooled(Queries(states[:, part], real[:, part], True, memory), window=window)[0])
+        begin += length
+    torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+@pytest.mark.parametrize("mode", ["soft", "sampled", "argmax"])
+def test_no_later_target_position_reaches_a_decoder_gate(norm: str, mode: Any) -> None:
+    options = {"size": 0, "norm": norm, "hidden": 5, "window": 3}
+    model = disturbed(Transformer(native.config(self_mixing="experts.v1", mixing_options=options)).double().eval())
+    source, target, *_ = native.texts()
+    changed = target.clone()
+    changed[:, 3] = (changed[:, 3] + 1) % native.TARGET
+    with using(experts_of(model), mode), torch.no_grad():
+        torch.manual_seed(0)
+        before = model(source, target)
+        torch.manual_seed(0)
+        after = model(source, changed)
+    assert torch.equal(before[:, :3], after[:, :3]) and not torch.equal(before[:, 3:], after[:, 3:])
+
+
+def test_batch_norm_sees_no_padding() -> None:
+    norm, plain = RealBatchNorm(11).double(), torch.nn.BatchNorm1d(11).double()
+    x, real = torch.randn(3, 4, 11).double() * 3 + 1, torch.rand(3, 4) > 0.4
+    found = norm(x, real, learning=True)
+    torch.testing.assert_close(found[real], plain.train()(x[real]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(norm.running_mean, plain.running_mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(norm.running_var, plain.running_var, rtol=0, atol=1e-12)
+    torch.testing.assert_close(norm(x, real, learning=False)[real], plain.eval()(x[real]), rtol=0, atol=1e-12)
+    assert norm(x[:1, :1], real[:1, :1] | True, learning=True).isfinite().all()
+
+
+def test_a_gate_has_as_many_parameters_as_the_papers() -> None:
+    """papers.md §1.2: d = 512, 8 heads."""
+    assert sum(each.numel() for each in Gate(512, 8, hidden=256, norm="batch", dropout=0.1).parameters()) == 134_408
+    assert sum(each.numel() for each in Gate(512, 28, hidden=256, norm="batch", dropout=0.1).parameters()) == 139_548
+
+
+@pytest.mark.parametrize(
+    ("heads", "options", "message"),
+    [
+        (5, {"size": 5}, "experts of 5 heads in a layer of 5; choose from 1 to 4"),
+        (40, {"size": 20}, "40 heads have 137846528820 experts of 20"),
+        (5, {"norm": "group"}, "norm of the gate is 'group'; it must be one of batch, layer, none"),
+        (5, {"window": -1}, "window of the gate is -1"),
+        (5, {"hidden": -1}, "gate of -1 hidden units"),
+    ],
+)
+def test_mixtures_that_cannot_be(heads: int, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        experts(heads, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"expert_heads": -1}, "--expert-heads -1"),
+        ({"gate_dropout": 1.0}, "--gate-dropout is 1.0"),
+        ({"gate_every": 0}, "--gate-every 0"),
+        ({"bcd": False, "uniform": True}, "--no-bcd, --uniform and --tune are three ways to train"),
+    ],
+)
+def test_options_that_mean_nothing(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MaeOptions(**options)
+
+
+def test_models_without_experts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs layers with at least 2 heads"):
+        lessons.begin(tmp_path, "mae", shared={"heads": 1})
+    with pytest.raises(ConfigError, match=r"--expert-heads 3 with layers of 3 heads; .* choose at most 2"):
+        lessons.begin(tmp_path, "mae", expert_heads=3)
+    with pytest.raises(ConfigError, match="--tune gates is for a trained model; name it with --init"):
+        lessons.begin(tmp_path, "mae", tune="gates")
+
+
+GATE = ".mixing.gate."
+
+
+def step_once(run: Any, epoch: int) -> set[str]:
+    """Names of the state that one update in that epoch changes."""
+    from dataclasses import replace
+
+    disturbed(run.model)
+    run.moment = replace(run.moment, epoch=epoch)
+    before = lessons.weights(run)
+    lessons.updates(run)
+    after = lessons.weights(run)
+    return {key for key in before if not torch.equal(before[key], after[key])}
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_f_steps_leave_gates_alone(size: int, tmp_path: Path) -> None:
+    """Bit for bit, running statistics of batch norm too."""
+    run = lessons.begin(tmp_path, "mae", gate_norm="batch", gate_every=2, expert_heads=size)
+    changed = step_once(run, epoch=1)
+    assert changed and not any(GATE in key for key in changed)
+    assert not any(id(gate) in map(id, run.trained) for gate in run.variant.gates)
+
+
+def test_g_steps_change_gates_only(tmp_path: Path) -> None:
+    run = lessons.begin(tmp_path, "mae", shared={"max_tokens": 200, "log_every": 1}, gate_norm="batch", gate_every=2)
+    disturbed(run.model)
+    before = lessons.weights(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(run.variant), "_descend", stopped(type(run.variant)._descend))
+        with pytest.raises(Stop):
+            run.model.train()
+            run.moment = type(run.moment)(epoch=2)
+            run.variant.step(run, lessons.lesson(run))
+    after = lessons.weights(run)
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed and all(GATE in key for key in changed)
+    assert {key for key in before if GATE in key} == changed
+    assert not any(each.grad is not None and each.grad.any() for each in run.variant.rest)
+    assert all(each.requires_grad for each in run.model.parameters())
+    assert run.variant.history(run)["gate_entropy"] > 0
+
+
+class Stop(Exception):
+    """The G step is over."""
+
+
+def stopped(descend: Any) -> Any:
+    def instead(self: Any, run: Any) -> None:
+        descend(self, run)
+        raise Stop
+
+    return instead
+
+
+def test_plain_sgd_on_the_gates(tmp_path: Path) -> None:
+    run = lessons.begin(tmp_path, "mae", shared={"dropout": 0.0}, gate_dropout=0.0, gate_every=1, gate_lr=0.5)
+    disturbed(run.model)
+    run.model.train()
+    before = [gate.detach().clone() for gate in run.variant.gates]
+    run.gradients(lessons.lesson(run))
+    slopes = [gate.grad.clone() for gate in run.variant.gates]
+    run.clear_gradients()
+    run.variant.step(run, lessons.lesson(run))
+    for gate, was, slope in zip(run.variant.gates, before, slopes, strict=True):
+        torch.testing.assert_close(gate.detach(), was - 0.5 * slope, rtol=0, atol=1e-12)
+
+
+def test_joint_training_moves_both(tmp_path: Path) -> None:
+    changed = step_once(lessons.begin(tmp_path, "mae", bcd=False), epoch=1)
+    assert any(GATE in key for key in changed) and any("ffn" in key for key in changed)
+
+
+def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
+    run = lessons.begin(tmp_path, "mae", uniform=True)
+    assert not any("mixing" in key for key in run.model.state_dict())
+    lessons.updates(run, 2)
+    from headscope.model.folding import fold
+
+    run.model.eval()
+    batch = lessons.lesson(run)[0]
+    masks = {"source_mask": batch.source_mask, "target_mask": batch.target_mask}
+    folded = fold(run.model)
+    assert folded.config.decoder.self_mixing is None
+    torch.testing.assert_close(
+        folded(batch.source, batch.target, **masks), run.model(batch.source, batch.target, **masks), rtol=0, atol=1e-12
+    )
+
+
+def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
+    """FTG trains gates, FTG+ the output projections too, and the shape is that of the model given."""
+    from headscope.training import checkpoints
+
+    (tmp_path / "a").mkdir()
+    run = lessons.begin(tmp_path / "a", "mae", expert_heads=1, gate_hidden=7)
+    lessons.updates(run, 2)
+    checkpoints.save(run, "last")
+    init = str(tmp_path / "a" / "run" / "last")
+    for number, (tune, trained) in enumerate((("gates", (GATE,)), ("gates+output", (GATE, "attention.output.")))):
+        (folder := tmp_path / str(number)).mkdir()
+        cls = VARIANTS.get("mae")
+        tuned = make_run(lessons.config(folder, init=init), cls(cls.Options(tune=tune)))
+        changed = step_once(tuned, epoch=1)
+        names = {name for name, _ in tuned.model.named_parameters() if any(part in name for part in trained)}
+        buffers = {key for key in changed if "running" in key}
+        assert changed - buffers == names
+    cls = VARIANTS.get("mae")
+    with pytest.raises(HeadscopeError, match="--init is a model of gated experts; --uniform has no gates"):
+        make_run(lessons.config(tmp_path, init=init), cls(cls.Options(uniform=True)))

@@ -1,0 +1,142 @@
+"""The analyses of mixtures of experts, against gates read one sentence at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import mhr
+from test_experts import disturbed
+
+from headscope.analyses.experts import mutual_information
+from headscope.analysis import ANALYSES, Options
+from headscope.analyze import Pace, Study, analyze
+from headscope.data import Corpus, Sentence
+from headscope.errors import ConfigError
+from headscope.model.mixing.experts import Experts, experts_of, using
+
+WORDS = [f"w{number}" for number in range(4, 19)]
+
+
+def corpus(count: int = 23) -> Corpus:
+    generator = torch.Generator().manual_seed(4)
+    texts = [
+        [" ".join(WORDS[n] for n in torch.randint(len(WORDS), (int(size),), generator=generator)) for size in sizes]
+        for sizes in torch.randint(1, 8, (count, 2), generator=generator)
+    ]
+    return Corpus("x", count, "0" * 40, lambda: iter(Sentence(n, *t, None) for n, t in enumerate(texts)), True, False)
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Any:
+    its = mhr.small(mixing_options={})
+    from oracles import native
+
+    torch.manual_seed(0)
+    its.model = disturbed(native.model(self_mixing="experts.v1")).eval()
+    return its
+
+
+def study(its: Any, *names: str, tokens: int = 60) -> Study:
+    chosen = [ANALYSES.get(name) for name in names]
+    return analyze(its, corpus(), analyses=chosen, options=Options(seed=3), pace=Pace(tokens=tokens), replicates=19)
+
+
+def gates_of(its: Any, module: Experts, sentence: Sentence) -> tuple[torch.Tensor, list[int], list[bool]]:
+    """Gates [p e] of a module on one sentence, with the ids of its side and which of them are special."""
+    seen: list[torch.Tensor] = []
+    hook = module.gate.register_forward_hook(lambda _, __, found: seen.append(found))  # type: ignore[union-attr]
+    source = its.encode([sentence.source], side="source", limit=99)[0]
+    target = its.encode([sentence.target], side="target", limit=99)[0]
+    with torch.no_grad():
+        its.model(torch.tensor([source.ids]), torch.tensor([target.ids]))
+    hook.remove()
+    side = source if seen[0].shape[1] == 1 else target
+    return seen[0][0].exp(), side.ids, side.special
+
+
+def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
+    found = study(checkpoint, "experts")
+    gates, experts, tokens = (found.tables[name] for name in ("experts_gates", "experts", "experts_tokens"))
+    places = [
+        (site, layer, module.mixing)
+        for site, layer, _, module in checkpoint.model.attention_modules()
+        if module.mixing.active
+    ]
+    assert len(gates) == len(places) == 6 and len(tokens) > 9
+    for site, layer, mixture in places[:4]:
+        entropies, best, mean, counts = [], np.zeros(mixture.experts), np.zeros(mixture.experts), {}
+        for sentence in corpus():
+            its, ids, special = gates_of(checkpoint, mixture, sentence)
+            for position, number in enumerate(ids):
+                if special[position]:
+                    continue
+                gate = its[0 if len(its) == 1 else position]
+                key = (int(gate.argmax()), number)
+                counts[key] = counts.get(key, 0) + 1
+                if len(its) == 1 and position != special.index(False):
+                    continue  # a sentence counts once
+                entropies.append(-float((gate * gate.log()).sum()))
+                best[key[0]] += 1
+                mean += gate.numpy()
+        row = gates[(gates.site == site.value) & (gates.layer == layer)].iloc[0]
+        assert row.entropy == pytest.approx(np.mean(entropies), rel=1e-6)
+        assert row.even == pytest.approx(math.log(mixture.experts))
+        mine = experts[(experts.site == site.value) & (experts.layer == layer)]
+        np.testing.assert_allclose(mine.share, best / len(entropies), atol=1e-6)
+        np.testing.assert_allclose(mine.responsibility, mean / len(entropies), rtol=1e-5)
+        assert mine.lacks.tolist() == [str(n) for n in range(mixture.heads)]
+        heads = found.heads[(found.heads.site == site.value) & (found.heads.layer == layer)]
+        h = mixture.heads
+        np.testing.assert_allclose(heads.expert_factor, h / (h - 1) * (1 - mean / len(entropies)), rtol=1e-5)
+        total = sum(counts.values())
+        vocabulary = checkpoint.source if site.value == "encoder-self" else checkpoint.target
+        listed = tokens[(tokens.site == site.value) & (tokens.layer == layer)]
+        for each in listed.itertuples():
+            number = vocabulary.id_of(each.token)
+            here = counts[each.expert, number]
+            expert = sum(value for (e, _), value in counts.items() if e == each.expert)
+            token = sum(value for (_, n), value in counts.items() if n == number)
+            assert each.count == here and token >= 5
+            assert each.pmi == pytest.approx(math.log(here * total / (expert * token)))
+
+
+def test_numbers_do_not_hang_on_batches(checkpoint: Any) -> None:
+    one, other = (study(checkpoint, "experts", tokens=tokens).tables["experts"] for tokens in (10, 200))
+    np.testing.assert_allclose(one.share, other.share)
+    np.testing.assert_allclose(one.responsibility, other.responsibility, rtol=1e-9)
+
+
+def test_one_expert_costs_something(checkpoint: Any) -> None:
+    row, random = study(checkpoint, "one_expert").tables["one_expert"].itertuples()
+    nll = {}
+    for mode in ("soft", "argmax"):
+        total = count = 0.0
+        with using(experts_of(checkpoint.model), mode), torch.no_grad():  # type: ignore[arg-type]
+            for sentence in corpus():
+                source = checkpoint.encode([sentence.source], side="source", limit=99)[0]
+                target = checkpoint.encode([sentence.target], side="target", limit=99)[0]
+                labels = torch.tensor(checkpoint.labels([sentence.target], limit=99)[0])
+                log_p = checkpoint.model(torch.tensor([source.ids]), torch.tensor([target.ids])).log_softmax(-1)[0]
+                total -= float(log_p[torch.arange(len(labels)), labels].sum())
+                count += len(labels)
+        nll[mode] = total / count
+    assert row.expert == "argmax" and random.expert == "random"
+    assert row.nll == pytest.approx(nll["argmax"]) and row.nll_mixture == pytest.approx(nll["soft"])
+    assert row.drop == pytest.approx(nll["argmax"] - nll["soft"]) and row.drop_low <= row.drop <= row.drop_high
+    assert random.nll != row.nll
+
+
+def test_information_of_independent_counts_is_nothing() -> None:
+    counts = torch.tensor([2.0, 4.0])[:, None] * torch.tensor([3.0, 5.0, 0.0])
+    found = mutual_information(counts)
+    torch.testing.assert_close(found[:, :2], torch.zeros(2, 2))
+    assert torch.isneginf(found[:, 2]).all()
+
+
+def test_models_without_gates_are_left_out() -> None:
+    with pytest.raises(ConfigError, match="experts: is for models that mix experts by gates; this one does not"):
+        study(mhr.small(), "experts", "one_expert")

@@ -1,0 +1,143 @@
+"""Heads removed in the order of rankings: plans, curves, areas, agreement, shuffled weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from headscope.accumulate import Bootstrap, GroupSums, Ratio
+from headscope.errors import ConfigError
+from headscope.faithfulness.harm import Harm
+from headscope.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
+from headscope.faithfulness.trial import ORDERS, Plan, judge, plan, with_randomised
+from headscope.heads import HeadId, Site
+
+HEADS = [HeadId(Site.DECODER_SELF, layer, head) for layer in range(2) for head in range(3)][:5]
+TRUE = dict(zip(HEADS, (5.0, 1.0, 4.0, 2.0, 3.0), strict=True))
+WRONG = {head: -value for head, value in TRUE.items()}
+
+
+def table(**columns: list[float]) -> pd.DataFrame:
+    places = {
+        "site": [head.site.value for head in HEADS],
+        "layer": [head.layer for head in HEADS],
+        "head": [head.head for head in HEADS],
+    }
+    return pd.DataFrame({**places, **columns, "functions": [""] * 5})
+
+
+def sums_of(its: Plan, harm_of_head: dict[HeadId, float], *, sentences: int = 7) -> GroupSums:
+    """Harm adds up over the heads that are off, sentence n counts n + 1 predictions."""
+    sums = GroupSums()
+    for n in range(sentences):
+        value = torch.tensor([[(n + 1) * (2.0 + sum(harm_of_head[head] for head in off)) for off in its.masks]])
+        sums.add(torch.tensor([n]), Ratio(value.double(), torch.tensor([[n + 1.0]]).double()))
+    return sums
+
+
+def test_rankings_of_a_table() -> None:
+    found, refused = scores_of(
+        table(
+            gradient=[1, 2, 3, 4, 5],
+            gradient_low=[0, 1, 2, 3, 4],
+            entropy=[1, 2, 3, 4, 6],
+            ablation=[1, float("nan"), 1, 1, 2],
+            magnitude=[3, 3, 3, 3, 3],
+            sink=[1, 2, 3, 4, 5],
+        )
+    )
+    assert set(found) == {"gradient", "entropy"} and set(refused) == {"ablation", "magnitude"}
+    assert ordered(found["gradient"]) == HEADS[::-1]
+    assert ordered(found["entropy"]) == HEADS  # the sharpest first
+    assert "1 of 5 heads" in refused["ablation"] and "same" in refused["magnitude"]
+
+
+def test_orders_are_whole_and_seeded() -> None:
+    assert ordered(TRUE) == [HEADS[0], HEADS[2], HEADS[4], HEADS[3], HEADS[1]]
+    drawn = random_order(HEADS, seed=3)
+    assert sorted(drawn, key=str) == sorted(HEADS, key=str) and drawn == random_order(HEADS, seed=3)
+    assert any(random_order(HEADS, seed=3) != random_order(HEADS, seed=n) for n in range(4, 8))
+
+
+def test_agreement_is_spearmans() -> None:
+    """1 − 6 Σd² / n(n² − 1) without ties."""
+    other = dict(zip(HEADS, (1.0, 5.0, 4.0, 2.0, 3.0), strict=True))
+    apart = [(4 - 0), (0 - 4), 0, 0, 0]
+    assert agreement(TRUE, other) == pytest.approx(1 - 6 * sum(d * d for d in apart) / (5 * 24))
+    assert agreement(TRUE, WRONG) == pytest.approx(-1)
+    assert np.isnan(agreement(TRUE, dict.fromkeys(HEADS, 1.0)))
+
+
+def test_plan_measures_each_mask_once() -> None:
+    its = plan({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=2, seed=1)
+    assert its.masks[0] == () and len(set(its.masks)) == len(its.masks)
+    assert its.removed == (0, 1, 2, 3, 4, 5)
+    assert its.curves["true", ORDERS[0]] == its.curves["wrong", ORDERS[1]]
+    for (name, order), places in its.curves.items():
+        assert [len(its.masks[place]) for place in places] == list(its.removed), (name, order)
+    assert {its.masks[place] for place in its.singles.values()} == {(head,) for head in HEADS}
+    order = ordered(TRUE)
+    for place, count in zip(its.curves["true", ORDERS[0]], its.removed, strict=True):
+        assert set(its.masks[place]) == set(order[:count])
+
+
+def test_areas_against_a_slow_sum() -> None:
+    its = plan({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=3, seed=1)
+    verdict = judge(its, Harm({"loss": sums_of(its, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1))
+    order = [TRUE[head] for head in ordered(TRUE)]
+    gaps = [sum(order[:n]) - sum(order[::-1][:n]) for n in range(6)]
+    area = sum((gaps[n] + gaps[n + 1]) / 2 / 5 for n in range(5))
+    assert verdict.rankings["ranking"].tolist() == ["true", "wrong"]
+    assert verdict.rankings["area"].tolist() == pytest.approx([area, -area])
+    assert verdict.rankings["ablation_spearman"].tolist() == pytest.approx([1.0, -1.0])
+    drawn = [[TRUE[head] for head in random_order(HEADS, seed=1 + n)] for n in range(3)]
+    areas = [
+        sum(sum(d[:n]) - sum(d[::-1][:n]) + sum(d[: n + 1]) - sum(d[::-1][: n + 1]) for n in range(5)) / 10
+        for d in drawn
+    ]
+    assert verdict.rankings["area_random"][0] == pytest.approx(np.mean(areas))
+    assert verdict.rankings["area_random_sd"][0] == pytest.approx(np.std(areas, ddof=1))
+    curve = verdict.curves.query("ranking == 'true' and order == @ORDERS[0]")
+    assert curve["harm"].tolist() == pytest.approx(np.cumsum([0, *order]).tolist())
+    assert (curve["harm_low"] <= curve["harm"] + 1e-9).all() and (curve["harm"] <= curve["harm_high"] + 1e-9).all()
+
+
+def test_metrics_that_fall_count_their_fall() -> None:
+    its = plan({"true": TRUE}, steps=2, random_orders=0, seed=1)
+    sums = sums_of(its, {head: -value for head, value in TRUE.items()})
+    bleu = np.array([30.0 - len(mask) for mask in its.masks])
+    verdict = judge(
+        its, Harm({"loss": sums_of(its, TRUE), "accuracy": sums}, {"bleu": bleu}), {"true": TRUE}, Bootstrap(seed=1)
+    )
+    last = verdict.curves.query("removed == 5").groupby("metric")["harm"].first()
+    assert (
+        last["accuracy"] == pytest.approx(15) and last["bleu"] == pytest.approx(5) and last["loss"] == pytest.approx(15)
+    )
+
+
+def test_shuffled_weights_come_back() -> None:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(KeyError), randomised(model, seed=3):
+        weight = model[0].weight
+        assert not torch.equal(weight, before["0.weight"])
+        assert torch.equal(weight.flatten().sort().values, before["0.weight"].flatten().sort().values)
+        raise KeyError
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_what_cannot_be_tested() -> None:
+    with pytest.raises(ConfigError, match="no ranking to test"):
+        plan({}, steps=5, random_orders=1, seed=1)
+    with pytest.raises(ConfigError, match="--faithfulness-steps 1 of 5 heads"):
+        plan({"true": TRUE}, steps=1, random_orders=1, seed=1)
+
+
+def test_shuffled_agreement_is_a_column() -> None:
+    its = plan({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=0, seed=1)
+    verdict = judge(its, Harm({"loss": sums_of(its, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1))
+    table = with_randomised(verdict, {"true": TRUE, "wrong": WRONG}, {"true": TRUE}).rankings
+    assert table["shuffled_spearman"][0] == pytest.approx(1.0) and np.isnan(table["shuffled_spearman"][1])

@@ -1,0 +1,280 @@
+"""The growth loss and its window, the disagreement loss, and the variants that use them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import growth as oracle
+from oracles import lessons, native
+
+from headscope.errors import ConfigError
+from headscope.heads import SITES, Site
+from headscope.training.disagreement import fork_loss, fork_total, mean_cosine
+from headscope.training.growth import fork_open, growth_loss, nuclear_norms, off_diagonal
+from headscope.training.variants.disagreement import DisagreementOptions
+from headscope.training.variants.mixing import MixingOptions, matrices_of
+
+
+def matrices(*sizes: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(h, h, generator=generator, dtype=torch.float64).requires_grad_() for h in sizes]
+
+
+def test_the_gradient_of_growth_is_minus_gamma_times_the_polar_factor() -> None:
+    alphas = {Site.ENCODER_SELF: matrices(5, 5), Site.CROSS: matrices(7, 3)}
+    ratios = {Site.ENCODER_SELF: 0.5, Site.DECODER_SELF: 1.0, Site.CROSS: 2.0}
+    found = growth_loss(alphas, gamma=3.0, ratios=ratios, radius=0.25)
+    assert float(found.detach()) == pytest.approx(3 * 0.25 * (0.5 * 2 + 2.0 * 2))
+    found.backward()
+    for site, its in alphas.items():
+        for alpha in its:
+            assert alpha.grad is not None
+            expected = -3.0 * ratios[site] * oracle.polar(alpha.detach())
+            torch.testing.assert_close(alpha.grad, expected, rtol=0, atol=1e-9)
+
+
+def test_at_the_identity_the_push_is_on_the_diagonal_and_the_radius_is_in_no_gradient() -> None:
+    slopes = []
+    for radius in (1e-4, 10.0):
+        alpha = torch.eye(5, dtype=torch.float64).requires_grad_()
+        growth_loss({Site.CROSS: [alpha]}, gamma=2.0, ratios={Site.CROSS: 1.0}, radius=radius).backward()
+        assert alpha.grad is not None
+        torch.testing.assert_close(alpha.grad, -2 * torch.eye(5, dtype=torch.float64), rtol=0, atol=1e-12)
+        slopes.append(alpha.grad)
+    assert torch.equal(*slopes)
+
+
+def test_a_capped_matrix_is_pushed_no_further() -> None:
+    small, large = (scale * torch.eye(3, dtype=torch.float64) for scale in (1.9, 2.1))
+    its = [small.requires_grad_(), large.requires_grad_()]
+    growth_loss({Site.CROSS: its}, gamma=1.0, ratios={Site.CROSS: 1.0}, cap=2.0).backward()
+    assert its[0].grad is not None and its[0].grad.trace() == pytest.approx(-3)
+    assert its[1].grad is None or not its[1].grad.any()
+
+
+def test_norms_and_off_diagonal_shares() -> None:
+    its = matrices(3, 5, 3)
+    for alpha, norm in zip(its, nuclear_norms(its), strict=True):
+        values = torch.linalg.eigvalsh(alpha.detach().T @ alpha.detach()).clamp_min(0).sqrt()
+        assert float(norm.detach()) == pytest.approx(float(values.sum()))
+        size = alpha.detach().abs()
+        expected = sum(float(size[i, j]) for i in range(len(size)) for j in range(len(size)) if i != j) / float(
+            size.sum()
+        )
+        assert off_diagonal(alpha) == pytest.approx(expected)
+
+
+def test_the_forks_window_is_the_one_it_was_seen_to_open() -> None:
+    """mhr.md §2.3: 29,000 sentences in 545 updates, start 0.0045: open for the last 4 updates of epoch 1, shut for
+    the first of epoch 2, then open: the alphas' Adam counters said 4 and 548."""
+    sizes = [29000 // 545 + (number < 29000 % 545) for number in range(545)][::-1]
+    seen, open_updates, ends = 0, 0, []
+    for _ in range(2):
+        for number, size in enumerate(sizes):
+            open_updates += fork_open(seen, 0.0045, first_of_epoch=number == 0)
+            seen += size
+        ends.append(open_updates)
+    assert ends[1] - ends[0] == 544 and 1 <= ends[0] <= 5
+    assert not fork_open(0, 0.0, first_of_epoch=True) and fork_open(1, 0.0, first_of_epoch=True)
+    edge = round(0.31 * 40 * 160239)
+    assert not fork_open(edge - 1, 0.31, first_of_epoch=False) and fork_open(edge + 1, 0.31, first_of_epoch=False)
+    assert not fork_open(edge + 1, 0.31, first_of_epoch=True)
+    assert not fork_open(40 * 160239, None, first_of_epoch=False)
+
+
+def test_the_forks_loss_and_gradients_are_the_references(shared: Path) -> None:
+    """Every setting of loss_reference.json; losses and totals agree to the last digits of single precision."""
+    reference = json.loads((shared / "oracles/mhr/alpha/oracle/loss_reference.json").read_text())
+    model, entropy, contexts = oracle.fork_batch(shared)
+    its = matrices_of(model)
+    checked = 0
+    for name, expected in reference.items():
+        args = expected["args"]
+        if "loss" not in expected:  # the fork itself fails without a radius
+            continue
+        loss = entropy
+        if "cosine_sim_loss" in args:
+            parts = [[contexts[site, layer] for layer in range(3)] for site in SITES]
+            loss = loss + args["cosine_sim_loss"] * fork_loss(*parts)
+        ratios = dict(zip(SITES, (args.get(f"{n}_alpha_loss_ratio", 0.0) for n in ("enc_self", "dec_self", "dec_enc")),
+                          strict=True))  # fmt: skip
+        seen = round((1 - args.get("batch_num", 1.0)) * 160239 * 40)
+        opened = "gamma_conf" in args and fork_open(seen, args["start_after"], first_of_epoch=False)
+        if opened:
+            loss = loss + growth_loss(its, gamma=args["gamma_conf"], ratios=ratios, radius=args["radius"])
+        assert float(loss.detach()) == pytest.approx(expected["loss"], rel=2e-7), name
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        for site in SITES:
+            for layer, alpha in enumerate(its[site]):
+                slope = expected["alpha_grad"][oracle.KEYS[site].format(layer)]
+                assert (slope is not None) == (opened and ratios[site] != 0), name
+                if slope is not None:
+                    checked += 1
+                    its_slope = torch.tensor(slope)
+                    torch.testing.assert_close(alpha.grad, its_slope, rtol=0, atol=5e-6 * float(its_slope.abs().max()))
+                total = expected["cosine_similarity_total"][oracle.KEYS[site].format(layer)]
+                assert float(fork_total(contexts[site, layer].detach())) == pytest.approx(total, rel=1e-6)
+    assert checked == 9 * 3 + 6
+
+
+def test_cosines_are_means_over_pairs_and_real_positions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    context = torch.randn(2, 3, 5, 7, generator=generator, dtype=torch.float64)
+    real = torch.ones(2, 5, dtype=torch.bool)
+    real[0, 3:] = False
+    total, count = 0.0, 0
+    for b in range(2):
+        for t in range(5):
+            if real[b, t]:
+                count += 1
+                for i in range(3):
+                    for j in range(3):
+                        x, y = context[b, i, t], context[b, j, t]
+                        total += float(x @ y / (x.norm() * y.norm())) / 9
+    assert float(mean_cosine(context, real)) == pytest.approx(total / count, rel=1e-12)
+    assert float(mean_cosine(context[1:], None)) == pytest.approx(float(mean_cosine(context[1:], real[1:])), rel=1e-12)
+    assert float(mean_cosine(context[:, :1].expand(2, 3, 5, 7), None)) == pytest.approx(1)
+
+
+def test_the_forks_divisor_is_zero_for_two_heads() -> None:
+    with pytest.raises(ConfigError, match="heads XOR 2, which is 0 for 2 heads"):
+        fork_total(torch.randn(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": -1.0}, "--gamma is -1.0; it must not be negative"),
+        ({"start_after": 31.0}, "--start-after is 31.0; it is a share of the run"),
+        ({"ratios": (1.0, 2.0)}, "--ratios 1,2: give one factor, or three for encoder-self, decoder-self, cross"),
+        ({"ratios": (1.0, -1.0, 1.0)}, "none of them negative"),
+        ({"norm_cap": 0.0}, "--norm-cap is 0.0"),
+        ({"compat": "fork"}, "--compat fork needs --gamma"),
+        ({"compat": "fork", "gamma": 40.0, "norm_cap": 3.0}, "--norm-cap is not in the fork"),
+    ],
+)
+def test_options_of_mixing_that_mean_nothing(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MixingOptions(**options)
+
+
+def test_options_of_disagreement_that_mean_nothing() -> None:
+    for options, message in (
+        ({"weight": -1.0}, "--weight is -1.0"),
+        ({"sites": ("encoder",)}, "--sites 'encoder' is not"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            DisagreementOptions(**options)  # type: ignore[arg-type]
+
+
+def test_before_the_window_mixing_is_the_baseline_bit_for_bit(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    mixing = lessons.begin(tmp_path / "a", "mixing", start_after=0.5)
+    plain = lessons.begin(tmp_path / "b", "baseline")
+    for run in (mixing, plain):
+        lessons.seeded()
+        lessons.updates(run, 4)
+    mine, theirs = lessons.weights(mixing), lessons.weights(plain)
+    assert all(torch.equal(mine[key], value) for key, value in theirs.items())
+    alphas = {key: value for key, value in mine.items() if key not in theirs}
+    assert len(alphas) == 5 and all(torch.equal(value, torch.eye(3).double()) for value in alphas.values())
+    assert not any(alpha in mixing.optimizer.state for its in matrices_of(mixing.model).values() for alpha in its)
+
+
+@pytest.mark.parametrize("compat", ["none", "fork"])
+def test_an_open_window_adds_the_push_to_the_gradient(compat: str, tmp_path: Path) -> None:
+    """By default gamma·r·UVᵀ beside the mean loss, in the fork gamma·r·UVᵀ / tokens."""
+    slopes, tokens = [], 0
+    for number, gamma in enumerate((0.0, 0.7)):
+        (folder := tmp_path / str(number)).mkdir()
+        run = lessons.begin(
+            folder,
+            "mixing",
+            shared={"dropout": 0.0},
+            gamma=gamma,
+            start_after=0.0,
+            ratios=(1.0, 0.0, 2.0),
+            compat=compat,
+        )
+        run.variant.seen = 1  # the fork's first batch of all is outside
+        its = matrices_of(run.model)
+        run.variant.before_update(run, run.moment)
+        run.clear_gradients()
+        run.model.train()
+        batches = lessons.lesson(run) * 2
+        tokens = sum(batch.tokens for batch in batches)
+        run.variant.step(run, batches)
+        assert all(alpha.grad is None for alpha in its[Site.DECODER_SELF])
+        slopes.append([alpha.grad for site in (Site.ENCODER_SELF, Site.CROSS) for alpha in its[site]])
+    scale = 0.7 if compat == "none" else 0.7 * 2 / tokens
+    for place, (without, pushed) in enumerate(zip(*slopes, strict=True)):
+        ratio = 1.0 if place == 0 else 2.0
+        torch.testing.assert_close(pushed - without, -scale * ratio * torch.eye(3).double(), rtol=0, atol=1e-10)
+
+
+def test_a_window_that_opens_late_starts_adam_there(tmp_path: Path) -> None:
+    run = lessons.begin(tmp_path, "mixing", shared={"max_updates": 8, "max_epochs": None}, start_after=0.5)
+    lessons.updates(run, 7)
+    steps = {int(run.optimizer.state[alpha]["step"]) for its in matrices_of(run.model).values() for alpha in its}
+    assert steps == {3}
+    history = run.variant.history(run)
+    assert history["window"] == 1 and history["nuclear_norm.cross"] > 1 and 0 < history["off_diagonal.cross"] < 1
+
+
+def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path) -> None:
+    sums = []
+    for number, weight in enumerate((0.0, 2.0)):
+        (folder := tmp_path / str(number)).mkdir()
+        run = lessons.begin(folder, "disagreement", shared={"dropout": 0.0}, weight=weight)
+        run.clear_gradients()
+        sums.append((run.variant.step(run, lessons.lesson(run)), run.variant.latest, run))
+    (plain, _, _), (found, cosine, run) = sums
+    assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
+    batch = lessons.lesson(run)[0]
+    contexts: list[float] = []
+    from headscope.capture import capture
+
+    with torch.no_grad(), capture(run.model, ("context",)) as heads:
+        run.model(batch.source, batch.target, source_mask=batch.source_mask, target_mask=batch.target_mask)
+    for site in SITES:
+        for layer in range(1 if site is Site.ENCODER_SELF else 2):
+            mask = batch.source_mask if site is Site.ENCODER_SELF else batch.target_mask
+            contexts.append(float(mean_cosine(heads[site, layer]["context"], mask)))
+    assert cosine == pytest.approx(math.fsum(contexts) / 5, rel=1e-9)
+
+
+def test_wide_and_narrow_have_the_parameters_of_their_formulas() -> None:
+    """papers.md §7: width 256, 8 heads, no biases of queries, keys and values."""
+    from headscope.model.layers import Attention
+    from headscope.model.transformer_config import StackConfig, TransformerConfig
+    from headscope.training.variant import VARIANTS
+
+    stack = StackConfig(vocabulary=5, d_model=256, d_ffn=8, d_head=32, self_heads=(8,))
+    for name, options, expected in (
+        ("wide", {}, 2_097_408),
+        ("narrow", {}, 90_368),
+        ("narrow", {"shared_qkv": True}, 68_864),
+        ("wide", {"d_head": 32}, 262_400),
+    ):
+        cls = VARIANTS.get(name)
+        shaped = cls(cls.Options(qkv_bias=False, **options)).shape(TransformerConfig(decoder=stack)).decoder
+        assert sum(each.numel() for each in Attention(shaped, 8, d_memory=256).parameters()) == expected, (
+            name,
+            options,
+        )
+    wide = VARIANTS.get("wide")
+    with pytest.raises(ConfigError, match="--shared-qkv goes with --head-input slice"):
+        wide.Options(shared_qkv=True)
+    with pytest.raises(ConfigError, match="--d-head is 0"):
+        wide.Options(d_head=0)
+    both = wide(wide.Options()).shape(native.config())
+    assert (
+        both.encoder is not None and both.encoder.d_head == both.decoder.d_head == 13 and both.decoder.d_value is None
+    )

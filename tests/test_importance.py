@@ -1,0 +1,295 @@
+"""Gradient-like and weight-like importances against slow re-derivations, in float64, one sentence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import gate_gradients, speakers, tiny, written
+from oracles.shuffled import other_way_round
+from oracles.speakers import SPEAKERS, asked
+
+from headscope import analyze as driver
+from headscope.accumulate import FOLDS, Ratio
+from headscope.analysis import Analysis, Heads, Options
+from headscope.analyze import Pace, Study, analyze, choose
+from headscope.data import Batch
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.gates import gated, masked
+from headscope.heads import HeadId, Site, all_heads
+
+KINDS = tuple(SPEAKERS)
+HALF = ("llama", "t5")  # their norms compute in float32
+every_kind = pytest.mark.parametrize("kind", KINDS)
+GRADIENTS = ("gradient", "taylor")
+
+
+def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> Study:
+    return analyze(
+        speakers.checkpoint(kind),
+        speakers.corpus(kind),
+        analyses=choose(only=names),
+        options=Options(**options),
+        pace=Pace(tokens=tokens),
+        replicates=11,
+    )
+
+
+def column(its: Study, name: str, table: str = "heads") -> dict[HeadId, float]:
+    frame = its.heads if table == "heads" else its.tables[table]
+    return {HeadId(Site(row["site"]), row["layer"], row["head"]): row[name] for _, row in frame.iterrows()}
+
+
+def same(found: Mapping[HeadId, float], expected: Mapping[HeadId, float], *, kind: str) -> None:
+    known = [abs(value) for value in expected.values() if not np.isnan(value)]  # NaN: not measured there
+    assert found.keys() == expected.keys() and any(known)
+    scale = max(known)
+    for head, value in expected.items():
+        assert found[head] == pytest.approx(value, abs=(1e-6 if kind in HALF else 1e-10) * scale, nan_ok=True), head
+
+
+@cache
+def gates(kind: str) -> list[tuple[int, int, dict[gate_gradients.Place, torch.Tensor]]]:
+    """Of every sentence: its fold, its number of labels, and ∂loss/∂ξ [h t] at every place."""
+    its, found = speakers.checkpoint(kind), []
+    for sentence in speakers.corpus(kind):
+        one = asked(kind, sentence)
+        gradients = gate_gradients.position_gates(its.model, lambda one=one: one.loss(its))
+        found.append((sentence.number % FOLDS, len(one.labels), gradients))
+    return found
+
+
+def expected(kind: str, granularity: str) -> tuple[dict[HeadId, float], dict[HeadId, float]]:
+    """Mean absolute value and mean square, summed in loops."""
+    absolute, square = {}, {}
+    for head in all_heads(speakers.checkpoint(kind).layout):
+        place, units = (head.site, head.layer), []  # (∂L/∂ξ, what it counts for)
+        for fold, count, gradients in gates(kind):
+            along = gradients[place][head.head]
+            if granularity == "token":
+                units += [(value.item(), 1, fold) for value in along]
+            else:
+                units.append((sum(along.tolist()), count, fold))
+        if granularity == "batch":  # here a batch is a fold
+            units = [
+                (sum(u[0] for u in units if u[2] == fold), sum(u[1] for u in units if u[2] == fold), fold)
+                for fold in {u[2] for u in units}
+            ]
+        total = sum(count for _, count, _ in units)
+        absolute[head] = sum(abs(value) for value, _, _ in units) / total
+        square[head] = sum(value**2 / count for value, count, _ in units) / total
+    return absolute, square
+
+
+@every_kind
+@pytest.mark.parametrize("granularity", ["token", "example", "batch"])
+def test_gradient_and_taylor(kind: str, granularity: str) -> None:
+    found = study(kind, *GRADIENTS, granularity=granularity)
+    absolute, square = expected(kind, granularity)
+    same(column(found, "raw", "gradient"), absolute, kind=kind)
+    same(column(found, "taylor"), square, kind=kind)
+    scaled = {}
+    for site, layer in {(head.site, head.layer) for head in absolute}:
+        mine = {head: value for head, value in absolute.items() if (head.site, head.layer) == (site, layer)}
+        length = sum(value**2 for value in mine.values()) ** 0.5
+        scaled |= {head: value / length for head, value in mine.items()}
+    same(column(found, "gradient"), scaled, kind=kind)
+    assert found.signatures["gradient"] == {"m": "gradient.v1", "objective": "loss.v1", "grain": granularity}
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "native-pre"])
+def test_signed_gradient_is_the_slope_of_the_loss(kind: str) -> None:
+    """Central differences of `gated`: the package's own gates, which nothing here differentiates."""
+    its, signed = speakers.checkpoint(kind), column(study(kind, "gradient"), "signed", "gradient")
+    step = 1e-5
+    for head in (HeadId(site, layer, 1) for site, layer in its.layout if its.layout[site, layer] > 1):
+        ends, count = [], 0
+        for gate in (1 + step, 1 - step):
+            factor = torch.ones(its.layout[head.site, head.layer])
+            factor = factor.double().index_fill(0, torch.tensor([head.head]), gate)
+            with torch.no_grad(), gated(its.model, {(head.site, head.layer): factor}, before_mixing=True):
+                every = [asked(kind, sentence) for sentence in speakers.corpus(kind)]
+                ends.append(sum(one.loss(its).item() for one in every))
+                count = sum(len(one.labels) for one in every)
+        assert signed[head] == pytest.approx((ends[0] - ends[1]) / (2 * step) / count, rel=1e-5, abs=1e-8)
+
+
+@every_kind
+def test_contribution(kind: str) -> None:
+    its, found = speakers.checkpoint(kind), study(kind, "contribution", keep_special=True)
+    sums: dict[HeadId, list[tuple[float, float]]] = {}
+    for sentence in speakers.corpus(kind):
+        seen = written.watched(its, asked(kind, sentence, hide=False))
+        for head in all_heads(its.layout):
+            place = (head.site, head.layer)
+            sums.setdefault(head, []).extend(written.contributions(kind, its, place, head.head, seen[place]))
+    for name, which in (("contribution", 0), ("contribution_sum", 1)):
+        means = {head: sum(pair[which] for pair in pairs) / len(pairs) for head, pairs in sums.items()}
+        same(column(found, name), means, kind=kind)
+
+
+@every_kind
+def test_magnitude(kind: str) -> None:
+    its, found = speakers.checkpoint(kind), study(kind, "magnitude")
+    names = ("norm_q", "norm_k", "norm_v", "norm_o")
+    product = dict.fromkeys(all_heads(its.layout), 1.0)
+    for part, name in enumerate(names):
+        norms = {}
+        for head in product:
+            whole = written.matrix(kind, its, (head.site, head.layer), part)
+            rows = its.layout[head.site, head.layer]
+            groups = 2 if kind == "llama" and part in (1, 2) else rows
+            blocks = (whole.T if part == 3 else whole).reshape(groups, -1)
+            norms[head] = float(np.sqrt(sum(x * x for x in blocks[head.head * groups // rows].tolist())))
+            product[head] *= norms[head]
+        same(column(found, name, "magnitude"), norms, kind="")
+        if part == 3:
+            same(column(found, "magnitude"), norms, kind="")
+    same(column(found, "magnitude_all"), product, kind="")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if SPEAKERS[kind].direct])
+def test_direct_logit(kind: str) -> None:
+    its, found = speakers.checkpoint(kind), study(kind, "direct_logit")
+    heads = [head for head in all_heads(its.layout) if head.site is not Site.ENCODER_SELF]
+    totals, count = dict.fromkeys(heads, 0.0), 0
+    for sentence in speakers.corpus(kind):
+        one = asked(kind, sentence)
+        count += len(one.labels)
+        for head in heads:
+            totals[head] += written.direct(kind, its, one, (head.site, head.layer), head.head)
+    same(column(found, "direct_logit"), {head: total / count for head, total in totals.items()}, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("marian", "passes more than additions on its way to the last norm"),
+        ("native-post", "passes more than additions on its way to the last norm"),
+        ("bert", "is for decoder-self or cross"),
+    ],
+)
+def test_direct_logit_refuses(kind: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        study(kind, "direct_logit")
+
+
+def test_direct_logit_needs_words() -> None:
+    its = tiny.checkpoint("mistral", 1)
+    with pytest.raises(ConfigError, match="needs a model that predicts words"):
+        analyze(its, tiny.corpus(1), analyses=choose(only=["direct_logit"]), options=Options())
+
+
+@every_kind
+def test_a_batch_is_its_sentences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, all of a fold together, and with the padding anywhere."""
+    names = (*GRADIENTS, "contribution", *(["direct_logit"] if SPEAKERS[kind].direct else []))
+    alone = study(kind, *names, tokens=1)
+    found = [study(kind, *names)]
+    monkeypatch.setattr(driver, "batches", other_way_round)
+    found.append(study(kind, *names))
+    for name in (*names, "gradient_low", "taylor_high"):
+        for one in found:
+            same(column(one, name), column(alone, name), kind=kind)
+
+
+@every_kind
+def test_other_analyses_see_what_they_saw(kind: str) -> None:
+    """Also where the objective hides tokens; and the parameters' flags are as they were."""
+    its = speakers.checkpoint(kind)
+    first = next(its.model.parameters()).requires_grad_(False)
+    flags = [parameter.requires_grad for parameter in its.model.parameters()]
+    plain, beside = study(kind, "confidence", "similarity"), study(kind, "confidence", "similarity", *GRADIENTS)
+    assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
+    assert all(parameter.grad is None for parameter in its.model.parameters())
+    first.requires_grad_(True)
+    for name in ("confidence", "confidence_low", "similarity_cka"):
+        np.testing.assert_allclose(beside.heads[name], plain.heads[name], rtol=0, atol=1e-12)
+    assert "objective" not in beside.signatures["confidence"]
+
+
+def test_closed_heads_have_no_gradient_and_the_others_theirs() -> None:
+    kind, off = "gpt2", [HeadId(Site.DECODER_SELF, 0, 1)]
+    its = speakers.checkpoint(kind)
+    with masked(its.model, off):
+        found = column(study(kind, "gradient"), "signed", "gradient")
+        total: dict[HeadId, float] = dict.fromkeys(all_heads(its.layout), 0.0)
+        count = 0
+        for sentence in speakers.corpus(kind):
+            one = asked(kind, sentence)
+            count += len(one.labels)
+            gradients = gate_gradients.position_gates(its.model, lambda one=one: one.loss(its))
+            for head in total:
+                total[head] += gradients[head.site, head.layer][head.head].sum().item()
+    assert found[off[0]] == 0
+    del found[off[0]], total[off[0]]
+    same(found, {head: value / count for head, value in total.items()}, kind=kind)
+
+
+def test_every_objective_is_explained() -> None:
+    found = {
+        name: column(study("gpt2", "gradient", objective=name), "raw", "gradient")
+        for name in ("loss", "log-probability", "top1", "representation")
+    }
+    counts = [len(asked("gpt2", sentence).labels) for sentence in speakers.corpus("gpt2")]
+    for head, value in found["loss"].items():  # one is a mean over tokens, the other over sentences
+        assert found["log-probability"][head] == pytest.approx(value * sum(counts) / len(counts))
+    assert len({round(value, 9) for each in found.values() for value in each.values()}) == 4 * len(found["loss"])
+
+
+class Explaining(Analysis):
+    """Half of the objective's own gradient, in passes of its own."""
+
+    name = "half"
+    needs = frozenset({"objective"})
+    summary = "a test"
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
+        assert not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        assert not any(parameter.requires_grad for parameter in checkpoint.model.parameters())
+        found: dict[tuple[str, Site, int], Ratio] = {}
+        for place, heads in checkpoint.layout.items():
+            if heads:
+                gate = torch.full((heads,), 1.0, dtype=torch.float64, requires_grad=True)
+                with torch.enable_grad(), gated(checkpoint.model, {place: gate}, before_mixing=True):
+                    outcome = self.objective.outcome(checkpoint, batch)
+                    (slope,) = torch.autograd.grad(outcome.values.sum(), gate)
+                total = torch.zeros(len(batch.indices), heads, dtype=torch.float64)
+                total[0] = slope / 2  # all sentences' at once, put on the first
+                found["half", place[0], place[1]] = Ratio(total, outcome.counts[:, None])
+        return found
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:
+        assert heads.weights.requires_grad is False
+        return {
+            "seen": Ratio(
+                heads.weights.new_ones(len(heads.queries), heads.weights.shape[1]), torch.ones(len(heads.queries), 1)
+            )
+        }
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_an_analysis_may_make_passes_of_its_own(kind: str) -> None:
+    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    flags = [parameter.requires_grad for parameter in its.model.parameters()]
+    analyses = [Explaining, *choose(only=["gradient"])]
+    found = analyze(its, corpus, analyses=analyses, options=Options(detail=True), replicates=11, detail=True)
+    signed = column(found, "signed", "gradient")
+    same({head: 2 * value for head, value in column(found, "half").items()}, signed, kind=kind)
+    assert set(column(found, "seen").values()) == {11.0 / 11}
+    assert found.signatures["half"] == {"m": "half.v1", "objective": "loss.v1"}
+    assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
+    assert found.detail["half"].keys() == found.detail["seen"].keys() != set()
+
+
+def test_a_group_is_a_name() -> None:
+    names = {cls.name for cls in choose(only=["importance"])}
+    assert {"gradient", "taylor", "magnitude", "contribution", "direct_logit"} <= names
+    assert "confidence" not in names and "confidence" in {cls.name for cls in choose(also=["importance"])}
+    assert "taylor" not in {cls.name for cls in choose(also=["importance"], skip=["taylor"])}
+    assert not {cls.name for cls in choose()} & {"gradient", "taylor", "direct_logit"}

@@ -1,0 +1,123 @@
+"""`headscope analyze` with importances: options, what they refuse, files, and a model that is left as it was."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from oracles import speakers
+
+from headscope.analysis import Options
+from headscope.analyze import Pace, analyze, choose
+from headscope.assets import demo_checkpoint
+from headscope.config import AnalyzeConfig
+from headscope.data import Corpus
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.gradients import frozen
+from headscope.runs import run_analysis
+
+
+def config(folder: Path, **options: Any) -> AnalyzeConfig:
+    text = folder / "text.en"
+    text.write_text("A dog runs over the grass.\nTwo men sit.\nA woman in a red coat reads a book.\n", encoding="utf-8")
+    given: dict[str, Any] = {"device": "cpu", "figures": False, "bootstrap": 20, **options}
+    return AnalyzeConfig(checkpoint=str(demo_checkpoint()), source=text, out=folder / "run", **given)
+
+
+def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
+    names = ("gradient", "taylor", "magnitude", "contribution")
+    run_analysis(config(tmp_path, only=names, detail=True, granularity="token"))
+    heads = pd.read_csv(tmp_path / "run" / "heads.csv")
+    for name in ("gradient", "taylor", "magnitude", "magnitude_all", "contribution", "contribution_sum"):
+        assert {name, f"{name}_low", f"{name}_high"} <= set(heads.columns) and heads[name].gt(0).all()
+    np.testing.assert_allclose(heads.groupby("layer").gradient.apply(lambda g: (g**2).sum()), 1)
+    meta = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert meta["signatures"]["gradient"].startswith("m:gradient.v1|objective:representation.v1|grain:token|")
+    table = pd.read_csv(tmp_path / "run" / "gradient.csv")
+    assert list(table.columns[:5]) == ["site", "layer", "head", "gradient", "raw"]
+    with np.load(tmp_path / "run" / "detail" / "gradient.npz") as detail:
+        assert sorted(detail.files) == ["0/encoder-self", "1/encoder-self", "2/encoder-self"]
+        each = [detail[name] for name in sorted(detail.files)]
+    lengths = [9, 6, 12]  # pieces with both special ones
+    mean = sum(n * values for n, values in zip(lengths, each, strict=True)) / sum(lengths)
+    np.testing.assert_allclose(mean.ravel(), table.raw, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"objective": "los", "only": ("gradient",)}, "unknown objective 'los'; did you mean 'loss'"),
+        ({"objective": "loss", "only": ("gradient",)}, "--objective loss: needs a model that predicts words"),
+        ({"objective": "loss", "only": ("confidence",)}, r"--objective loss is what importances explain.*--importance"),
+        ({"only": ("importances",)}, "unknown analysis 'importances'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_analysis(config(tmp_path, **options))
+    assert not (tmp_path / "run").exists()
+
+
+def test_granularity_is_one_of_three(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--granularity 'word' is not known; choose token, example or batch"):
+        config(tmp_path, granularity="word")
+
+
+def test_flags_of_parameters_survive_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    its: Any = speakers.checkpoint("gpt2")
+    flags = [parameter.requires_grad for parameter in its.model.parameters()]
+    hooks = sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in its.model.modules())
+
+    def broken(self: Checkpoint, batch: object, memory: object = None) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(type(its), "logits", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        analyze(its, speakers.corpus("gpt2"), analyses=choose(only=["gradient"]), options=Options())
+    assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
+    assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in its.model.modules()) == hooks
+
+
+def test_frozen_parameters_stay_frozen_afterwards() -> None:
+    model = torch.nn.Linear(2, 3)
+    model.bias.requires_grad_(False)
+    for trainable in (False, True):
+        with frozen(model, trainable=trainable):
+            assert {parameter.requires_grad for parameter in model.parameters()} == {trainable}
+        assert [parameter.requires_grad for parameter in model.parameters()] == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_ranks_as_double_does(dtype: torch.dtype) -> None:
+    """Products, sums and norms in float32 at least: three digits are left of the model's own."""
+    found = []
+    for each in (torch.float64, dtype):
+        its = copy.copy(speakers.checkpoint("gpt2"))
+        for cached in ("places", "projections"):
+            its.__dict__.pop(cached, None)
+        its.model = copy.deepcopy(its.model).to(each)
+        names = ("gradient", "taylor", "contribution", "direct_logit")
+        found.append(
+            analyze(its, speakers.corpus("gpt2"), analyses=choose(only=names), options=Options(), replicates=11)
+        )
+    for name in ("gradient", "taylor", "contribution", "direct_logit"):
+        exact, rounded = (each.heads[name].to_numpy() for each in found)
+        assert abs(exact - rounded).max() < 0.05 * abs(exact).max(), name
+
+
+def test_a_corpus_without_any_label() -> None:
+    """A decoder-only model that reads one token predicts nothing: no gradient, and no number."""
+    its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2")
+    lines = [sentence._replace(source="") for sentence in corpus]
+    nothing = Corpus("tiny", len(lines), "0" * 40, lambda: iter(lines))
+    names = ("gradient", "taylor", "direct_logit")
+    study = analyze(its, nothing, analyses=choose(only=names), options=Options(), pace=Pace(tokens=9), replicates=11)
+    for name in names:
+        assert study.heads[name].isna().all()

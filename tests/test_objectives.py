@@ -1,0 +1,150 @@
+"""Objectives against sums written out, sentence by sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from oracles import speakers, tiny
+from oracles.shuffled import together
+from oracles.speakers import SPEAKERS, asked
+
+from headscope.data import Batch, Losses, batches
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.objectives.base import OBJECTIVES, Outcome, choose_objective, default_objective
+
+KINDS = tuple(SPEAKERS)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def batch_of(kind: str, its: Checkpoint, *, labels: bool = True) -> Batch:
+    """All sentences as one batch in corpus order: unequal lengths, padding in the middle."""
+    how: dict[str, Any] = {"tokens": 1, "limit": 50, "losses": Losses(), "labels": labels and its.decodes}
+    single = sorted(batches(speakers.corpus(kind), its, **how), key=lambda batch: int(batch.indices))
+    lengths = [batch.source.ids.shape[1] for batch in single]
+    assert min(lengths[1:-1]) < max(lengths)
+    return together(single, 0)
+
+
+def outcome(kind: str, name: str) -> Outcome:
+    its = speakers.checkpoint(kind)
+    with torch.no_grad():
+        return OBJECTIVES.get(name)(seed=1).outcome(its, batch_of(kind, its))
+
+
+@every_kind
+def test_loss_is_minus_log_p_of_every_label(kind: str) -> None:
+    its, found = speakers.checkpoint(kind), outcome(kind, "loss")
+    for sentence, value, count in zip(speakers.corpus(kind), found.values, found.counts, strict=True):
+        one = asked(kind, sentence)
+        with torch.no_grad():
+            assert value.item() == pytest.approx(one.loss(its).item(), rel=1e-6 if kind in ("llama", "t5") else 1e-10)
+        assert count == len(one.labels)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not SPEAKERS[kind].masked])
+def test_log_probability_is_the_loss_of_the_whole_reference(kind: str) -> None:
+    loss, found = outcome(kind, "loss"), outcome(kind, "log-probability")
+    torch.testing.assert_close(found.values, -loss.values)
+    assert found.counts.eq(1).all()
+
+
+@every_kind
+def test_top1_adds_the_largest_logits_of_the_text_as_it_is(kind: str) -> None:
+    its, found = speakers.checkpoint(kind), outcome(kind, "top1")
+    for sentence, value, count in zip(speakers.corpus(kind), found.values, found.counts, strict=True):
+        one = asked(kind, sentence, hide=False)
+        with torch.no_grad():
+            logits = one.logits(its)
+        expected = sum(max(logits[place].tolist()) for place in one.places)
+        assert value.item() == pytest.approx(expected, rel=1e-6 if kind in ("llama", "t5") else 1e-10)
+        assert count == len(one.places)
+
+
+def test_an_altered_model_is_asked_for_what_the_intact_one_said() -> None:
+    its = speakers.checkpoint("gpt2")
+    batch, objective = batch_of("gpt2", its), OBJECTIVES.get("top1")()
+    with torch.no_grad():
+        logits = its.logits(batch)
+        intact = objective.judge(its, logits, batch)
+        altered = objective.judge(its, -logits, batch, intact.aim)
+    torch.testing.assert_close(altered.values, -intact.values)
+    torch.testing.assert_close(objective.damage(intact, altered), 2 * intact.values)
+
+
+def test_loss_harms_upwards() -> None:
+    intact, altered = (Outcome(torch.tensor([value]), torch.ones(1)) for value in (1.0, 3.0))
+    assert OBJECTIVES.get("loss")().damage(intact, altered).tolist() == [2.0]
+    assert OBJECTIVES.get("log-probability")().damage(intact, altered).tolist() == [-2.0]
+
+
+@pytest.mark.parametrize("kind", ["bert", "gemma", "t5"])
+def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> None:
+    its = tiny.checkpoint(kind, 3)
+    corpus = tiny.corpus(3, target=tiny.KINDS[kind].two_sided)
+    how: dict[str, Any] = {"tokens": 1, "limit": 90, "losses": Losses()}
+    single = sorted(batches(corpus, its, **how), key=lambda batch: int(batch.indices))
+    objective, batch = OBJECTIVES.get("representation")(), together(single, 0)
+    with torch.enable_grad():
+        states = objective.output(its, batch).detach().requires_grad_()
+        found = objective.judge(its, states, batch)
+        (gradient,) = torch.autograd.grad(found.values.sum(), states)
+    for row, one in enumerate(single):
+        given: dict[str, Any] = {"input_ids": one.source.ids, "use_cache": False}
+        if one.target is not None:
+            given["decoder_input_ids"] = one.target.ids
+        with torch.no_grad():
+            mean = its.model(**given).last_hidden_state[0].mean(dim=0)
+        assert found.values[row].item() == pytest.approx(mean.norm().item(), rel=1e-6)
+        length = (one.source if one.target is None else one.target).ids.shape[1]
+        expected = (mean / mean.norm() / length).expand(length, -1)
+        torch.testing.assert_close(gradient[row, :length], expected, rtol=1e-5, atol=1e-7)
+        assert gradient[row, length:].eq(0).all()
+    turned = objective.judge(its, states.roll(1, dims=-1), batch, found.aim)
+    assert found.vector is not None and found.aim is not None
+    torch.testing.assert_close(turned.values, (found.vector.roll(1, dims=-1) * found.aim).sum(-1))
+    for vector, value in zip(found.vector, objective.damage(found, turned), strict=True):
+        cosine = (vector @ vector.roll(1)) / vector.square().sum()
+        assert value.item() == pytest.approx(1 - cosine.item(), abs=1e-9)
+    assert objective.damage(found, found).abs().max() < 1e-9
+
+
+def test_classes() -> None:
+    its = speakers.wrapped(lambda: speakers._bert(transformers.BertForSequenceClassification), SPEAKERS["bert"])
+    assert its.predicts == "classes" and default_objective(its, has_target=False) == "top1"
+    with torch.no_grad():
+        found = OBJECTIVES.get("top1")().outcome(its, batch_of("bert", its))
+        for sentence, value in zip(speakers.corpus("bert"), found.values, strict=True):
+            ids = torch.tensor([asked("bert", sentence, hide=False).source])
+            assert value.item() == pytest.approx(its.model(input_ids=ids).logits.max().item(), rel=1e-10)
+    with pytest.raises(
+        ConfigError, match=r"--objective loss: needs a model that predicts words.*choose repr.* or top1"
+    ):
+        choose_objective("loss", its, has_target=False)
+
+
+def test_defaults_and_what_does_not_fit() -> None:
+    for kind in KINDS:
+        two_sided = SPEAKERS[kind].two_sided
+        assert default_objective(speakers.checkpoint(kind), has_target=two_sided) == "loss"
+    assert default_objective(speakers.checkpoint("t5"), has_target=False) == "representation"
+    assert default_objective(tiny.checkpoint("bert", 1), has_target=False) == "representation"
+    with pytest.raises(ConfigError, match="a masked language model gives a text no probability; choose loss or rep"):
+        choose_objective("log-probability", speakers.checkpoint("bert"), has_target=False)
+    with pytest.raises(ConfigError, match=r"--objective loss: needs a --target.*choose representation"):
+        choose_objective("loss", speakers.checkpoint("marian"), has_target=False)
+    with pytest.raises(ConfigError, match="unknown objective 'los'; did you mean 'loss'"):
+        choose_objective("los", speakers.checkpoint("bert"), has_target=False)
+
+
+def test_hiding_follows_from_seed_and_number() -> None:
+    its = speakers.checkpoint("bert")
+    batch = batch_of("bert", its)
+    one, again, other = (OBJECTIVES.get("loss")(seed=seed).prepared(its, batch) for seed in (1, 1, 2))
+    assert torch.equal(one.source.ids, again.source.ids) and not torch.equal(one.source.ids, other.source.ids)
+    for row, sentence in enumerate(speakers.corpus("bert")):
+        alone = asked("bert", sentence)
+        assert one.source.ids[row, : len(alone.source)].tolist() == alone.source

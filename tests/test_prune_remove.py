@@ -1,0 +1,477 @@
+"""`prune remove`: every format, every export, what is refused, and that nothing is left or touched on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contracts.architectures import BY_NAME, build, inputs_of, logits
+from oracles import checkpoints, fairseq, native, tiny
+from safetensors.torch import load_file
+
+from headscope.cli import main
+from headscope.errors import CheckpointError, ConfigError, OutputError
+from headscope.formats.base import TranslateOptions, open_checkpoint
+from headscope.formats.fairseq import FairseqCheckpoint
+from headscope.formats.native import NATIVE
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.gates import masked
+from headscope.heads import HeadId, Site, select_heads
+from headscope.pruning import remove
+from headscope.pruning.removal import keeping, plan
+from headscope.pruning.remove import RemoveConfig, run_removal
+
+MANY = "encoder-self.0.*,decoder-self.0.1,decoder-self.2.0,cross.0.2,cross.2.0"
+
+
+def saved(folder: Path, **options: Any) -> Path:
+    """A native checkpoint of prime sizes in float64."""
+    NATIVE.save(checkpoints.small(**options), folder)
+    return folder
+
+
+def bert(folder: Path, *, kind: str = "bert") -> Path:
+    """A Hugging Face folder with its tokenizer, in float64."""
+    made = checkpoints.hugging(kind)
+    made.model.save_pretrained(folder)  # type: ignore[operator]
+    made.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def removed(path: Path, out: Path, heads: str, **options: Any) -> remove.Removed:
+    quick = {"rounds": 0, "max_sentences": 8}
+    return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+# Formats.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"self_mixing": "alpha.v1"},
+        {"norm": "pre", "final_norm": True},
+        {"head_input": "slice", "d_model": 12, "slices": 4},
+        {"head_input": "slice", "d_model": 12, "shared_qkv": True},
+        {"whole": {"tie_output": True}},
+    ],
+    ids=str,
+)
+def test_native_shrunk_equals_masked_sentence_by_sentence(tmp_path: Path, options: dict[str, Any]) -> None:
+    whole = checkpoints.small(**options)
+    NATIVE.save(whole, tmp_path / "whole")
+    found = removed(tmp_path / "whole", tmp_path / "small", MANY)
+    small = open_checkpoint(str(tmp_path / "small"))
+    assert isinstance(small, TransformerCheckpoint) and small.format == found.format == "native"
+    assert (small.model.config.decoder.self_heads, small.model.config.decoder.cross_heads) == ((1, 0, 2), (2, 2, 0))
+    assert small.model.config.encoder is not None and small.model.config.encoder.self_heads == (0, 2)
+    source, target, source_mask, target_mask = native.texts()
+    heads = select_heads(MANY, whole.layout)
+    with torch.no_grad(), masked(whole.model, heads):
+        wanted = whole.model(source, target, source_mask=source_mask, target_mask=target_mask)
+    for row in range(3):
+        n, m = int(source_mask[row].sum()), int(target_mask[row].sum())
+        alone = native.logits(small.model, source[row, :n].tolist(), target[row, :m].tolist())
+        torch.testing.assert_close(alone, wanted[row, :m], rtol=0, atol=1e-10)
+    with masked(whole.model, heads):
+        best = whole.translations(checkpoints.SOURCES, TranslateOptions(beam=3))
+    again = small.translations(checkpoints.SOURCES, TranslateOptions(beam=3))
+    assert [each[0].text for each in again] == [each[0].text for each in best]
+    assert found.verified.difference <= 1e-10 and found.verified.searched == found.verified.searches == 8
+
+
+def test_a_decoder_alone_is_shrunk(tmp_path: Path) -> None:
+    path = saved(tmp_path / "whole", decoder_only=True)
+    found = removed(path, tmp_path / "small", "decoder-self.0.1,decoder-self.1.*")
+    assert found.verified.difference <= 1e-10 and found.verified.cached is not None
+    assert open_checkpoint(str(tmp_path / "small")).layout == {(Site.DECODER_SELF, 0): 2, (Site.DECODER_SELF, 1): 0}
+
+
+@pytest.mark.parametrize("alphas", [(), ("encoder.0.self_attn", "decoder.1.encoder_attn")])
+def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[str, ...]) -> None:
+    options = fairseq.BASE | {"share_decoder_input_output_embed": True}
+    weights = fairseq.state(options, alphas=alphas)
+    assert sum(key.endswith("alphas") for key in weights) == len(alphas)
+    path = fairseq.write(tmp_path / "in" / "best.pt", options, weights)
+    fairseq.dictionaries(tmp_path / "in")
+    before = digests(tmp_path / "in")
+    found = removed(path, tmp_path / "out", "encoder-self.0.1,encoder-self.1.*,cross.1.0,cross.1.2", dtype="float64")
+    assert (found.format, found.path) == ("fairseq", tmp_path / "out" / "best.pt")
+    assert digests(tmp_path / "in") == before
+    small = open_checkpoint(str(found.path), dtype="float64")
+    assert isinstance(small, FairseqCheckpoint) and small.target is not None
+    assert not any("alphas" in key for key in small.origin.keys)
+    assert len(found.notes) == (2 if alphas else 1) and "open it with headscope" in found.notes[-1]
+    blind = {key: value.double() for key, value in weights.items()}
+    gone = {"encoder.layers.0.self_attn": [1], "encoder.layers.1.self_attn": [0, 1, 2]}
+    for name, heads in (gone | {"decoder.layers.1.encoder_attn": [0, 2]}).items():
+        for head in heads:  # values of zero: the context is zero before any mixing
+            blind[f"{name}.v_proj.weight"][4 * head : 4 * head + 4] = 0
+            blind[f"{name}.v_proj.bias"][4 * head : 4 * head + 4] = 0
+    source, previous = [5, 9, 4, 3, 17, 2], [2, 7, 4, 12, 3]
+    wanted = fairseq.logits(options, blind, source, previous)
+    with torch.no_grad():
+        mine = small.model(torch.tensor([source]), torch.tensor([previous]))[0]
+    torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-6)  # saved in single precision, as the file was
+
+
+def test_story_of_heads_becomes_native_and_says_so(shared: Path, tmp_path: Path) -> None:
+    path = shared / "oracles" / "story-of-heads" / "model.npz"
+    found = removed(path, tmp_path / "small", "encoder-self.0.*,cross.1.0", max_sentences=2)
+    assert found.format == "native" and "native" in found.notes[0]
+    assert found.verified.difference <= 1e-5
+    again = open_checkpoint(str(tmp_path / "small"))
+    assert again.layout[Site.ENCODER_SELF, 0] == 0 and again.encode(["ein mann"], side="source", limit=9)
+
+
+def test_gates_that_depend_on_the_input_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "mae", self_mixing="experts.v1", decoder_only=True)
+    with pytest.raises(ConfigError, match="depends on its input"):
+        removed(path, tmp_path / "small", "decoder-self.0.1")
+    assert not (tmp_path / "small").exists()
+
+
+# Hugging Face exports.
+
+
+def plain(folder: Path, name: str) -> Path:
+    build(BY_NAME[name]).save_pretrained(folder)
+    return folder
+
+
+def test_native_export_of_t5_is_the_plain_class(tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    path = plain(tmp_path / "t5", "t5")
+    found = removed(path, tmp_path / "small", "encoder-self.*.1,decoder-self.*.0,cross.*.2", export=("native",))
+    assert not (tmp_path / "small" / "modeling_headscope.py").exists()
+    small, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "small", output_loading_info=True)
+    assert not info["missing_keys"] and not info["mismatched_keys"] and not info["unexpected_keys"]
+    assert small.config.num_heads == 2
+    whole = open_checkpoint(str(path)).model
+    inputs = inputs_of(BY_NAME["t5"])
+    with masked(whole, found.removal.removed):
+        wanted = logits(whole, inputs)
+    torch.testing.assert_close(logits(small.eval(), inputs), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "reason"),
+    [
+        ("t5", "encoder-self.0.1", "one number of heads for all layers"),
+        ("t5", "encoder-self.0.0,encoder-self.1.1,encoder-self.2.2,decoder-self.*.0,cross.*.0", "share one position"),
+        ("bert", "encoder-self.*.1", "cannot say how wide a head is"),
+        ("bart", "encoder-self.*.1", "one number of heads"),
+    ],
+)
+def test_native_export_is_refused_with_the_reason(tmp_path: Path, name: str, heads: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        removed(plain(tmp_path / name, name), tmp_path / "small", heads, export=("native",))
+    assert not (tmp_path / "small").exists()
+
+
+def test_masked_export_keeps_its_size_and_takes_any_heads(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = plain(tmp_path / "llama", "llama")
+    heads = "decoder-self.0.1,decoder-self.1.0,decoder-self.1.1,decoder-self.1.5"
+    with pytest.raises(ConfigError, match=r"not whole groups.*group 0 keeps 2, group 1 keeps 3"):
+        removed(path, tmp_path / "small", heads)
+    found = removed(path, tmp_path / "small", heads, export=("masked",))
+    assert found.before.parameters == found.after.parameters
+    small = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
+    whole, inputs = open_checkpoint(str(path)).model, inputs_of(BY_NAME["llama"])
+    with masked(whole, found.removal.removed):
+        torch.testing.assert_close(logits(small, inputs), logits(whole, inputs), rtol=0, atol=1e-4)
+    columns = load_file(tmp_path / "small" / "model.safetensors")["model.layers.0.self_attn.o_proj.weight"]
+    assert not columns[:, 10:20].any() and columns[:, :10].all()
+
+
+def test_transformers_alone_refuses_the_folder_loudly_without_its_code(tmp_path: Path) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    removed(plain(tmp_path / "bert", "bert"), tmp_path / "small", "encoder-self.0.1")
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path / "small")
+
+
+def test_weights_keep_the_type_that_the_file_had(tmp_path: Path) -> None:
+    build(BY_NAME["llama"]).bfloat16().save_pretrained(tmp_path / "whole")
+    found = removed(tmp_path / "whole", tmp_path / "small", "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2")
+    state = load_file(tmp_path / "small" / "model.safetensors")
+    assert {each.dtype for each in state.values()} == {torch.bfloat16}
+    assert found.verified.difference <= 1e-5
+    whole = load_file(tmp_path / "whole" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    assert torch.equal(state["model.layers.0.self_attn.q_proj.weight"], whole[30:])
+
+
+# Opening what others may have written.
+
+
+def test_opening_runs_no_code_of_the_folder(tmp_path: Path) -> None:
+    removed(plain(tmp_path / "bert", "bert"), tmp_path / "small", "encoder-self.0.1")
+    marker = tmp_path / "ran"
+    (tmp_path / "small" / "modeling_headscope.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    assert open_checkpoint(str(tmp_path / "small")).layout[Site.ENCODER_SELF, 0] == 2
+    assert not marker.exists()
+
+
+HOSTILE: list[Any] = [
+    7,
+    {"shapes": {"encoder.layer.0.attention.self.query.weight": [10**9, 15]}},
+    {"shapes": {"encoder.layer.0.attention.self.query.weight": [-1, 15]}},
+    {"shapes": {"encoder.layer.0.attention.self.query.weight": ["a", 15]}},
+    {"shapes": {"encoder.layer.0.attention.self.query.forward": [1]}},
+    {"shapes": []},
+    {"attributes": {"encoder.layer.0.attention.self": {"forward": 3}}},
+    {"attributes": {"encoder.layer.0.attention.self": {"num_attention_heads": 10**9}}},
+    {"attributes": {"encoder.layer.0.attention.self": 3}},
+    {"zeros": {"encoder.layer.0.attention.self.query": 10**12}},
+    {"zeros": {"encoder": 5}},
+    {"configs": {"encoder.layer.0.attention.self": {"vocab_size": 3}}},
+    {"configs": {"encoder.layer.0.attention.self": {"num_attention_heads": 10**9}}},
+    {"empty": ["encoder.layer.0"]},
+    {"bias_heads": {"encoder.layer.0.attention.self": [0]}},
+    {"unshared": ["encoder.layer.0.attention.self"]},
+]
+
+
+@pytest.mark.parametrize("table", HOSTILE, ids=str)
+def test_a_hostile_table_is_refused_in_one_line(tmp_path: Path, table: Any) -> None:
+    folder = plain(tmp_path / "bert", "bert")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"narrowed": table}))
+    with pytest.raises(CheckpointError) as refused:
+        open_checkpoint(str(folder))
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+# Counting.
+
+
+def test_savings_are_those_counted_by_hand(tmp_path: Path) -> None:
+    """BERT, d = 15, heads of width 5: 4 matrices and 3 biases a head; products of scores and contexts."""
+    path = bert(tmp_path / "bert")
+    (tmp_path / "text").write_text("aha bhb\ncic\n")
+    found = removed(path, tmp_path / "small", "encoder-self.0.0,encoder-self.1.*", source=tmp_path / "text")
+    assert (found.before.attention_heads, found.after.attention_heads) == (6, 2)
+    lost = 4
+    assert found.before.parameters - found.after.parameters == lost * (4 * 15 * 5 + 3 * 5)
+    assert found.before.bytes - found.after.bytes == 4 * lost * (4 * 15 * 5 + 3 * 5)
+    whole = open_checkpoint(str(path))
+    longest = max(len(each.ids) for each in whole.encode(["aha bhb", "cic"], side="source", limit=99))
+    tokens = 2 * longest
+    assert found.before.flops - found.after.flops == lost * 2 * (tokens * 4 * 15 * 5 + 2 * tokens * longest * 5)
+    assert found.before.cache == found.after.cache == 0
+
+
+def test_cache_bytes_are_those_of_the_groups(tmp_path: Path) -> None:
+    """Llama, 2 groups of width 10 in each of 2 layers, four bytes a number."""
+    found = removed(
+        plain(tmp_path / "llama", "llama"), tmp_path / "small", "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2"
+    )
+    assert (found.before.cache, found.after.cache) == (2 * 2 * 2 * 10 * 4, 3 * 2 * 10 * 4)
+    assert found.removal.groups[Site.DECODER_SELF, 0] == (1,)
+
+
+def test_the_record_says_what_went_and_why(tmp_path: Path) -> None:
+    path = saved(tmp_path / "whole")
+    chosen = tmp_path / "ranking.txt"
+    chosen.write_text("encoder-self.0.1\ncross.0.2\n")
+    found = removed(path, tmp_path / "small", str(chosen), rounds=1, batch=3)
+    said = json.loads((tmp_path / "small" / "pruning.json").read_text())
+    assert said["removed"] == ["cross.0.2", "encoder-self.0.1"] or said["removed"] == ["encoder-self.0.1", "cross.0.2"]
+    assert said["kept"]["encoder-self"] == {"0": [0, 2], "1": [0, 1]}
+    assert said["heads"]["sha256"] == hashlib.sha256(chosen.read_bytes()).hexdigest()
+    assert said["source"] == {"path": str(path), "format": "native", "digest": open_checkpoint(str(path)).digest}
+    assert said["verified"]["difference"] <= 1e-10 and said["verified"]["reloaded"] <= 1e-9
+    assert {(each["what"], each["sentences"]) for each in said["times"]} == {
+        ("forward", 1),
+        ("forward", 3),
+        ("beam search", 1),
+        ("beam search", 8),
+    }
+    assert said["signature"] == str(found.signature) and "heads:14/16" in said["signature"]
+
+
+def test_keep_only_keeps_the_other_sites(tmp_path: Path) -> None:
+    path = saved(tmp_path / "whole")
+    config = RemoveConfig(checkpoint=str(path), out=tmp_path / "small", keep_only="cross.0.1,cross.1.*", rounds=0)
+    layout = run_removal(config).removal.layout
+    assert [layout[Site.CROSS, layer] for layer in range(3)] == [1, 2, 0]
+    assert [layout[Site.ENCODER_SELF, layer] for layer in range(2)] == [3, 2]
+    whole = {(Site.CROSS, 0): 2, (Site.ENCODER_SELF, 0): 3}
+    assert keeping(whole, [HeadId(Site.CROSS, 0, 1)]) == [HeadId(Site.CROSS, 0, 0)]
+
+
+# What is refused, and what is left behind.
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process: exit status, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--heads", "encoder-self.0.9"], "no head of this model is called 'encoder-self.0.9'"),
+        (["--heads", "encoder-self.7.*"], "no head of this model"),
+        (["--heads", "encoder-self"], "is no head"),
+        (["--heads", "decoder.0.1"], "is no head"),
+        (["--heads", ""], "no head is to be removed"),
+        ([], "give --heads LIST"),
+        (["--heads", "cross.0.1", "--keep-only", "cross.0.1"], "not both"),
+        (["--heads", "cross.0.1", "--export", "native"], "keeps its own format"),
+        (["--heads", "cross.0.1", "--export", "self-contained"], "keeps its own format"),
+        (["--heads", "cross.0.1", "--export", "zip"], "--export zip is not for a native checkpoint"),
+        (["--heads", "cross.0.1", "--export", "masked,native"], "one kind of folder at a time"),
+        (["--heads", "cross.0.1", "--source", "nowhere.txt"], "there is no file nowhere.txt"),
+        (["--heads", "cross.0.1", "--dtype", "float99"], "unknown dtype"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_takes_one_line_and_leaves_nothing(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path, options: list[str], message: str
+) -> None:
+    path = saved(tmp_path / "whole")
+    status, out, err = command("prune", "remove", path, "--out", tmp_path / "small", *options)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1 and message in err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_site_that_the_model_lacks_is_named_with_those_it_has(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    path = bert(tmp_path / "bert")
+    status, _, err = command("prune", "remove", path, "--out", tmp_path / "small", "--heads", "cross.0.1")
+    assert status == 2 and "'cross.0.1'; it has encoder-self 2 × 3" in err
+
+
+def test_the_command_prints_proof_savings_and_times(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    path = bert(tmp_path / "bart", kind="bart")
+    arguments = ("--heads", "cross.0.1,encoder-self.1.*", "--rounds", 1, "--batch", 4)
+    status, out, _ = command("prune", "remove", path, "--out", tmp_path / "small", *arguments)
+    assert status == 0
+    for said in ("parameters", "FLOPs of the text", "cache bytes per token", "forward, 4 sentences", "beam search, 1"):
+        assert said in out
+    assert "masked and shrunk logits differ by" in out and "8 of 8 results are the same" in out
+    status, out, _ = command("prune", "remove", path, "--out", tmp_path / "other", *arguments, "--json")
+    assert status == 0 and json.loads(out)["after"]["attention_heads"] == 22
+
+
+def test_an_output_that_holds_something_or_the_input_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "whole")
+    before = digests(tmp_path)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "mine.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"already holds mine\.txt"):
+        removed(path, tmp_path / "small", "cross.0.1")
+    for out in (path, tmp_path):
+        with pytest.raises(OutputError, match="holds the checkpoint itself"):
+            removed(path, out, "cross.0.1", force=True)
+    removed(path, tmp_path / "small", "cross.0.1", force=True)
+    assert (tmp_path / "small" / "mine.txt").read_text() == "mine"
+    removed(path, tmp_path / "small", "cross.0.2,cross.0.1", force=True)
+    assert open_checkpoint(str(tmp_path / "small")).layout[Site.CROSS, 0] == 1
+    assert {name: digest for name, digest in digests(tmp_path).items() if name.startswith("whole")} == before
+
+
+def test_a_model_that_computes_something_else_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "whole")
+    plan_right = remove.plan
+
+    def plan_wrong(places: Any, heads: list[HeadId], **options: Any) -> Any:
+        right, wrong = plan_right(places, heads, **options), plan_right(places, [HeadId(Site.CROSS, 0, 1)], **options)
+        return remove.Removal(right.removed, wrong.kept, wrong.groups)
+
+    monkeypatch.setattr(remove, "plan", plan_wrong)
+    with pytest.raises(CheckpointError, match="nothing was saved"):
+        removed(path, tmp_path / "small", "cross.0.0")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize("kind", ["transformer", "huggingface"])
+def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The check of what was written is on its own: the model in memory is right, its copy on disk is not."""
+    path = saved(tmp_path / "whole") if kind == "transformer" else bert(tmp_path / "whole")
+    heads = "cross.0.0" if kind == "transformer" else "encoder-self.0.0"
+    choose = remove.choose
+
+    def spoilt(*given: Any) -> Any:
+        export = choose(*given)
+
+        def write(checkpoint: Any, folder: Path, companions: Any) -> Any:
+            with torch.no_grad():
+                checkpoint.model.get_parameter(next(iter(dict(checkpoint.model.named_parameters())))).mul_(1.5)
+            return export.write(checkpoint, folder, companions)
+
+        return remove.replace(export, write=write)
+
+    monkeypatch.setattr(remove, "choose", spoilt)
+    with pytest.raises(CheckpointError, match="what was saved computes something else"):
+        removed(path, tmp_path / "small", heads)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
+
+
+def test_layers_that_share_a_module_lose_the_same_heads() -> None:
+    from headscope.model.places import places_of
+
+    places = places_of(build(BY_NAME["albert"]))
+    with pytest.raises(ConfigError, match="encoder-self layers 0, 1, 2 are one module"):
+        plan(places, [HeadId(Site.ENCODER_SELF, 1, 0)])
+    assert plan(places, [HeadId(Site.ENCODER_SELF, layer, 0) for layer in range(3)]).layout[Site.ENCODER_SELF, 0] == 2
+
+
+def test_onnx_without_its_packages_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headscope.pruning import export_onnx
+
+    monkeypatch.setattr(export_onnx, "PACKAGES", ("torch", "no_such_package"))
+    with pytest.raises(ConfigError, match=r'needs no_such_package; install them with pip install "headscope\[onnx\]"'):
+        removed(saved(tmp_path / "whole"), tmp_path / "small", "cross.0.0", export=("onnx",))
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_onnx_outputs_are_those_of_onnxruntime(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    made = checkpoints.hugging(kind)
+    made.model.float().save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+    made.tokenizer.save_pretrained(tmp_path / "whole")
+    site = "encoder-self" if kind == "bert" else "decoder-self"
+    (tmp_path / "text").write_text("\n".join(" ".join(tiny.WORDS[: 3 + number]) for number in range(16)) + "\n")
+    found = removed(
+        tmp_path / "whole",
+        tmp_path / "small",
+        f"{site}.0.*,{site}.1.2",
+        export=("self-contained", "onnx"),
+        source=tmp_path / "text",
+    )
+    assert found.onnx is not None and found.onnx <= 1e-4
+    assert (tmp_path / "small" / "model.onnx").is_file() and (tmp_path / "small" / "config.json").is_file()

@@ -1,0 +1,274 @@
+"""Backward rule sets: against relevances followed operation by operation, and what they promise of themselves."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from oracles import native as models
+from oracles import relevance as oracle
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+from headscope.gates import gated
+from headscope.heads import HeadId, Site
+from headscope.relevance.readout import Relevance, over_heads
+from headscope.relevance.recording import Recorded, recording
+from headscope.relevance.rules import Rules
+from headscope.relevance.rulesets import RULE_SETS, Backward
+
+NAMES = ("gradient", "cp", "attnlrp", "epsilon")
+SITES = {"encoder": Site.ENCODER_SELF, "decoder": Site.DECODER_SELF, "cross": Site.CROSS}
+PLACEMENTS = [{"norm": "pre", "activation": "relu", "final_norm": True}, {"norm": "post", "activation": "gelu"}]
+
+
+def rules(name: str) -> Rules:
+    found = RULE_SETS.get(name)
+    assert isinstance(found, Backward)
+    return found.rules
+
+
+def recorded(model: nn.Module, forward: Callable[[], Tensor], *names: str) -> tuple[Recorded, Tensor]:
+    with recording(model, {name: rules(name) for name in names or NAMES}) as its:
+        output = forward()
+    return its, output
+
+
+def compare(found: dict[Any, Relevance], tape: oracle.Tape, row: int, length: dict[Site, int]) -> None:
+    """One sentence of a batch against a propagated tape."""
+    scale = max(float(its.context.relevance.abs().sum()) for its in tape.heads.values())
+    for (side, layer, head), its in tape.heads.items():
+        site = SITES[side]
+        place = found[site, layer]
+        expected = {
+            "raw": its.context.relevance.sum(),
+            "absolute": its.context.relevance.abs().sum(),
+            "by_query": its.context.relevance.sum(dim=-1),
+        }
+        if tape.own_values:
+            expected["value_share"] = its.value.relevance.sum()
+            expected["qk_share"] = its.query.relevance.sum() + its.key.relevance.sum()
+        for name, number in expected.items():
+            got = getattr(place, name)[0, row, head]
+            if name == "by_query":
+                assert (got[length[site] :] == 0).all()
+                got = got[: length[site]]
+            assert float((got - number).abs().max()) < 1e-9 * scale, (name, side, layer, head)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=["pre", "post"])
+@pytest.mark.parametrize("name", ["cp", "attnlrp", "epsilon"])
+def test_equals_propagation_operation_by_operation(name: str, placement: dict[str, Any]) -> None:
+    """Encoder-decoder with biases, layers of different head counts, padding in the middle of the batch."""
+    made = models.model(**placement)
+    source, target, source_mask, target_mask = models.texts()
+    its, logits = recorded(made, lambda: made(source, target, source_mask=source_mask, target_mask=target_mask), name)
+    top, chosen = logits.max(dim=-1)
+    its_rules = rules(name)
+    for position in (0, 1):
+        with torch.enable_grad():
+            value = top[:, position].sum()
+        found = its.relevance(value, its_rules)
+        for row in range(3):
+            s, t = int(source_mask[row].sum()), int(target_mask[row].sum())
+            tape = oracle.Tape("attnlrp" if name == "attnlrp" else "cp", its_rules.epsilon)
+            out = oracle.native(made, tape, source[row, :s].tolist(), target[row, :t].tolist())
+            torch.testing.assert_close(out.value, logits[row, :t].detach(), rtol=1e-10, atol=1e-10)
+            start = torch.zeros_like(out.value)
+            where = position, int(chosen[row, position])
+            start[where] = out.value[where]
+            oracle.propagate(out, start)
+            compare(found, tape, row, {Site.ENCODER_SELF: s, Site.DECODER_SELF: t, Site.CROSS: t})
+
+
+def _check(model: Any, forward: Callable[[], Tensor], name: str, tape: oracle.Tape, out: oracle.Node) -> None:
+    its, logits = recorded(model, forward, name)
+    torch.testing.assert_close(out.value, logits[0].detach(), rtol=1e-5, atol=1e-5)
+    top, chosen = logits.max(dim=-1)
+    with torch.enable_grad():
+        value = top[:, 2].sum()
+    found = its.relevance(value, rules(name))
+    start = torch.zeros_like(out.value)
+    start[2, chosen[0, 2]] = top[0, 2].item()
+    oracle.propagate(out, start)
+    scale = max(float(each.context.relevance.abs().sum()) for each in tape.heads.values())
+    for (side, layer, head), each in tape.heads.items():
+        expected = float(each.context.relevance.sum())
+        got = float(found[SITES[side], layer].raw[0, 0, head])
+        assert abs(got - expected) < 2e-6 * scale, (side, layer, head)  # transformers computes these norms in float32
+        if each.query.relevance.any():
+            qk = float(found[SITES[side], layer].qk_share[0, 0, head]) / 2
+            assert abs(qk - float(each.query.relevance.sum())) < 2e-6 * scale
+
+
+@pytest.mark.parametrize("name", ["cp", "attnlrp", "epsilon"])
+def test_llama(name: str) -> None:
+    """Grouped keys and values, rotary positions, root-mean-square norms, gated feed-forward."""
+    sizes = {"hidden_size": 42, "intermediate_size": 11, "num_hidden_layers": 3, "num_attention_heads": 6}
+    config = LlamaConfig(**sizes, num_key_value_heads=2, head_dim=10, vocab_size=53, attn_implementation="eager")
+    model = _sharp(LlamaForCausalLM(config))
+    ids = [7, 31, 5, 43, 11]
+    tape = oracle.Tape("attnlrp" if name == "attnlrp" else "cp", rules(name).epsilon)
+    out = oracle.llama(model, tape, ids)
+    _check(model, lambda: model(input_ids=torch.tensor([ids])).logits, name, tape, out)
+
+
+@pytest.mark.parametrize("name", ["cp", "attnlrp", "epsilon"])
+def test_t5(name: str) -> None:
+    """Biases of distances, scores without scaling, gated-gelu, encoder and decoder."""
+    sizes = {"d_model": 13, "d_kv": 5, "d_ff": 11, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 7}
+    special = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
+    model = _sharp(
+        T5ForConditionalGeneration(T5Config(**sizes, **special, vocab_size=53, feed_forward_proj="gated-gelu"))
+    )
+    source, target = [7, 31, 5, 43, 11], [0, 17, 23]
+    tape = oracle.Tape("attnlrp" if name == "attnlrp" else "cp", rules(name).epsilon)
+    out = oracle.t5(model, tape, source, target)
+    _check(
+        model,
+        lambda: model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target])).logits,
+        name,
+        tape,
+        out,
+    )
+
+
+def _sharp(model: Any) -> Any:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.double().eval()
+
+
+def test_gradient_is_the_ordinary_one() -> None:
+    """Against autograd on the untouched model, with hooks before the output projections."""
+    made = models.model(norm="pre")
+    source, target, source_mask, target_mask = models.texts()
+
+    def forward() -> Tensor:
+        return made(source, target, source_mask=source_mask, target_mask=target_mask)
+
+    inputs: dict[str, Tensor] = {}
+    modules = {(site, layer): module for site, layer, _, module in made.attention_modules() if module.heads}
+    hooks = [
+        module.output.register_forward_pre_hook(lambda _, given, at=at: inputs.__setitem__(at, given[0]))
+        for at, module in modules.items()
+    ]
+    value = (forward().max(dim=-1).values * target_mask).sum()
+    expected = dict(zip(inputs, torch.autograd.grad(value, list(inputs.values())), strict=True))
+    for hook in hooks:
+        hook.remove()
+    its, logits = recorded(made, forward)  # in one graph with all others
+    with torch.enable_grad():
+        value = (logits.max(dim=-1).values * target_mask).sum()
+    its.relevance(value, rules("attnlrp"))
+    found = its.relevance(value, rules("gradient"))
+    for at, module in modules.items():
+        neurons = (inputs[at] * expected[at]).detach().unflatten(-1, (module.heads, -1))
+        torch.testing.assert_close(found[at].raw[0], neurons.sum(dim=(1, 3)), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(found[at].absolute[0], neurons.abs().sum(dim=(1, 3)), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(found[at].value_share, found[at].raw, rtol=0, atol=0)
+
+
+def test_every_rule_set_reads_the_same_from_one_graph_as_alone() -> None:
+    made = models.model(norm="post", activation="gelu")
+    source, target, *_ = models.texts()
+    together, logits = recorded(made, lambda: made(source, target))
+    with torch.enable_grad():
+        value = logits.max(dim=-1).values.sum()
+    for name in (*NAMES, *NAMES[::-1]):
+        found = together.relevance(value, rules(name))
+        alone, its_logits = recorded(made, lambda: made(source, target), name)
+        with torch.enable_grad():
+            its_value = its_logits.max(dim=-1).values.sum()
+        for place, expected in alone.relevance(its_value, rules(name)).items():
+            torch.testing.assert_close(found[place].raw, expected.raw, rtol=1e-12, atol=1e-13)
+            torch.testing.assert_close(found[place].qk_share, expected.qk_share, rtol=1e-12, atol=1e-13)
+
+
+def _without_biases(made: Any) -> Any:
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    return made
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=["pre", "post"])
+def test_cp_conserves_relevance_through_the_whole_model(placement: dict[str, Any]) -> None:
+    """From a logit to what enters both stacks, attention, norms and feed-forward on the way, without biases."""
+    made = _without_biases(models.model(**placement))
+    source, target, source_mask, target_mask = models.texts()
+    entered: list[Tensor] = []
+    hooks = [
+        stack.embeddings.register_forward_hook(lambda _, __, x: entered.append(x.requires_grad_()))
+        for stack in (made.encoder, made.decoder)
+    ]
+    its, logits = recorded(
+        made, lambda: made(source, target, source_mask=source_mask, target_mask=target_mask), "cp", "attnlrp"
+    )
+    for hook in hooks:
+        hook.remove()
+    top = logits[:, 1].max(dim=-1).values  # [b]
+    gaps = {}
+    for name in ("cp", "attnlrp"):
+        its.switch.rules = rules(name)
+        gradients = torch.autograd.grad(top.sum(), entered, retain_graph=True)
+        total = sum((x * gradient).sum(dim=(1, 2)) for x, gradient in zip(entered, gradients, strict=True))
+        gaps[name] = float(((total - top) / top).detach().abs().max())
+    assert gaps["cp"] < 1e-9 < 1e-3 < gaps["attnlrp"]
+
+
+def test_cp_and_attnlrp_agree_in_the_last_attention_only() -> None:
+    made = models.model(norm="post", activation="gelu")
+    source, target, *_ = models.texts()
+    its, logits = recorded(made, lambda: made(source, target), "cp", "attnlrp")
+    with torch.enable_grad():
+        value = logits[:, 3].max(dim=-1).values.sum()
+    cp, attnlrp = (its.relevance(value, rules(name)) for name in ("cp", "attnlrp"))
+    for place, each in cp.items():
+        same = torch.allclose(each.raw, attnlrp[place].raw, rtol=1e-12, atol=1e-14)
+        assert same is (place == (Site.CROSS, 2)), place
+
+
+def test_graph_is_freed_without_the_garbage_collector() -> None:
+    """Nodes refer to no later tensor, so a batch's memory is back when its relevances are read."""
+    made = models.model(norm="pre")
+    source, target, *_ = models.texts()
+    gc.collect()
+    gc.disable()
+    try:
+        its, logits = recorded(made, lambda: made(source, target))
+        with torch.enable_grad():
+            value = logits.max(dim=-1).values.sum()
+        its.relevance(value, rules("attnlrp"), retain=False)
+        contexts = [weakref.ref(context) for _, _, context in its.calls]
+        assert contexts
+        del its, logits, value
+        assert all(context() is None for context in contexts)
+    finally:
+        gc.enable()
+
+
+def test_a_closed_head_has_no_relevance_and_the_others_keep_theirs_apart() -> None:
+    made = models.model(norm="pre")
+    source, target, *_ = models.texts()
+    with gated(made, [HeadId(Site.CROSS, 2, 0), HeadId(Site.ENCODER_SELF, 1, 1)]):
+        its, logits = recorded(made, lambda: made(source, target), "attnlrp")
+    with torch.enable_grad():
+        value = logits.max(dim=-1).values.sum()
+    found = its.relevance(value, rules("attnlrp"))
+    assert not found[Site.CROSS, 2].raw.any() and not found[Site.ENCODER_SELF, 1].absolute[..., 1].any()
+    assert found[Site.ENCODER_SELF, 1].absolute[..., 0].all() and found[Site.CROSS, 1].raw.all()
+
+
+def test_normalised_over_heads() -> None:
+    raw = torch.tensor([[[3.0, -1.0], [0.0, 0.0]]])
+    found = over_heads(raw)
+    torch.testing.assert_close(found[0, 0], torch.tensor([0.75, 0.25]))
+    assert found[0, 1].isnan().all()

@@ -1,0 +1,286 @@
+"""Backward rule sets on the architectures of transformers and on checkpoints: batches, steps, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
+from oracles import tiny
+from torch import Tensor, nn
+
+from headscope.analysis import Options
+from headscope.analyze import Pace, analyze, choose
+from headscope.data import Batch, Losses, batches
+from headscope.errors import CheckpointError, ConfigError
+from headscope.heads import Site
+from headscope.model import attention
+from headscope.relevance.explain import explain_backward
+from headscope.relevance.recording import recording
+from headscope.relevance.rulesets import RULE_SETS, Backward, Explanation
+
+NAMES = ("gradient", "cp", "attnlrp", "epsilon")
+EXPLAINED = [each for each in ARCHITECTURES if each.name != "gpt_oss"]  # its router has no rule
+
+
+def sets(*names: str) -> list[Backward]:
+    found = [RULE_SETS.get(name) for name in names or NAMES]
+    assert all(isinstance(each, Backward) for each in found)
+    return found  # type: ignore[return-value]
+
+
+def explained(model: Any, inputs: dict[str, Tensor], *names: str) -> dict[str, Any]:
+    """Relevances of the largest logit at every real position."""
+    chosen = {each.name: each.rules for each in sets(*names)}
+    with recording(model, chosen) as recorded:
+        logits = model(**inputs).logits
+    with torch.enable_grad():
+        top = logits.max(dim=-1).values  # [b t] or [b]
+        mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
+        value = (top if mask is None or top.ndim == 1 else top * mask).sum()
+    return {name: recorded.relevance(value, rules) for name, rules in chosen.items()}
+
+
+@pytest.mark.parametrize("architecture", EXPLAINED, ids=lambda each: each.name)
+def test_batch_equals_single_sentences(architecture: Architecture) -> None:
+    """The sentence in the middle is padded on both sides; every architecture has every rule set."""
+    model = build(architecture, implementation="eager", dtype="float64")
+    inputs = inputs_of(architecture, lengths=(7, 4, 6), targets=(5, 2, 4), dtype=torch.float64)
+    together = explained(model, inputs)
+    for row in range(3):
+        single = (
+            {"pixel_values": inputs["pixel_values"][row : row + 1]}
+            if architecture.task == "picture"
+            else row_of(inputs, row)
+        )
+        for name, relevances in explained(model, single).items():
+            assert set(relevances) == set(architecture.layout)
+            for place, alone in relevances.items():
+                its = together[name][place]
+                for part in ("raw", "absolute", "value_share", "qk_share"):
+                    expected = getattr(alone, part)[0, 0]
+                    gap = (getattr(its, part)[0, row] - expected).abs().max()
+                    assert gap <= 1e-4 * float(alone.absolute.max()), (name, place, part)
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "gemma2", "t5", "bart"])
+def test_gradient_equals_plain_autograd(name: str) -> None:
+    """Beside every other rule set in the same graph; read with a tap that knows nothing of rules."""
+    architecture = BY_NAME[name]
+    model = build(architecture, implementation="headscope", dtype="float64")
+    inputs = inputs_of(architecture, dtype=torch.float64)
+    contexts: list[Tensor] = []
+    with attention.tapped(lambda call, context: contexts.append(call.context)):
+        value = model(**inputs).logits.max(dim=-1).values.sum()
+    gradients = torch.autograd.grad(value, contexts)
+    expected = [(c * g).detach().sum(dim=(2, 3)) for c, g in zip(contexts, gradients, strict=True)]
+    order = [(place.site, place.layer) for place in _in_order(model, inputs)]
+    found = explained(model, inputs)["gradient"]
+    for place, numbers in zip(order, expected, strict=True):
+        torch.testing.assert_close(found[place].raw[0], numbers, rtol=1e-5, atol=1e-6)
+
+
+def _in_order(model: nn.Module, inputs: dict[str, Tensor]) -> list[Any]:
+    from headscope.capture import observing
+
+    found: list[Any] = []
+    with torch.no_grad(), observing(model, lambda place, call: found.append(place)):
+        model(**inputs)
+    return found
+
+
+class Strange(nn.Module):
+    """A norm by the largest number, which no rule set knows."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.abs().amax(dim=-1, keepdim=True) * self.weight
+
+
+def _llama_with(change: Callable[[Any], None]) -> tuple[Any, dict[str, Tensor]]:
+    model = build(BY_NAME["llama"], implementation="eager")
+    change(model.model.layers[1])
+    return model, inputs_of(BY_NAME["llama"])
+
+
+def _strange_norm(layer: Any) -> None:
+    layer.post_attention_layernorm = Strange(42)
+
+
+def _sigmoid(layer: Any) -> None:
+    layer.mlp.act_fn = nn.Sigmoid()  # 0.5 at zero: f(x)/x has no meaning
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            _strange_norm,
+            r"Strange \(model.layers.1.post_attention_layernorm\) computes with 'abs'.*attnlrp has no rule",
+        ),
+        (_sigmoid, r"Sigmoid \(model.layers.1.mlp.act_fn\) computes with 'sigmoid'"),
+    ],
+)
+def test_what_has_no_rule_is_refused_by_name_and_nothing_is_left_behind(
+    change: Callable[[Any], None], message: str
+) -> None:
+    model, inputs = _llama_with(change)
+    before = _state(model)
+    with pytest.raises(CheckpointError, match=message):
+        explained(model, inputs, "attnlrp")
+    assert _state(model) == before
+    relevances = explained(model, inputs, "gradient")["gradient"]  # needs no rule
+    assert all(each.raw.isfinite().all() for each in relevances.values())
+    assert _state(model) == before
+
+
+def _state(model: nn.Module) -> list[Any]:
+    """All that `recording` changes: forwards, hooks, flags, modes, implementation, context variables."""
+    parts = [
+        ("forward" in part.__dict__, len(part._forward_hooks), len(part._forward_pre_hooks), part.training)
+        for part in model.modules()
+    ]
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    variables = [attention._PRODUCTS.get(), attention._TAPS.get(), attention._BEFORE_MIXING.get()]
+    modes = torch.overrides._get_current_function_mode_stack()
+    return [parts, flags, variables, len(modes), torch.is_grad_enabled(), model.config._attn_implementation]
+
+
+def test_mixture_of_experts_router_is_refused() -> None:
+    model = build(BY_NAME["gpt_oss"], implementation="eager")
+    with pytest.raises(CheckpointError, match=r"GptOssTopKRouter .* computes with 'topk'"):
+        explained(model, inputs_of(BY_NAME["gpt_oss"]))
+
+
+def batch_of(kind: str, count: int = 5) -> tuple[Any, Batch]:
+    checkpoint = tiny.checkpoint(kind, 7)
+    corpus = tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided)
+    labels = checkpoint.decodes and checkpoint.predicts == "words"
+    found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Losses(), labels=labels)
+    return checkpoint, max(found, key=lambda batch: len(batch.indices))
+
+
+def summed(its: Explanation) -> dict[Any, Tensor]:
+    return {place: each.raw.sum(dim=0) for place, each in its.relevance.items()}
+
+
+@pytest.mark.parametrize("target", ["top1", "reference", "contrastive"])
+def test_one_pass_for_all_positions_is_the_sum_of_a_pass_for_each(target: Any) -> None:
+    checkpoint, batch = _words()
+    together = explain_backward(checkpoint, batch, sets(), target=target, steps="sum")
+    apart = explain_backward(checkpoint, batch, sets(), target=target, steps="each")
+    for name in NAMES:
+        torch.testing.assert_close(together[name].counts, apart[name].counts.sum(dim=0, keepdim=True))
+        torch.testing.assert_close(together[name].values, apart[name].values.sum(dim=0, keepdim=True))
+        expected = summed(apart[name])
+        for place, found in summed(together[name]).items():
+            torch.testing.assert_close(found, expected[place], rtol=1e-9, atol=1e-11)
+        decoder = apart[name].relevance[Site.DECODER_SELF, 0]
+        for position in range(decoder.by_query.shape[0]):  # a prediction owes nothing to later positions
+            assert not decoder.by_query[position, :, :, position + 1 :].any()
+
+
+def _words() -> tuple[Any, Batch]:
+    """A tiny GPT-2 with a head, and a batch with padding and labels."""
+    import transformers
+
+    from headscope.formats.huggingface import HuggingFaceCheckpoint
+
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(
+        vocab_size=53, n_embd=15, n_layer=2, n_head=3, n_positions=61, bos_token_id=2, eos_token_id=3
+    )
+    model = transformers.GPT2LMHeadModel(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.tie_weights()
+    checkpoint = HuggingFaceCheckpoint(
+        path="made", model=model, tokenizer=tiny.tokenizer([tiny.START], []), digest="0" * 64
+    )
+    corpus = tiny.corpus(7, count=17)
+    found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Losses(), labels=True)
+    return checkpoint, max(found, key=lambda batch: len(batch.indices))
+
+
+def test_targets_are_the_logits_they_say() -> None:
+    checkpoint, batch = _words()
+    with torch.no_grad():
+        logits = checkpoint.logits(batch)
+    values = {
+        target: explain_backward(checkpoint, batch, sets("cp"), target=target, steps="each")["cp"].values.T
+        for target in ("top1", "reference", "contrastive")
+    }
+    assert batch.labels is not None
+    for b, t in batch.source.real.nonzero().tolist():
+        row = logits[b, t]
+        top = float(row.max())
+        others = sum(float(each) for n, each in enumerate(row) if n != int(row.argmax()))
+        assert float(values["top1"][b, t]) == pytest.approx(top, rel=1e-9)
+        assert float(values["contrastive"][b, t]) == pytest.approx(top - others / len(row), rel=1e-9)
+        label = int(batch.labels[b, t])
+        assert float(values["reference"][b, t]) == pytest.approx(0.0 if label < 0 else float(row[label]), rel=1e-9)
+    for value in values.values():
+        assert not value[~batch.source.real].any()
+
+
+def test_representation_is_explained_where_nothing_is_predicted() -> None:
+    checkpoint, batch = batch_of("bert")
+    found = explain_backward(checkpoint, batch, sets("cp"), target="top1", steps="each")["cp"]
+    with torch.no_grad():
+        states = checkpoint.states(batch)
+    for row, real in enumerate(batch.source.real):
+        assert float(found.values[0, row]) == pytest.approx(float(states[row, real].mean(dim=0).norm()), rel=1e-6)
+    with pytest.raises(ConfigError, match="--target-token reference is about predicted tokens"):
+        explain_backward(checkpoint, batch, sets("cp"), target="reference", steps="sum")
+
+
+def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
+    checkpoint = tiny.checkpoint(kind, 7)
+    corpus = tiny.corpus(7, count=11, target=tiny.KINDS[kind].two_sided)
+    chosen = Options(detail=detail, **options)
+    return analyze(
+        checkpoint,
+        corpus,
+        analyses=choose(only=["lrp"]),
+        options=chosen,
+        pace=Pace(tokens=101),
+        replicates=13,
+        detail=detail,
+    )
+
+
+def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
+    study = run("t5", detail=True, rules="cp,attnlrp")
+    sums = study.heads.groupby(["site", "layer"])["lrp"].sum()
+    np.testing.assert_allclose(sums, 1.0, rtol=1e-6)
+    table = study.tables["lrp"]
+    assert list(dict.fromkeys(table["rules"])) == ["cp", "attnlrp"]
+    first = table[table["rules"] == "cp"]
+    np.testing.assert_allclose(first["relevance"], study.heads["lrp"], rtol=1e-9)
+    assert (first["qk_share"] == 0).all() and (table[table["rules"] == "attnlrp"]["qk_share"] != 0).any()
+    np.testing.assert_allclose(first["value_share"], first["raw"], rtol=1e-6)
+    kept = study.detail["lrp"]["0/encoder-self"]  # [position, layer, head]
+    assert kept.shape == (1, 2, 7)
+    np.testing.assert_allclose(kept.sum(axis=-1), 1.0, rtol=1e-5)
+    assert study.signatures["lrp"]["rules"] == "cp+attnlrp"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rules": "attnlpr"}, "unknown rule set 'attnlpr'; did you mean 'attnlrp'"),
+        ({"rules": "voita", "steps": "sum"}, "--steps sum: voita is not linear"),
+        ({"target_token": "best"}, "--target-token 'best' is not known; choose top1, reference or contrastive"),
+        ({"steps": "all"}, "--steps 'all' is not known; choose sum or each"),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run("bert", **options)

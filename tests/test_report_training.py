@@ -1,0 +1,113 @@
+"""The figure of training histories: what it reads, which panels it has, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headscope.cli.main import app
+from headscope.errors import ConfigError
+from headscope.report.run import RunError
+from headscope.report.training import load_course, training_figure
+
+HEAD = (
+    "update,epoch,sentences,tokens,seconds,tokens_per_second,lr,loss,nll,gradient_norm,"
+    "valid_nll,valid_perplexity,bleu,best"
+)
+
+
+def course(folder: Path, variant: str, columns: str = "", rows: tuple[str, ...] = ("", "", "")) -> Path:
+    folder.mkdir()
+    lines = [HEAD + (f",{columns}" if columns else "")]
+    for number, more in enumerate(rows, start=1):
+        valid = f"{3 / number},{20 / number},{number}.5,1" if number % 2 else ",,,"
+        lines.append(
+            f"{number * 50},{number},9,{number * 700},{number}.25,99,0.1,{4 / number},{3.5 / number},1,{valid}{more}"
+        )
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    meta = {"kind": "training", "variant": variant, "signature": f"m:train.{variant}", "data": {"sentences": 31}}
+    (folder / "run.json").write_text(json.dumps(meta))
+    return folder
+
+
+def runs(folder: Path) -> list[Path]:
+    alphas = "window,nuclear_norm.encoder-self,nuclear_norm.cross,off_diagonal.cross"
+    return [
+        course(folder / "plain", "baseline"),
+        course(folder / "mixing", "mixing", alphas, (",0,1,1,0", ",1,1.1,1.2,0.1", ",1,1.2,1.4,0.2")),
+        course(folder / "swap", "swap", "swaps.cross,swapped.cross", (",0,0", ",2,2", ",4,0")),
+        course(folder / "mae", "mae", "gate_entropy,gate_steps,own_number", (",,0,5", ",1.9,0,6", ",1.8,3,7")),
+    ]
+
+
+def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> None:
+    figure = training_figure([load_course(path) for path in runs(tmp_path)])
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    assert list(panels) == [
+        "Loss: training (thin) and validation", "BLEU of the validation text", "Gates: entropy",
+        "Alphas: nuclear norm over heads", "Alphas: off-diagonal share", "Swaps by score: pairs in effect",
+        "Swaps: exchanges so far", "Gates: G steps so far", "own number",
+    ]  # fmt: skip
+    lines = [line.get_xydata().tolist() for line in panels["BLEU of the validation text"].lines]
+    assert lines == [[[50, 1.5], [150, 3.5]]] * 4
+    assert len(panels["Loss: training (thin) and validation"].lines) == 8
+    encoder, cross, opening = panels["Alphas: nuclear norm over heads"].lines
+    assert encoder.get_ydata().tolist() == [1, 1.1, 1.2] and encoder.get_linestyle() == "-"
+    assert cross.get_ydata().tolist() == [1, 1.2, 1.4] and cross.get_linestyle() == ":"
+    assert list(opening.get_xdata()) == [100, 100]
+    assert [line.get_xydata().tolist() for line in panels["Gates: entropy"].lines] == [[[100, 1.9], [150, 1.8]]]
+    words = " ".join(text.get_text() for text in figure.texts)
+    assert all(name in words for name in ("plain", "mixing", "swap", "mae", "m:train.swap", "31 training sentences"))
+
+
+def test_other_axes_and_equal_names(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    both = [course(tmp_path / "run", "baseline"), course(tmp_path / "a" / "run", "baseline")]
+    figure = training_figure([load_course(path) for path in both], axis="tokens")
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [700, 1400, 2100]
+    assert {"run (1)", "run (2)"} <= {text.get_text() for text in figure.texts}
+    with pytest.raises(ConfigError, match="--axis 'epochs' is not known; choose from update, tokens, seconds"):
+        training_figure([load_course(both[0])], axis="epochs")
+
+
+def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
+    courses = []
+    for name, seed, lr in (("a", 1, 0.1), ("b", 2, 0.1), ("c", 1, 0.2), ("d", 3, 0.1)):
+        path = course(tmp_path / name, "baseline")
+        meta = json.loads((path / "run.json").read_text()) | {"config": {"seed": seed, "lr": lr, "out": name}}
+        (path / "run.json").write_text(json.dumps(meta))
+        courses.append(load_course(path))
+    figure = training_figure(courses)
+    a, b, c, d = (line.get_color() for line in figure.axes[1].lines)
+    assert a == b == d != c
+    assert {"a and 2 more seeds", "c"} <= {text.get_text() for text in figure.texts}
+
+
+def test_what_is_no_training_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is no training run: it has no run.json"):
+        load_course(tmp_path)
+    path = course(tmp_path / "x", "baseline")
+    (path / "run.json").write_text('{"signature": "m:confidence"}')
+    with pytest.raises(RunError, match=r"or metrics\.csv is of something else"):
+        load_course(path)
+    (path / "run.json").write_text("{")
+    with pytest.raises(RunError, match="training run x cannot be read"):
+        load_course(path)
+    worse = course(tmp_path / "y", "baseline", "bleu2", (",many", ",few", ",some"))
+    with pytest.raises(RunError, match=r"training run y: metrics\.csv is of no use: column bleu2 must hold numbers"):
+        load_course(worse)
+    with pytest.raises(RunError, match="it has no line yet"):
+        load_course(course(tmp_path / "z", "baseline", rows=()))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    out = tmp_path / "training.svg"
+    found = CliRunner().invoke(app, ["plot", "training", *map(str, runs(tmp_path)), "--out", str(out), "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["written"] == [
+        {"figure": "training", "runs": ["plain", "mixing", "swap", "mae"], "path": str(out)}
+    ]
+    assert "How training went" in out.read_text()

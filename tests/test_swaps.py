@@ -1,0 +1,294 @@
+"""Swaps of heads: what moves, what undoes them, files of schedules, and the fork's ways."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import mhr, native
+from oracles.swaps import differing, head_rows, state
+
+from headscope.errors import ConfigError
+from headscope.heads import HeadId, Site
+from headscope.model.transformer import Transformer
+from headscope.training.fork_swaps import ForkHead, ForkSwap, exchange_like_the_fork
+from headscope.training.swap_choice import CHOICES, FORK_CHOICES, Choice, Phase, Timing, decide
+from headscope.training.swap_schedule import read_fork_schedule, read_schedule
+from headscope.training.swaps import Swap, exchange
+
+NAMES = {
+    Site.ENCODER_SELF: "encoder.layers.{}.self_attention",
+    Site.DECODER_SELF: "decoder.layers.{}.self_attention",
+    Site.CROSS: "decoder.layers.{}.cross_attention",
+}
+
+
+def swap(text: str) -> Swap:
+    return Swap(*map(HeadId.parse, text.split()))
+
+
+def rows(model: Transformer, head: HeadId) -> dict[str, torch.Tensor]:
+    return head_rows(model, NAMES[head.site].format(head.layer), head.head)
+
+
+@pytest.mark.parametrize("text", ["cross.0.2 cross.1.0", "encoder-self.0.1 encoder-self.0.2"])
+@pytest.mark.parametrize("output", [False, True])
+def test_two_heads_change_places_and_nothing_else_moves(text: str, output: bool) -> None:
+    model, its = native.model(), swap(text)
+    before, one, other = state(model), rows(model, its.first), rows(model, its.second)
+    exchange(model, [its], output=output)
+    new_one, new_other = rows(model, its.first), rows(model, its.second)
+    for name in one:
+        moves = output or name != "output.weight"
+        assert torch.equal(new_one[name], (other if moves else one)[name])
+        assert torch.equal(new_other[name], (one if moves else other)[name])
+    touched = {NAMES[head.site].format(head.layer) for head in (its.first, its.second)}
+    assert all(any(key.startswith(name) for name in touched) for key in differing(before, state(model)))
+    exchange(model, [its], output=output)
+    assert not differing(before, state(model))
+
+
+def test_with_its_output_slice_a_swap_within_a_layer_changes_no_logits() -> None:
+    model, (source, target, *_) = native.model(), native.texts()
+    before = model(source, target)
+    exchange(model, [swap("encoder-self.0.0 encoder-self.0.2")], output=True)
+    torch.testing.assert_close(model(source, target), before, rtol=0, atol=1e-12)
+    exchange(model, [swap("encoder-self.0.0 encoder-self.0.2")])
+    assert not torch.allclose(model(source, target), before)
+
+
+def test_a_sliced_head_takes_along_what_it_reads() -> None:
+    model = native.model(d_model=12, head_input="slice")
+    source, target, *_ = native.texts()
+    before = model(source, target)
+    exchange(model, [swap("encoder-self.0.0 encoder-self.0.2")], output=True)
+    torch.testing.assert_close(model(source, target), before, rtol=0, atol=1e-12)
+    shared = native.model(d_model=12, head_input="slice", shared_qkv=True)
+    with pytest.raises(ConfigError, match="all heads of this model share one projection"):
+        exchange(shared, [swap("encoder-self.0.0 encoder-self.0.2")])
+
+
+def test_moments_follow_the_weights_they_belong_to() -> None:
+    """One step of swapped model and moments is the step of the model as it was, swapped."""
+    its = [swap("cross.0.2 cross.1.0"), swap("decoder-self.0.1 decoder-self.2.2")]
+    ends = []
+    for early in (True, False):
+        torch.manual_seed(0)
+        model = native.model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(3)
+        slopes = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in model.parameters()]
+        for step in range(2):
+            if step == 1 and early:
+                exchange(model, its, optimizer=optimizer)
+            for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                parameter.grad = slope.clone() if step == 0 else torch.zeros_like(slope)
+            optimizer.step()
+        if not early:
+            exchange(model, its)
+        ends.append(state(model))
+    assert not differing(*ends)
+    model = native.model()
+    exchange(model, its, optimizer=torch.optim.Adam(model.parameters()))  # no moments yet
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cross.0.0 cross.3.0", r"cross.3.0 is in a layer that is not there; the model has .*cross 3 × 3/2/1"),
+        ("cross.0.0 cross.2.1", r"cross.2.1 is a head that is not there"),
+        ("cross.0.0 decoder-self.0.0", r"heads of two sites"),
+        ("cross.0.0 cross.0.0", r"are the same head"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_moves(text: str, message: str) -> None:
+    model = native.model()
+    before = state(model)
+    with pytest.raises(ConfigError, match=message):
+        exchange(model, [swap("cross.0.0 cross.1.0"), swap(text)])
+    assert not differing(before, state(model))
+
+
+LAYOUT = {(site, layer): 8 for site in Site for layer in range(3)}
+
+
+def test_the_forks_file_is_read(shared: Path) -> None:
+    found = read_schedule(shared / "oracles/mhr/data/swap.json", LAYOUT)
+    assert {epoch: [str(each) for each in swaps] for epoch, swaps in found.items()} == {
+        3: ["cross.0.0 ↔ cross.2.0", "cross.0.1 ↔ cross.2.1", "cross.0.2 ↔ cross.2.5",
+            "encoder-self.1.6 ↔ encoder-self.1.3"]
+    }  # fmt: skip
+
+
+def test_a_toml_schedule_says_the_same_in_fewer_words(tmp_path: Path) -> None:
+    path = tmp_path / "swaps.toml"
+    path.write_text('[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.2.*"\n'
+                    '[[swap]]\nepoch = 5\nfirst = "encoder-self.1.6"\nsecond = "encoder-self.0.3"\n')  # fmt: skip
+    found = read_schedule(path, LAYOUT)
+    assert found[2] == [swap(f"cross.0.{head} cross.2.{head}") for head in range(8)]
+    assert found[5] == [swap("encoder-self.1.6 encoder-self.0.3")]
+
+
+def entry(**fields: Any) -> dict[str, Any]:
+    whole = {
+        "s_layer": "0", "s_head": 1, "s_layer_module": "encoder_attn", "s_transformer_module": "decoder",
+        "d_layer": "2", "d_head": 1, "d_layer_module": "encoder_attn", "d_transformer_module": "decoder",
+    } | fields  # fmt: skip
+    return {name: value for name, value in whole.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], r"holds a list; it must be an object of epochs"),
+        ({}, r"names no swap"),
+        ({"three": []}, r"epoch 'three' is no number from 1"),
+        ({"3": {}}, r"epoch 3 holds an object; it must be a list"),
+        ({"3": [entry(), entry(s_layer="7")]}, r"epoch 3, swap 2: cross.7.1 is in a layer that is not there"),
+        ({"3": [entry(d_head=None)]}, r"epoch 3, swap 1 lacks d_head"),
+        ({"3": [entry(head=1)]}, r"epoch 3, swap 1 has unknown fields head"),
+        ({"3": [entry(s_layer=None, s_layre="0")]}, r"epoch 3, swap 1 lacks s_layer"),
+        ({"3": [entry(s_head="1")]}, r"s_head is '1'; it must be a number"),
+        ({"3": [entry(d_layer_module="enc_attn")]}, r"d_layer_module is 'enc_attn'; it must be self_attn or encoder_"),
+        ({"3": [entry(s_transformer_module="encoder")]}, r"an encoder has no encoder_attn"),
+        ({"3": [entry(d_layer_module="self_attn")]}, r"swap 1: cross.0.1 ↔ decoder-self.2.1 are heads of two sites"),
+    ],
+)
+def test_broken_schedules_are_refused_by_file_and_entry(content: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "swaps.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=rf"swaps.json.*{message}"):
+        read_schedule(path, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("swap = 3", r"must hold tables \[\[swap\]\]"),
+        ('[[swap]]\nepoch = 1\nfirst = "cross.0.1"', r"swap 1 must have epoch, first and second"),
+        ('[[swap]]\nepoch = 0\nfirst = "cross.0.1"\nsecond = "cross.1.1"', r"epoch is 0"),
+        ('[[swap]]\nepoch = 1\nfirst = "cross.0.*"\nsecond = "cross.1.1"', r"is 8 heads and cross.1.1 1"),
+        ('[[swap]]\nepoch = 1\nfirst = "cross.9.*"\nsecond = "cross.1.*"', r"no head of this model is called"),
+        ("[[swap", r"is no TOML"),
+    ],
+)
+def test_broken_toml_schedules_too(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "swaps.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"swaps.toml.*{message}"):
+        read_schedule(path, LAYOUT)
+
+
+def test_repeated_epochs_and_files_that_are_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "swaps.json"
+    path.write_text('{"3": [], "3": []}')
+    with pytest.raises(ConfigError, match="no JSON: a name stands twice"):
+        read_schedule(path, LAYOUT)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_schedule(tmp_path / "nowhere.json", LAYOUT)
+
+
+def course(timing: Timing, epochs: int) -> dict[int, str]:
+    """What happens after each epoch."""
+    found, phase = {}, Phase()
+    for epoch in range(1, epochs + 1):
+        action, phase = decide(phase, epoch + 1, timing)
+        if action == "swap":
+            phase = Phase((swap("cross.0.0 cross.1.1"),), phase.last)
+        if action != "nothing":
+            found[epoch] = action
+    return found
+
+
+def test_when_swaps_happen_is_what_the_fork_was_seen_to_do() -> None:
+    """mhr.md §3.3: two runs of the original."""
+    assert course(Timing(start=3, end=12, frequency=2, rest=1), 20) == {
+        2: "swap", 4: "undo", 5: "swap", 7: "undo", 8: "swap", 10: "undo", 11: "swap", 12: "undo",
+    }  # fmt: skip
+    assert course(Timing(start=2, end=9, frequency=1, rest=2), 20) == {
+        1: "swap", 2: "undo", 4: "swap", 5: "undo", 7: "swap", 8: "undo",
+    }  # fmt: skip
+    assert course(Timing(start=2, end=0, frequency=1), 9) == {}
+    assert course(Timing(start=1, end=9, frequency=2, rest=1), 6) == {2: "swap", 4: "undo", 5: "swap"}
+    assert course(Timing(start=2, end=None, frequency=1), 5) == {1: "swap", 2: "undo", 3: "swap", 4: "undo", 5: "swap"}
+
+
+def choice(scores: list[list[float]], most: int) -> Choice:
+    table = {layer: torch.tensor(its) for layer, its in enumerate(scores)}
+    return Choice(Site.CROSS, table, most, torch.Generator().manual_seed(0), depth=len(scores))
+
+
+SCORES = [[0.5, 0.1, 0.9, 0.3], [0.2, 0.8, 0.4, 0.6], [0.7, 0.35, 0.05, 1.0], [0.15, 0.25, 0.45, 0.55]]
+
+
+def pairs(name: str, most: int, *, fork: bool = False) -> list[str]:
+    ways = FORK_CHOICES if fork else CHOICES
+    return [f"{s.first}-{s.second}".replace("cross.", "") for s in ways[name](choice(SCORES, most))]
+
+
+def test_which_heads_are_chosen() -> None:
+    """Sorted by hand: weakest 2.2 1→0.1 3.0 1.0, strongest 2.3 0.2 1.1."""
+    assert pairs("hard", 3) == ["1.1-3.0", "0.2-0.1", "2.3-2.2"]
+    assert pairs("hard", 3, fork=True) == pairs("hard", 3)
+    assert pairs("soft", 2) == ["0.1-3.0", "0.3-3.1", "1.0-2.2", "1.2-2.1"]
+    assert pairs("local", 1) == ["0.2-0.1", "1.1-1.0", "2.3-2.2", "3.3-3.0"]
+    assert pairs("soft", 1, fork=True) == ["0.1-3.1", "0.3-3.3", "0.0-3.0", "0.2-3.2"]
+    assert pairs("local", 1, fork=True) == ["0.1-3.1", "1.0-2.0", "2.2-1.2"]
+    drawn = pairs("random", 8)
+    ends = [head for each in drawn for head in each.split("-")]
+    assert len(set(ends)) == len(ends) == 16
+    assert drawn != pairs("hard", 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "fork", "message"),
+    [
+        ("hard", 9, False, r"swaps of cross need 18 heads, and there are 16; lower --dynamic-max-switches"),
+        ("soft", 5, False, r"layers 0 and 3 need 5 heads, and there are 4"),
+        ("local", 3, False, r"cross.0 need 6 heads, and there are 4"),
+        ("soft", 3, True, r"3 switches of 4 layers"),
+        ("local", 3, True, r"3 switches of 4 heads"),
+    ],
+)
+def test_more_swaps_than_heads_are_refused(name: str, most: int, fork: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pairs(name, most, fork=fork)
+
+
+def fork_swap(first: tuple[str, str, str, int], second: tuple[str, str, str, int]) -> ForkSwap:
+    return ForkSwap(ForkHead(*first), ForkHead(*second))
+
+
+def test_the_fork_exchanges_whole_matrices_for_heads_0_only(shared: Path) -> None:
+    its, _ = mhr.theirs(shared)
+    model, before = its.model, state(its.model)
+    (first, *others), *_ = read_fork_schedule(shared / "oracles/mhr/data/swap.json").values()
+    exchange_like_the_fork(model, [first])
+    moved = differing(before, state(model))
+    parts = {f"decoder.layers.{n}.cross_attention." for n in (0, 2)}
+    names = {f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")} | {"mixing.alpha"}
+    assert moved == {part + name for part in parts for name in names}
+    for one, other in ((0, 2), (2, 0)):
+        key = "decoder.layers.{}.cross_attention.mixing.alpha"
+        assert torch.equal(model.state_dict()[key.format(one)], before[key.format(other)])
+    exchange_like_the_fork(model, [first])
+    exchange_like_the_fork(model, others)
+    moved = differing(before, state(model))
+    assert not any("alpha" in name for name in moved) and "encoder.layers.1.self_attention.key.weight" in moved
+    exchange(model, [Swap(HeadId(Site.CROSS, 0, 1), HeadId(Site.CROSS, 2, 1)), swap("cross.0.2 cross.2.5")])
+    exchange(model, [swap("encoder-self.1.6 encoder-self.1.3")])
+    assert not differing(before, state(model))  # away from head 0 both ways are the same
+
+
+def test_where_the_fork_stops_it_is_refused() -> None:
+    model = mhr.small(d_model=15, d_head=5, d_value=5).model
+    cross = ("decoder", "encoder_attn")
+    before = state(model)
+    with pytest.raises(ConfigError, match="takes 2 rows of one mixing matrix for 0 of the other"):
+        exchange_like_the_fork(model, [fork_swap((*cross, "0", 0), (*cross, "1", 1))])
+    with pytest.raises(ConfigError, match="the fork finds no weights of that name"):
+        exchange_like_the_fork(model, [fork_swap((*cross, "0", 0), (*cross, "9", 0))])
+    assert not differing(before, state(model))

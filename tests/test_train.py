@@ -1,0 +1,547 @@
+"""The training engine: its arithmetic, its batches, its schedules, and what it leaves on disk."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles.smoothing import smoothed
+from torch import Tensor, nn
+
+from headscope.data import read_lines
+from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, TrainingError
+from headscope.formats.base import IGNORED, TranslateOptions, open_checkpoint
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.training import engine, losses, tokenizers
+from headscope.training.batches import Batch, Pairs, Texts, collate, cut, epoch_plan
+from headscope.training.checkpoints import average
+from headscope.training.config import TrainConfig
+from headscope.training.engine import Outcome, make_run, train
+from headscope.training.normalise import normaliser
+from headscope.training.progress import Progress
+from headscope.training.run import Run
+from headscope.training.schedules import rate
+from headscope.training.variant import Moment, Variant
+from headscope.training.variants.baseline import Baseline
+from headscope.translate import translate_lines
+from headscope.vocabulary import Splitter, Vocabulary
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def small(folder: Path, **more: Any) -> TrainConfig:
+    """A run of seconds on the texts of the fixture."""
+    texts = {f"{part}{side}": folder / f"{part}{side}" for part in ("", "valid_") for side in ("source", "target")}
+    values: dict[str, Any] = {
+        "out": folder / "run",
+        "vocab_size": 60,
+        "d_model": 16,
+        "d_ffn": 24,
+        "heads": 4,
+        "encoder_layers": 1,
+        "decoder_layers": 2,
+        "max_tokens": 150,
+        "max_updates": 6,
+        "log_every": 2,
+        "bleu_every": 0,
+        "beam": 2,
+    }
+    return TrainConfig(**texts | values | more)
+
+
+def baseline() -> Baseline:
+    return Baseline(Baseline.Options())
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Words of an invented language, each translated by spelling it backwards."""
+    folder, chance = tmp_path_factory.mktemp("text"), random.Random(0)
+    words = ["".join(chance.choices("abdegiklmnorstu", k=chance.randint(2, 6))) for _ in range(40)]
+    for part, count in (("", 150), ("valid_", 20)):
+        lines = [chance.choices(words, k=chance.randint(2, 9)) for _ in range(count)]
+        for side, step in (("source", 1), ("target", -1)):
+            said = "".join(" ".join(word[::step] for word in line) + "\n" for line in lines)
+            (folder / f"{part}{side}").write_text(said, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A run that learns: three epochs, with everything switched on."""
+    more = {
+        "max_updates": None,
+        "max_epochs": 3,
+        "average": 2,
+        "bleu_every": 1,
+        "bleu_sentences": 4,
+        "lr": 0.02,
+        "norm": "pre",
+    }
+    out = tmp_path_factory.mktemp("trained") / "run"
+    return train(small(texts, out=out, warmup=10, **more), baseline(), command=["train", "baseline"])
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# The criterion.
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("cells", [1, 40, 10**9])
+def test_the_criterion_and_its_gradients_are_those_of_loops(
+    monkeypatch: pytest.MonkeyPatch, smoothing: float, cells: int
+) -> None:
+    monkeypatch.setattr(losses, "CELLS", cells)
+    noise = torch.Generator().manual_seed(3)
+    states, weight = (torch.randn(n, 5, dtype=torch.float64, generator=noise) for n in (7, 11))
+    bias, labels = torch.randn(11, dtype=torch.float64, generator=noise), torch.randint(11, (7,), generator=noise)
+    wanted = smoothed(states.tolist(), weight.tolist(), bias.tolist(), labels.tolist(), smoothing)
+    found = losses.smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
+    assert [each.item() for each in found] == pytest.approx(list(wanted), rel=1e-12)
+
+    def criterion(*given: Tensor) -> Tensor:
+        return losses.smoothed_cross_entropy(*given, labels, smoothing=smoothing)[0]
+
+    inputs = [each.requires_grad_() for each in (states, weight, bias)]
+    assert torch.autograd.gradcheck(criterion, inputs)
+
+
+def test_no_positions_have_no_loss_and_zero_gradients() -> None:
+    weight = torch.randn(5, 3, requires_grad=True)
+    loss, nll = losses.smoothed_cross_entropy(torch.zeros(0, 3), weight, None, torch.zeros(0).long(), smoothing=0.1)
+    loss.backward()
+    assert loss.item() == nll.item() == 0 and weight.grad is not None and not weight.grad.any()
+
+
+def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(texts: Path, tmp_path: Path) -> None:
+    run = make_run(small(texts, out=tmp_path, precision="float64", dropout=0.0), baseline())
+    groups = epoch_plan(run.data.train, tokens=150, seed=1, epoch=1)
+    parts = [collate(run.data.train, group) for group in (groups[0], groups[3], groups[5])]
+    run.criterion.train()
+    sums = run.gradients(parts)
+    found = {name: each.grad.clone() for name, each in run.model.named_parameters() if each.grad is not None}
+    run.clear_gradients()
+    total = torch.zeros((), dtype=torch.float64)
+    for part in parts:
+        logits = run.model(part.source, part.target, source_mask=part.source_mask, target_mask=part.target_mask)
+        total = total + nn.functional.cross_entropy(
+            logits.flatten(0, 1), part.labels.flatten(), ignore_index=IGNORED, label_smoothing=0.1, reduction="sum"
+        )
+    assert sums.tokens == sum(int((part.labels != IGNORED).sum()) for part in parts)
+    assert sums.loss == pytest.approx(total.item(), rel=1e-12)
+    (total / sums.tokens).backward()
+    for name, each in run.model.named_parameters():
+        torch.testing.assert_close(found[name], each.grad, rtol=1e-9, atol=1e-12, msg=name)
+
+
+# Batches and schedules.
+
+
+def pairs(count: int) -> Pairs:
+    chance = random.Random(count)
+    sides = [
+        Texts.of([[chance.randint(4, 30) for _ in range(chance.randint(1, 13))] for _ in range(count)])
+        for _ in range(2)
+    ]
+    return Pairs(*sides, np.arange(count) + 1, start=1, end=2, prefix=(3,), suffix=(2,))
+
+
+@pytest.mark.parametrize("tokens", [1, 37, 101, 10**6])
+def test_every_epoch_has_every_sentence_once_and_no_batch_is_too_large(tokens: int) -> None:
+    corpus = pairs(211)
+    longest = np.maximum(*corpus.lengths())
+    plans = [epoch_plan(corpus, tokens=tokens, seed=5, epoch=epoch) for epoch in (1, 2, 1)]
+    for groups in plans:
+        assert sorted(np.concatenate(groups).tolist()) == list(range(211))
+        assert all(len(group) == 1 or len(group) * longest[group].max() <= tokens for group in groups)
+    assert all(np.array_equal(*both) for both in zip(plans[0], plans[2], strict=True))
+    assert [group.tolist() for group in plans[0]] != [group.tolist() for group in plans[1]]
+
+
+def test_batches_are_cut_where_the_next_sentence_would_be_too_much() -> None:
+    lengths = np.array([3, 3, 4, 5, 9])
+    assert [group.tolist() for group in cut(lengths, np.arange(5), 9)] == [[0, 1], [2], [3], [4]]
+    assert [group.tolist() for group in cut(lengths, np.arange(5), 12)] == [[0, 1, 2], [3], [4]]
+    assert cut(lengths, np.arange(0), 10) == []
+
+
+def test_a_batch_holds_inputs_labels_and_masks() -> None:
+    corpus = Pairs(Texts.of([[7, 8], [9]]), Texts.of([[5], [5, 6, 4]]), np.array([1, 4]), start=1, end=2, suffix=(2,))
+    batch = collate(corpus, np.array([0, 1]))
+    assert batch.source is not None and batch.source.tolist() == [[7, 8, 2], [9, 2, 0]]
+    assert batch.source_mask is not None and batch.source_mask.tolist() == [[True] * 3, [True, True, False]]
+    assert batch.target.tolist() == [[1, 5, 0, 0], [1, 5, 6, 4]]
+    assert batch.labels.tolist() == [[5, 2, IGNORED, IGNORED], [5, 6, 4, 2]]
+    assert batch.lines == (1, 4) and batch.tokens == 6
+    assert collate(corpus, np.array([1])).target_mask is None
+    assert not (batch.empty().labels != IGNORED).any() and batch.empty().tokens == 0
+
+
+@pytest.mark.parametrize(
+    "schedule, update, expected",
+    [
+        ("inverse-sqrt", 0, 1e-7 + (0.01 - 1e-7) / 100),
+        ("inverse-sqrt", 99, 0.01),
+        ("inverse-sqrt", 399, 0.005),
+        ("cosine", 99, 0.01),
+        ("cosine", 549, 0.001 + 0.009 / 2),
+        ("cosine", 999, 0.001),
+        ("constant", 5000, 0.01),
+    ],
+)
+def test_learning_rates(texts: Path, schedule: Any, update: int, expected: float) -> None:
+    config = small(texts, schedule=schedule, lr=0.01, min_lr=0.001, warmup=100, max_updates=1000)
+    assert rate(config, Moment(update=update, updates_planned=1000)) == pytest.approx(expected)
+
+
+def test_a_moment_knows_how_much_of_the_run_is_done() -> None:
+    assert Moment(update=30, updates_planned=120).fraction == 0.25
+    moment = Moment(epoch=3, update_in_epoch=5, updates_per_epoch=10, epochs_planned=5)
+    assert moment.fraction == 0.5 and replace(moment, update=80, updates_planned=100).fraction == 0.8
+
+
+def test_weights_of_the_last_or_the_best_are_kept() -> None:
+    values = [5.0, 2.0, 3.0, 1.0, 4.0]
+    last, best = Progress(), Progress()
+    for update, value in enumerate(values):
+        last.keep(value, update, most=2, best=False)
+        best.keep(value, update, most=2, best=True)
+    assert last.kept == [3, 4] and best.kept == [1, 3]
+    assert Progress.from_plain(best.plain()) == best
+
+
+def test_averages_are_means() -> None:
+    states = [{"w": torch.full((2, 3), float(n)), "n": torch.tensor(n)} for n in (1, 2, 6)]
+    found = average(states)
+    assert torch.equal(found["w"], torch.full((2, 3), 3.0)) and int(found["n"]) == 6
+
+
+# Runs.
+
+
+def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: Outcome, texts: Path) -> None:
+    lines = rows(trained.folder)
+    valid = [float(row["valid_nll"]) for row in lines if row["valid_nll"]]
+    assert len(valid) == 3 and valid[-1] < valid[0] - 0.1
+    assert trained.reason == "epochs" and trained.nll == pytest.approx(valid[-1], abs=1e-4)
+    assert trained.bleu is not None and trained.best == pytest.approx(min(valid), abs=1e-4)
+    sources = list(read_lines(texts / "valid_source"))[:2]
+    for name in ("last", "best", "averaged"):
+        checkpoint = open_checkpoint(str(trained.folder / name), device="cpu")
+        options = TranslateOptions(max_ratio=1.0, max_extra=3)
+        assert len(list(translate_lines(checkpoint, sources, options=options, tokens=100))) == 2
+
+
+def test_the_numbers_of_the_log_are_means_per_target_token(trained: Outcome) -> None:
+    lines = [row for row in rows(trained.folder) if row["loss"]]
+    counts = np.diff([0, *(int(row["tokens"]) for row in lines)])
+    assert all(counts > 0) and lines[-1]["epoch"] == "3" and int(lines[-1]["sentences"]) == 450
+    assert 0 < float(lines[-1]["nll"]) < math.log(60) + 0.5
+    updates = [int(row["update"]) for row in rows(trained.folder)]
+    assert updates == sorted(set(updates))
+
+
+def test_run_json_says_what_was_done(trained: Outcome) -> None:
+    about = json.loads((trained.folder / "run.json").read_text(encoding="utf-8"))
+    assert about["status"] == "done" and about["result"]["reason"] == "epochs" and about["variant"] == "baseline"
+    assert about["signature"].startswith("m:train.baseline|") and about["config"]["lr"] == 0.02
+    assert about["parameters"]["total"] == trained.parameters and about["data"]["sentences"] == 150
+    assert TrainConfig(**_typed(about["config"])).plain() == about["config"]
+
+
+def _typed(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON's values as the config has them."""
+    paths = {"out", "source", "target", "valid_source", "valid_target"}
+    return {
+        name: Path(value) if name in paths else tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+    }
+
+
+def test_validation_is_what_the_checkpoint_says_of_the_text(trained: Outcome, texts: Path) -> None:
+    from headscope.config import EvaluateConfig
+    from headscope.evaluate import run_evaluation
+
+    found = run_evaluation(
+        EvaluateConfig(
+            checkpoint=str(trained.folder / "last"),
+            source=texts / "valid_source",
+            target=texts / "valid_target",
+            metrics=("perplexity",),
+            bootstrap=10,
+            device="cpu",
+        )
+    )
+    assert trained.nll is not None and found.scores[0].value == pytest.approx(math.exp(trained.nll), rel=1e-5)
+
+
+def test_a_finished_run_that_is_resumed_stays_as_it_is_and_can_be_prolonged(texts: Path, tmp_path: Path) -> None:
+    config = small(texts, out=tmp_path / "run")
+    train(config, baseline())
+    before = (config.out / "last" / "model.safetensors").read_bytes()
+    assert train(config, baseline(), resume=True).update == 6
+    assert (config.out / "last" / "model.safetensors").read_bytes() == before
+    longer = replace(config, max_updates=9)
+    assert train(longer, baseline(), resume=True).update == 9
+    whole = train(replace(longer, out=tmp_path / "whole"), baseline())
+    assert (whole.folder / "last" / "model.safetensors").read_bytes() == (
+        config.out / "last" / "model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="forks processes")
+def test_killed_and_resumed_is_the_same_and_two_processes_are_as_one() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "resume.py"), "--moments", "4"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["killed"] >= 2 and found["different"] == [] and found["processes"] < 1e-5
+
+
+def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> None:
+    texts_of = {"target": None, "valid_target": None, "kind": "lm"}
+    lines = train(small(texts, out=tmp_path / "lines", **texts_of), baseline())
+    checkpoint = open_checkpoint(str(lines.folder / "best"), device="cpu")
+    assert not checkpoint.two_sided and lines.nll is not None
+    config = small(texts, out=tmp_path / "blocks", block=13, **texts_of)
+    run = make_run(config, baseline())
+    first = collate(run.data.train, np.array([0, 1]))
+    assert first.source is None and first.labels.shape == (2, 13) and first.target[1, 0] == run.data.target.start
+    stream = torch.cat([first.labels[0], first.labels[1]]).tolist()
+    its = run.data.target
+    said = [number for line in list(read_lines(texts / "source"))[:9] for number in [*its.encode(line), its.end]]
+    assert stream == said[:26]
+    assert train(config, baseline(), resume=True).update == 6
+
+
+def test_training_starts_from_a_checkpoint(trained: Outcome, texts: Path, tmp_path: Path) -> None:
+    more = {"init": str(trained.folder / "best"), "lr": 1e-9, "warmup": 0, "max_updates": 1}
+    found = train(small(texts, out=tmp_path / "run", **more), baseline())
+    assert found.nll == pytest.approx(trained.best, abs=1e-4)
+    mine, theirs = (
+        open_checkpoint(str(path), device="cpu") for path in (tmp_path / "run" / "last", trained.folder / "best")
+    )
+    assert isinstance(mine, TransformerCheckpoint) and isinstance(theirs, TransformerCheckpoint)
+    assert mine.target == theirs.target
+    with pytest.raises(ConfigError, match="is a model for --kind translation"):
+        make_run(small(texts, kind="lm", target=None, valid_target=None, **more), baseline())
+
+
+def test_early_stopping_counts_validations_without_a_better_one(texts: Path, tmp_path: Path) -> None:
+    more = {"validate_every": 1, "patience": 2, "lr": 1e-12, "warmup": 0, "max_updates": 50}
+    found = train(small(texts, out=tmp_path, **more), baseline())
+    assert found.reason == "patience" and found.update == found.best_update + 2
+    with pytest.raises(ConfigError, match="--patience needs validation text"):
+        make_run(small(texts, valid_source=None, valid_target=None, patience=2, out=tmp_path / "x"), baseline())
+
+
+class Breaks(Variant):
+    name, summary = "breaks", "Makes the loss no number in update 4."
+
+    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:
+        return torch.tensor(float("nan")) if run.moment.update == 3 else None
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(texts: Path, tmp_path: Path) -> None:
+    config = small(texts, out=tmp_path / "run", validate_every=2)
+    with pytest.raises(
+        TrainingError, match=r"the loss is nan in update 4 \(epoch 1, batch 4, training lines \d+, .*--lr"
+    ):
+        train(config, Breaks(Breaks.Options()))
+    checkpoint = open_checkpoint(str(config.out / "last"), device="cpu")
+    assert isinstance(checkpoint, TransformerCheckpoint)
+    assert all(bool(torch.isfinite(each).all()) for each in checkpoint.model.parameters())
+    assert [row["update"] for row in rows(config.out)] == ["2"]
+
+
+class Counts(Variant):
+    """Writes down every call."""
+
+    name, summary = "counts", "Counts."
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.calls: list[str] = []
+
+    def before_epoch(self, run: Run, moment: Moment) -> None:
+        self.calls.append(f"epoch {moment.epoch}")
+
+    def before_update(self, run: Run, moment: Moment) -> None:
+        self.calls.append(f"update {moment.update}")
+
+    def after_update(self, run: Run, moment: Moment) -> None:
+        self.calls.append(f"done {moment.update}")
+
+    def after_epoch(self, run: Run, moment: Moment) -> None:
+        self.calls.append(f"end {moment.epoch}")
+
+    def history(self, run: Run) -> dict[str, float]:
+        return {"calls": float(len(self.calls))}
+
+
+def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: Path) -> None:
+    variant = Counts(Counts.Options())
+    config = small(texts, out=tmp_path / "run", max_tokens=1000, max_updates=None, max_epochs=2)
+    train(config, variant)
+    count = variant.calls.index("end 1") // 2
+    first = [call for n in range(count) for call in (f"update {n}", f"done {n + 1}")]
+    second = [call for n in range(count, 2 * count) for call in (f"update {n}", f"done {n + 1}")]
+    assert count > 1 and variant.calls == ["epoch 1", *first, "end 1", "epoch 2", *second, "end 2"]
+    assert float(rows(config.out)[-1]["calls"]) == len(variant.calls) - 1
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"d_model": 10, "heads": 4}, r"--d-model 10 is not divisible by --heads 4; choose from \[1, 2, 5, 10\]"),
+        ({"source": None}, "give --source FILE"),
+        ({"target": None}, "needs --target FILE"),
+        ({"kind": "lm"}, "leave out --target and --valid-target"),
+        ({"dropout": 1.0}, "--dropout is 1.0; it must be at least 0 and less than 1"),
+        ({"max_tokens": 0}, "--max-tokens is 0; it must be at least 1"),
+        ({"lr": 0.0}, "--lr is 0.0; it must be more than 0"),
+        ({"schedule": "linear"}, "--schedule 'linear' is not known; choose from inverse-sqrt, cosine, constant"),
+        ({"schedule": "cosine", "max_updates": None}, "--max-updates or --max-epochs"),
+        ({"valid_target": None}, "both --valid-source and --valid-target"),
+        ({"best_by": "bleu"}, "--bleu-every is 0"),
+    ],
+)
+def test_options_that_make_no_sense(texts: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small(texts, **options)
+
+
+def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
+    short, empty = tmp_path / "short", tmp_path / "empty"
+    short.write_text("a b\nc d\n", encoding="utf-8")
+    empty.write_text("", encoding="utf-8")
+    for options, message in (
+        ({"target": short}, "different numbers of lines"),
+        ({"target": empty}, "empty"),
+        ({"source": tmp_path / "none"}, "there is no file"),
+        ({"vocab_size": 5000}, r"--vocab-size 5000 is more than the training text supports; take at most \d+"),
+        ({"vocab_size": 7}, r"--vocab-size 7 is too few: characters and special pieces alone are \d+"),
+        ({"max_length": 2}, "all 150 training sentences are longer than --max-length 2"),
+        ({"tokenizer": short}, "--tokenizer .*short: the SentencePiece model cannot be read"),
+    ):
+        with pytest.raises(DataError, match=message):
+            make_run(small(texts, out=tmp_path / "run", **options), baseline())
+
+
+def test_a_directory_that_holds_a_run_is_left_alone(trained: Outcome, texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="--force"):
+        train(small(texts, out=trained.folder), baseline())
+    with pytest.raises(ConfigError, match=r"other options: .*--lr \(was 0.02, is 0.002\)"):
+        train(small(texts, out=trained.folder, max_updates=None, max_epochs=3), baseline(), resume=True)
+    (tmp_path / "notes").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match="notes"):
+        train(small(texts, out=tmp_path), baseline(), resume=True)
+    train(small(texts, out=tmp_path, max_updates=1), baseline(), force=True)
+    assert (tmp_path / "notes").exists() and (tmp_path / "last").is_dir()
+
+
+def test_a_run_that_could_not_begin_is_not_in_the_way(texts: Path, tmp_path: Path) -> None:
+    config = small(texts, out=tmp_path / "run", max_updates=1, valid_source=None, valid_target=None)
+    with pytest.raises(ConfigError, match="--patience needs"):
+        train(replace(config, patience=3), baseline())
+    assert [path.name for path in config.out.iterdir()] == ["data"]
+    assert train(config, baseline()).nll is None
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_learns_about_the_same(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--precision {precision} needs a GPU"):
+        make_run(small(texts, out=tmp_path, precision=precision, device="cpu"), baseline())
+    monkeypatch.setattr(engine, "_device", lambda config, processes: torch.device("cpu"))
+    more = {"dropout": 0.0, "warmup": 0, "lr": 0.01, "norm": "pre"}
+    found, whole = (
+        train(small(texts, out=tmp_path / kind, precision=kind, **more), baseline()) for kind in (precision, "float32")
+    )
+    assert found.nll == pytest.approx(whole.nll, abs=0.02) and found.nll != whole.nll
+
+
+def test_a_broken_state_is_told(texts: Path, tmp_path: Path) -> None:
+    config = small(texts, out=tmp_path / "run", max_updates=2)
+    train(config, baseline())
+    state = config.out / "state.pt"
+    state.write_bytes(state.read_bytes()[:999])
+    with pytest.raises(CheckpointError, match=r"state.pt cannot be read .* train anew with --force"):
+        train(config, baseline(), resume=True)
+
+
+@dataclass
+class Asking:
+    """Presses Ctrl-C after some updates."""
+
+    after: int
+
+    def updated(self, run: Run, sums: Any) -> None:
+        import os
+        import signal
+
+        if run.moment.update == self.after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def validated(self, run: Run, found: Any, *, best: bool) -> None:
+        pass
+
+
+@pytest.fixture
+def whole(texts: Path, tmp_path: Path) -> Iterator[Outcome]:
+    yield train(small(texts, out=tmp_path / "whole", dropout=0.3), baseline())
+
+
+def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: Outcome) -> None:
+    config = small(texts, out=tmp_path / "run", dropout=0.3)
+    found = train(config, baseline(), listener=Asking(4))
+    assert found.reason == "interrupted" and found.update == 4
+    assert train(config, baseline(), resume=True).reason == "updates"
+    both = [(folder / "last" / "model.safetensors").read_bytes() for folder in (config.out, whole.folder)]
+    assert both[0] == both[1]
+
+
+# Text to ids.
+
+
+def test_many_texts_have_the_ids_that_each_has_alone(texts: Path) -> None:
+    lines = [*read_lines(texts / "source"), "an Ünknown ẞ word", "x"]
+    for kind in ("bpe", "unigram"):
+        its = tokenizers.learn(lines[:100], size=60, kind=kind, normalise="lowercase")
+        assert tokenizers.encode(its, lines) == [its.encode(line) for line in lines]
+        assert len(its) == 60 and its.decode(its.encode("Abdeg")) == "abdeg"
+    plain = Vocabulary(("<s>", "</s>", "<unk>", "a", "b"), Splitter("words"), start=0, end=1, unknown=2)
+    assert tokenizers.encode(plain, ["a c b"]) == [[3, 2, 4]]
+
+
+@pytest.mark.parametrize("language, count", [("en", 5239), ("de", 5158)])
+def test_moses_makes_the_text_that_multi30k_has(shared: Path, language: str, count: int) -> None:
+    pytest.importorskip("sacremoses")
+    split = normaliser("moses-lowercase", language)
+    lines = [split(line) for line in read_lines(shared / "data" / "multi30k" / f"test_2017_mscoco.{language}.gz")]
+    # the number of tokens of the repository's own lower-cased, tokenised file of this split
+    assert sum(len(line.split()) for line in lines) == count
+    assert all(line == line.lower() for line in lines)

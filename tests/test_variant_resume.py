@@ -1,0 +1,187 @@
+"""Variants go on after a restart as if nothing had happened, and runs of swaps do what their schedules say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import lessons
+from oracles.swaps import differing
+
+from headscope.errors import ConfigError
+from headscope.formats.base import open_checkpoint
+from headscope.heads import HeadId, Site
+from headscope.training.engine import make_run, train
+from headscope.training.head_scores import SCORES, head_scores
+from headscope.training.swaps import Swap, exchange
+from headscope.training.variant import VARIANTS, Moment
+
+SWAPS = '[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
+SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1000}
+
+CASES = [
+    ("mixing", {"start_after": 5e-6, "gamma": 40.0, "compat": "fork"}),
+    ("mae", {"gate_every": 2, "gate_norm": "batch"}),
+    ("swap", {"dynamic": ("hard", "random", "local"), "swap_moments": True}),
+    ("swap", {"swap_schedule": "file", "swap_output": True}),
+]
+
+
+def run(folder: Path, name: str, options: dict[str, Any], *, epochs: int, resume: bool = False) -> dict[str, Any]:
+    """Train to the end of an epoch; the weights of the last checkpoint."""
+    folder.mkdir(exist_ok=True)
+    options = dict(options)
+    if "swap_schedule" in options:
+        options["swap_schedule"] = folder.parent / "swaps.toml"
+        options["swap_schedule"].write_text(SWAPS)
+    cls = VARIANTS.get(name)
+    train(lessons.config(folder, max_epochs=epochs, **SHORT), cls(cls.Options(**options)), resume=resume)
+    its: Any = open_checkpoint(str(folder / "run" / "last"), device="cpu").model
+    return {key: value.clone() for key, value in its.state_dict().items()}
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda each: each if isinstance(each, str) else "")
+def test_three_epochs_are_two_and_one(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", name, options, epochs=3)
+    run(tmp_path / "parts", name, options, epochs=2)
+    assert not differing(whole, run(tmp_path / "parts", name, options, epochs=3, resume=True))
+
+
+def test_an_interrupted_run_of_mixing_goes_on(tmp_path: Path) -> None:
+    """Interrupted, not ended early: the window opens after a share of the run."""
+
+    class Stops:
+        def updated(self, run: Any, sums: Any) -> None:
+            if run.moment.update == 7:
+                import os
+                import signal
+
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def validated(self, run: Any, found: Any, *, best: bool) -> None:
+            pass
+
+    options = {"start_after": 0.3, "gamma": 0.1}
+    whole = run(tmp_path / "whole", "mixing", options, epochs=2)
+    (tmp_path / "parts").mkdir()
+    cls = VARIANTS.get("mixing")
+    config = lessons.config(tmp_path / "parts", max_epochs=2, **SHORT)
+    assert train(config, cls(cls.Options(**options)), listener=Stops()).reason == "interrupted"
+    assert not differing(whole, run(tmp_path / "parts", "mixing", options, epochs=2, resume=True))
+    assert any("alpha" in key and not torch.equal(its, torch.eye(3)) for key, its in whole.items())
+
+
+def test_a_scheduled_swap_happens_before_its_epoch(tmp_path: Path) -> None:
+    (tmp_path / "swaps.toml").write_text(SWAPS)
+    its = lessons.begin(tmp_path, "swap", swap_schedule=tmp_path / "swaps.toml")
+    before = lessons.weights(its)
+    its.variant.before_epoch(its, Moment(epoch=1))
+    assert not differing(before, lessons.weights(its))
+    its.variant.before_epoch(its, Moment(epoch=2))
+    swaps = [Swap(HeadId(Site.CROSS, 0, head), HeadId(Site.CROSS, 1, head)) for head in range(3)]
+    assert differing(before, lessons.weights(its)) and its.variant.history(its) == {"swaps.schedule": 3.0}
+    exchange(its.model, swaps)
+    assert not differing(before, lessons.weights(its))
+
+
+def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
+    its = lessons.begin(tmp_path, "swap", dynamic=("hard", "soft", "none"), score="uniqueness", dynamic_end=(3,))
+    before = lessons.weights(its)
+    for epoch, moved in ((1, True), (2, False), (3, False), (4, False)):
+        its.variant.after_epoch(its, Moment(epoch=epoch))
+        changed = differing(before, lessons.weights(its))
+        assert bool(changed) is moved and not any("cross" in name for name in changed)
+    history = its.variant.history(its)
+    assert history["swaps.encoder-self"] == 2 and history["swapped.encoder-self"] == 0
+    assert "swaps.cross" not in history
+
+
+def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
+    """confidence, base and advanced of the run's validation text, measured by `analyze`."""
+    from headscope.analysis import ANALYSES, Options
+    from headscope.analyze import analyze
+    from headscope.data import open_corpus
+    from headscope.training.checkpoints import checkpoint
+
+    its = lessons.begin(tmp_path, "baseline")
+    its.model.eval()
+    files = lessons.texts(tmp_path)
+    corpus = open_corpus(files["valid_source"], target=files["valid_target"])
+    names = {"confidence": "confidence", "base": "confidence.base", "advanced": "confidence.advanced"}
+    study = analyze(
+        checkpoint(its),
+        corpus,
+        analyses=[ANALYSES.get(name) for name in names.values()],
+        options=Options(),
+        replicates=2,
+    ).heads
+    for score, name in names.items():
+        special = {"source_special": its.data.source.special_ids, "target_special": its.data.target.special_ids}
+        found = head_scores(its.model, its.validation(), score=score, **special)
+        assert set(found) == set(Site)
+        for site, layers in found.items():
+            for layer, scores in layers.items():
+                expected = study[(study.site == site.value) & (study.layer == layer)][name.replace(".", "_")]
+                torch.testing.assert_close(
+                    scores, torch.tensor(expected.tolist(), dtype=torch.float64), rtol=1e-6, atol=1e-6
+                )
+
+
+@pytest.mark.parametrize("score", ["uniqueness", "pairwise"])
+def test_distances_between_heads_sentence_by_sentence(score: str, tmp_path: Path) -> None:
+    from headscope.capture import capture
+
+    its = lessons.begin(tmp_path, "baseline")
+    its.model.eval()
+    found = head_scores(its.model, its.validation(), score=score)
+    sums = {place: torch.zeros(3, dtype=torch.float64) for place in its.model.attention_places().layout}
+    count = 0
+    pairs = its.data.valid
+    from headscope.training.batches import collate
+
+    for number in range(len(pairs)):
+        batch = collate(pairs, torch.tensor([number]).numpy())
+        count += 1
+        with torch.no_grad(), capture(its.model, ("weights", "context")) as heads:
+            its.model(batch.source, batch.target)
+        for place, total in sums.items():
+            seen = heads[place]["context" if score == "uniqueness" else "weights"][0]
+            for i in range(3):
+                apart = sum(float((seen[i] - seen[j]).norm()) for j in range(3))
+                total[i] += apart / 2 if score == "uniqueness" else apart
+    for (site, layer), total in sums.items():
+        torch.testing.assert_close(found[site][layer], total / count, rtol=1e-9, atol=1e-9)
+    assert set(SCORES) == {"confidence", "uniqueness", "base", "advanced", "pairwise"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dynamic": ("tough",)}, "--dynamic 'tough' is not known; choose from none, hard"),
+        ({"dynamic": ("hard", "soft")}, "--dynamic has 2 values; give one, or three"),
+        ({"dynamic_start": (1,)}, "scores exist after the first epoch, so 2 is the earliest"),
+        ({"dynamic_rest": (0,)}, "--dynamic-rest must be at least 1"),
+        ({"dynamic_end": (-1,)}, "--dynamic-end is -1; it must not be negative"),
+        ({"compat": "fork", "swap_output": True}, "--swap-output: the fork leaves these where they are"),
+        ({"dynamic_max_switches": ()}, "--dynamic-max-switches has 0 values"),
+    ],
+)
+def test_options_of_swaps_that_mean_nothing(options: dict[str, Any], message: str) -> None:
+    cls = VARIANTS.get("swap")
+    with pytest.raises(ConfigError, match=message):
+        cls.Options(**options)
+
+
+def test_runs_that_cannot_swap(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing says which heads change places"):
+        lessons.begin(tmp_path, "swap")
+    (tmp_path / "late.toml").write_text(SWAPS.replace("2", "7", 1))
+    with pytest.raises(ConfigError, match=r"late.toml: swaps of epoch 7, and the run ends after 6"):
+        lessons.begin(tmp_path, "swap", swap_schedule=tmp_path / "late.toml")
+    cls = VARIANTS.get("swap")
+    config = lessons.config(tmp_path)
+    alone = type(config)(**{**vars(config), "valid_source": None, "valid_target": None})
+    with pytest.raises(ConfigError, match="--dynamic ranks heads on the validation text"):
+        make_run(alone, cls(cls.Options(dynamic=("hard",))))

@@ -1,0 +1,568 @@
+"""Voita's relevance: against the original program, against matrix-form oracles, in batches, on every architecture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from oracles import voita as slow
+from torch import Tensor
+
+from headscope.data import IGNORED, Batch, side
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.gates import gated
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, attend, tapped
+from headscope.model.places import Place
+from headscope.model.transformer import Transformer
+from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.relevance.rulesets import RULE_SETS
+from headscope.relevance.trace import Core
+from headscope.relevance.trace_functions import Norm
+from headscope.relevance.trace_walk import Units
+from headscope.relevance.voita import Explained, explain, explain_voita
+from headscope.relevance.voita_rules import ProgramRules, VoitaSettings
+from headscope.relevance.voita_start import shares
+
+SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
+DOUBLE = torch.float64
+
+
+# What the original program computed
+
+
+@pytest.fixture(scope="module")
+def story(shared: Path) -> Checkpoint:
+    """The reference model, in float64: differences are then the program's own rounding."""
+    folder = shared / "oracles" / "story-of-heads"
+    its = open_checkpoint(str(folder / "model.npz"), device="cpu", companions=Companions())
+    its.model.double()
+    return its
+
+
+def sentence(story: Checkpoint, text: dict[str, str]) -> Batch:
+    source, target = (
+        story.encode([text[key]], side=name, limit=99)[0]  # type: ignore[arg-type]
+        for key, name in (("src", "source"), ("dst", "target"))
+    )
+    return Batch(torch.tensor([0]), 0, side([source]), side([target]))
+
+
+def texts(shared: Path) -> list[dict[str, str]]:
+    folder = shared / "oracles" / "story-of-heads"
+    found: list[dict[str, str]] = json.loads((folder / "sentences.json").read_text())["sentences"]
+    return found
+
+
+# Largest differences over the largest value of each array: what float32 rounding of the program leaves. In alpha-beta
+# mode its softmax gives 1 - 2^-24 to a lone key, and near-zero sums are compared with eps at position 0.
+@pytest.mark.parametrize(
+    ("name", "settings", "heads", "tokens"),
+    [
+        ("lrp_ab", VoitaSettings(), 1e-4, 4e-3),
+        ("lrp_ab_attnconst", VoitaSettings(attention_constant=True), 1e-5, 1e-5),
+        ("lrp_eps", VoitaSettings(mode="eps"), 5e-3, 4e-3),
+        ("lrp_eps_attnconst", VoitaSettings(mode="eps", attention_constant=True), 5e-3, 4e-3),
+    ],
+)
+def test_the_program_gives_the_same(
+    story: Checkpoint, shared: Path, name: str, settings: VoitaSettings, heads: float, tokens: float
+) -> None:
+    reference = np.load(shared / "oracles" / "story-of-heads" / f"{name}.npz")
+    for number, text in enumerate(texts(shared)[:3]):
+        found = explain_voita(story, sentence(story, text), settings=settings)
+        key = f"s{number:02}"
+        compare_heads(found, reference, key, heads)
+        given = (found.source_tokens, found.target_tokens, found.target_inputs, found.memory)
+        names = ("src_tok_abs", "dst_tok_abs", "dst_tok_abs_nocrop", "R_enc_out")
+        for its, array in zip(given, names, strict=True):
+            assert its is not None
+            assert apart(its[:, 0].numpy(), reference[f"{key}/{array}"]) < (tokens if "dst" in array else heads)
+
+
+def compare_heads(found: Explained, reference: Any, key: str, tolerance: float) -> None:
+    for site, name in SITES.items():
+        layers = range(reference[f"{key}/head_raw/{name}"].shape[1])
+        raw = np.stack([found.heads[site, layer].raw[:, 0].numpy() for layer in layers], axis=1)
+        by_query = np.stack([found.heads[site, layer].by_query[:, 0].numpy() for layer in layers], axis=1)
+        assert apart(raw, reference[f"{key}/head_raw/{name}"]) < tolerance
+        assert apart(by_query, reference[f"{key}/head_pos/{name}"]) < tolerance
+
+
+def apart(found: np.ndarray, expected: np.ndarray) -> float:
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def test_the_first_version_of_the_program_gives_the_same(story: Checkpoint, shared: Path) -> None:
+    # Its denominators pass near zero: float32 and float64 differ by up to 1e-3 here, by 3e-5 in the middle.
+    reference = np.load(shared / "oracles" / "story-of-heads" / "lrp_2019.npz")
+    for number, text in enumerate(texts(shared)[:3]):
+        found = explain_voita(story, sentence(story, text), settings=VoitaSettings(version="2019"))
+        compare_heads(found, reference, f"s{number:02}", 3e-3)
+        for site, name in SITES.items():
+            raw = np.stack([found.heads[site, layer].raw[:, 0].numpy() for layer in range(3)], axis=1)
+            expected = reference[f"s{number:02}/head_raw/{name}"]
+            assert np.median(np.abs(raw / expected - 1)) < 3e-4
+        assert found.source_tokens is not None and found.target_tokens is not None
+        assert apart(found.source_tokens[:, 0].numpy(), reference[f"s{number:02}/src_tok"]) < 3e-3
+        assert apart(found.target_tokens[:, 0].numpy(), reference[f"s{number:02}/dst_tok"]) < 3e-3
+
+
+# Matrix-form oracles in float64
+
+
+def native(norm: str = "pre", *, seed: int = 0, two_sided: bool = True, **options: Any) -> Transformer:
+    """A model of prime sizes with random biases and norm parameters."""
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {"d_model": 7, "d_ffn": 11, "d_head": 5, "d_value": 3, "norm": norm, "qkv_bias": True}
+    sizes |= {"final_norm": norm == "pre", "self_heads": (2, 3)} | options
+    start = sizes.pop("start", "token")
+    encoder = StackConfig(vocabulary=13, **sizes) if two_sided else None
+    decoder = StackConfig(vocabulary=17, **sizes, **({"cross_heads": (3, 2)} if two_sided else {}))
+    model = Transformer(TransformerConfig(encoder=encoder, decoder=decoder, start=start, output_bias=True))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=0.3)
+        elif "alpha" in name:
+            torch.nn.init.normal_(parameter)
+    return model.double().eval()
+
+
+SOURCE = torch.tensor([[5, 3, 9, 4, 7], [6, 8, 0, 0, 0], [3, 12, 4, 0, 0]])
+TARGET = torch.tensor([[2, 5, 9], [2, 11, 0], [2, 7, 4]])
+LENGTHS = ((5, 3), (2, 2), (3, 3))  # the padding is in the middle of the batch
+
+
+def whole_batch(model: Transformer, settings: VoitaSettings, **options: Any) -> Explained:
+    real = [torch.arange(ids.shape[1]) < torch.tensor([pair[i] for pair in LENGTHS])[:, None]
+            for i, ids in enumerate((SOURCE, TARGET))]  # fmt: skip
+    source = SOURCE if model.encoder is not None else None
+    mask = real[0] if source is not None else None
+    return explain(
+        model,
+        lambda: model(source, TARGET, source_mask=mask, target_mask=real[1]),
+        lambda logits: top(logits, real[1]),
+        settings=settings,
+        **options,
+    )
+
+
+def top(logits: Tensor, real: Tensor | None = None) -> Units:
+    """1.0 at the likeliest unit of every real position."""
+    values = torch.ones(logits.shape[:2], dtype=logits.dtype) if real is None else real.to(logits.dtype)
+    tokens = torch.arange(logits.shape[1])[:, None].expand(-1, len(logits))
+    return Units(tokens, logits.argmax(dim=-1).T, values.T)
+
+
+def agree_with_oracle(model: Transformer, found: Explained, ops: Any, tolerance: float) -> None:
+    with torch.no_grad():
+        for b, (n, m) in enumerate(LENGTHS):
+            its = slow.Walk(model, SOURCE[b, :n] if model.encoder is not None else None, TARGET[b, :m])
+            for p in {m - 1, int(b == 0)}:
+                expected = its.explain(ops, p, int(its.logits[p].argmax()))
+                for (site, layer), heads in found.heads.items():
+                    neurons = expected[site.value, layer]  # [h t c]
+                    close(heads.raw[p, b], neurons.sum(dim=(-1, -2)), tolerance)
+                    close(heads.absolute[p, b], neurons.abs().sum(dim=(-1, -2)), tolerance)
+                    close(heads.by_query[p, b, :, : neurons.shape[1]], neurons.sum(dim=-1), tolerance)
+                    assert not heads.by_query[p, b, :, neurons.shape[1] :].any()
+                ends = (found.source, found.target) if model.encoder is not None else (None, found.source)
+                close(ends[1][p, b, :m], expected["target"], tolerance)  # type: ignore[index]
+                if ends[0] is not None and found.memory is not None:
+                    close(ends[0][p, b, :n], expected["source"], tolerance)
+                    close(found.memory[p, b, :n], expected["memory"], tolerance)
+            assert not found.heads[Site.DECODER_SELF, 0].raw[m:, b].any()
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1e-30))
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_core_rule_is_its_matrix_form(norm: str, signed: bool, constant: bool) -> None:
+    model = native(norm, seed=1)
+    settings = VoitaSettings(mode="eps" if signed else "alpha-beta", attention_constant=constant)
+    found = whole_batch(model, settings)
+    agree_with_oracle(model, found, slow.Program(signed=signed, constant=constant), 1e-7 if signed else 1e-10)
+    assert found.explained.tolist() == [[True, True, True], [True, True, True], [True, False, True]]
+    assert found.classes[2, 1] == -1
+
+
+def test_other_shapes_of_models() -> None:
+    exact = VoitaSettings(norm_jacobian="exact")
+    model = native("pre", seed=2, qkv_bias=False, start="zero", activation="gelu")
+    agree_with_oracle(
+        model, whole_batch(model, exact), slow.Program(signed=False, constant=False, exact_norm=True), 1e-10
+    )
+    model = native("post", seed=3, two_sided=False, final_norm=True)
+    agree_with_oracle(model, whole_batch(model, VoitaSettings()), slow.Program(signed=False, constant=False), 1e-10)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_mixed_heads_are_read_after_mixing(signed: bool) -> None:
+    model = native("pre", seed=4, self_mixing="alpha")
+    settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
+    found = whole_batch(model, settings)
+    agree_with_oracle(model, found, slow.Program(signed=signed, constant=False), 1e-7 if signed else 1e-10)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("version", ["2019", "paper"])
+def test_other_versions_are_their_matrix_forms(version: Any, norm: str) -> None:
+    model = native(norm, seed=5)
+    found = whole_batch(model, VoitaSettings(version=version))
+    agree_with_oracle(model, found, slow.First() if version == "2019" else slow.Paper(), 1e-6)
+
+
+def test_gates_are_as_if_folded_into_the_output_projection() -> None:
+    model = native("post", seed=6)
+    gates = {(Site.DECODER_SELF, 1): torch.tensor([0.5, 1.0, 0.0]), (Site.CROSS, 0): torch.tensor([1.5, 0.0, 0.25])}
+    with gated(model, gates):
+        found = whole_batch(model, VoitaSettings())
+    assert model.encoder is not None
+    with torch.no_grad():
+        for module, values in (
+            (model.decoder.layers[1].self_attention, gates[Site.DECODER_SELF, 1]),
+            (model.decoder.layers[0].cross_attention, gates[Site.CROSS, 0]),
+        ):
+            module.output.weight.mul_(values.repeat_interleave(3))
+    expected = whole_batch(model, VoitaSettings())
+    for place, heads in expected.heads.items():
+        close(found.heads[place].raw, heads.raw, 1e-12)
+
+
+@pytest.mark.parametrize("mode", ["alpha-beta", "eps"])
+def test_positions_together_and_in_small_blocks_are_positions_one_by_one(mode: Any) -> None:
+    model = native("pre", seed=7)
+    settings = VoitaSettings(mode=mode)
+    whole = whole_batch(model, settings)
+    blocks = whole_batch(model, settings, block_bytes=1)
+    for place, heads in whole.heads.items():
+        close(blocks.heads[place].raw, heads.raw, 1e-8)
+        assert heads.value_share is not None and heads.qk_share is not None
+        if mode == "alpha-beta":  # both ways together are what went in, but for epsilon
+            close(heads.value_share + heads.qk_share, heads.raw, 1e-3)
+            assert (heads.value_share > 0)[heads.raw > 0].all()
+    for p in range(3):
+        one = explain(
+            model,
+            lambda: model(SOURCE[:1], TARGET[:1]),
+            lambda logits, p=p: one_unit(logits, p),
+            settings=settings,
+        )
+        for place, heads in one.heads.items():
+            close(heads.raw[0, 0], whole.heads[place].raw[p, 0], 1e-8)
+
+
+def one_unit(logits: Tensor, p: int) -> Units:
+    its = top(logits)
+    return Units(its.tokens[p : p + 1], its.classes[p : p + 1], its.values[p : p + 1])
+
+
+def test_a_dense_start_is_a_start_at_units() -> None:
+    model = native("pre", seed=8)
+    found = whole_batch(model, VoitaSettings())
+    real = torch.arange(3) < torch.tensor([pair[1] for pair in LENGTHS])[:, None]
+    mask = torch.arange(5) < torch.tensor([pair[0] for pair in LENGTHS])[:, None]
+    dense = explain(
+        model,
+        lambda: model(SOURCE, TARGET, source_mask=mask, target_mask=real),
+        lambda logits: top(logits, real).dense(logits.shape),
+    )
+    assert torch.equal(dense.explained, found.explained)
+    for place, heads in found.heads.items():
+        close(dense.heads[place].by_query, heads.by_query, 1e-12)
+
+
+# Operations that the native Transformer lacks: grouped keys, soft caps, sinks, RMS norms, products
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_attention_with_groups_caps_and_sinks_is_its_matrix_form(signed: bool) -> None:
+    torch.manual_seed(9)
+    query, key, value = (
+        torch.randn(2, 6, 3, 5).double(),
+        torch.randn(2, 2, 7, 5).double(),
+        torch.randn(2, 2, 7, 3).double(),
+    )
+    sinks, seen = torch.randn(6).double(), torch.rand(2, 1, 3, 7) > 0.3
+    calls: list[AttentionCall] = []
+    with tapped(lambda call, _: calls.append(call)):
+        attend(torch.nn.Identity().eval(), query, key, value, mask=seen, scaling=0.7, softcap=2.0, sinks=sinks)
+    place = Place(Site.DECODER_SELF, 0, 6, 2, 5, "")
+    settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
+    rules = ProgramRules(settings, sentences=2, dtype=DOUBLE, block=1)
+    relevance = torch.rand(4, 2, 6, 3, 3).double()
+    found = rules.attention(relevance, Core(place, calls[0]))
+    ops = slow.Program(signed=signed, constant=False)
+    for p in range(4):
+        for b in range(2):
+            expected = _each_head(ops, relevance[p, b], query[b], key[b], value[b], sinks, seen[b, 0])
+            for its, wanted in zip(found[:3], expected, strict=True):
+                assert its is not None
+                close(its[p, b], wanted, 1e-9)
+
+
+def _each_head(ops: Any, r: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, seen: Tensor) -> list[Tensor]:
+    heads = []
+    for h in range(6):
+
+        def f(a: Tensor, b: Tensor, c: Tensor, h: int = h) -> Tensor:
+            scores = (torch.tanh(a @ b.mT * 0.7 / 2.0) * 2.0).masked_fill(~seen, -1e300)
+            column = sinks[h].expand(len(scores), 1)
+            return torch.softmax(torch.cat([scores, column], dim=1), dim=1)[:, :-1] @ c
+
+        heads.append(ops.core(f, r[h], [q[h], k[h // 3], v[h // 3]]))
+    parts = ops.rescale(r, [torch.stack(part) for part in zip(*heads, strict=True)])
+    grouped = [
+        [ops.gather(*(part[3 * g + i] for i in range(3))) for g in range(2)] if not ops.signed else part
+        for part in parts[1:]
+    ]
+    if ops.signed:  # what the heads of a group give is scaled over all groups of the sentence
+        grouped = [list(ops.gather(*(part.unflatten(0, (2, 3))[:, i] for i in range(3)))) for part in parts[1:]]
+    return [parts[0], *(torch.stack(list(part)) for part in grouped)]
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_rms_norms_and_products_are_their_matrix_forms(signed: bool) -> None:
+    torch.manual_seed(10)
+    x, y = torch.randn(2, 1, 3, 7).double().unbind()
+    scale = torch.randn(7).double()
+    relevance = torch.rand(5, 1, 3, 7).double()
+    settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
+    rules = ProgramRules(settings, sentences=1, dtype=DOUBLE, block=1)
+    ops = slow.Program(signed=signed, constant=False)
+    normed = rules.norm(relevance, x, Norm(scale, None, 0.1, centred=False))
+    left, right = rules.product(relevance, x, y)
+    for p in range(5):
+        expected = ops.rows(lambda row: row * (row.square().mean() + 0.1).rsqrt() * scale, relevance[p, 0], x[0])
+        close(normed[p, 0], expected, 1e-9)
+        pairs = [ops.core(lambda a, b: a * b, *each) for each in
+                 ((r, [a, b]) for r, a, b in zip(relevance[p, 0], x[0], y[0], strict=True))]  # fmt: skip
+        for its, wanted in zip((left, right), zip(*pairs, strict=True), strict=True):
+            close(its[p, 0], torch.stack(wanted), 1e-9)
+
+
+# Hugging Face classes
+
+
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+ONE_SIDE = {"vocab_size": 53, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
+GROUPED = {**ONE_SIDE, **SPECIAL, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+BOTH_SIDES = {
+    **{
+        f"{side}_{name}": 2 + (name != "layers")
+        for side in ("encoder", "decoder")
+        for name in ("layers", "attention_heads")
+    },
+    **{"vocab_size": 53, "d_model": 15, "encoder_ffn_dim": 17, "decoder_ffn_dim": 19, "max_position_embeddings": 32},
+    **SPECIAL,
+    "decoder_start_token_id": 0,
+    "forced_eos_token_id": None,
+}
+T5 = {**SPECIAL, "vocab_size": 53, "d_model": 15, "d_kv": 5, "d_ff": 17, "num_layers": 2, "num_heads": 3}
+HUGGING_FACE: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertForMaskedLM", {**ONE_SIDE, "intermediate_size": 17}),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 53, "n_embd": 15, "n_layer": 2, "n_head": 3, "n_inner": 17} | SPECIAL),
+    "llama": ("LlamaForCausalLM", {**GROUPED, "intermediate_size": 17}),
+    "gemma": ("GemmaForCausalLM", {**GROUPED, "head_dim": 6, "intermediate_size": 17}),
+    "t5": ("T5ForConditionalGeneration", {**T5, "decoder_start_token_id": 0}),
+    "t5-gated": ("T5ForConditionalGeneration", {**T5, "decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu"}),
+    "marian": ("MarianMTModel", BOTH_SIDES),
+    "gpt-neox": ("GPTNeoXForCausalLM", {**ONE_SIDE, "hidden_size": 24, "intermediate_size": 17}),
+}
+
+
+def hugging_face(name: str) -> Any:
+    torch.manual_seed(11)
+    kind, sizes = HUGGING_FACE[name]
+    cls = getattr(transformers, kind)
+    model = cls(cls.config_class(**sizes)).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
+    model = hugging_face(name)
+    ids, reals = torch.randint(5, 53, (3, 7)), torch.tensor([7, 4, 6])
+    targets, lengths = torch.randint(5, 53, (3, 5)), torch.tensor([5, 2, 3])
+    two_sided = model.config.is_encoder_decoder
+
+    def forward(rows: slice, n: int, m: int) -> Tensor:
+        given = {"input_ids": ids[rows, :n], "attention_mask": (torch.arange(n) < reals[rows, None]).long()}
+        if two_sided:
+            mask = (torch.arange(m) < lengths[rows, None]).long()
+            given |= {"decoder_input_ids": targets[rows, :m], "decoder_attention_mask": mask}
+        logits: Tensor = model(**given, use_cache=False).logits
+        return logits
+
+    hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
+    for mode in ("alpha-beta", "eps"):
+        settings = VoitaSettings(mode=mode)  # type: ignore[arg-type]
+        whole = explain(model, lambda: forward(slice(None), 7, 5), top, settings=settings)
+        for b in range(3):
+            n, m = int(reals[b]), int(lengths[b])
+            alone = explain(model, lambda: forward(slice(b, b + 1), n, m), top, settings=settings)  # noqa: B023
+            assert len(alone.heads) == (6 if two_sided else 2)
+            for place, heads in alone.heads.items():
+                close(whole.heads[place].raw[: len(heads.raw), b], heads.raw[:, 0], 1e-7)
+            if mode == "alpha-beta":
+                total = sum(part.sum(dim=(-1, -2)) for part in (alone.source, alone.target) if part is not None)
+                assert ((total > 0.995) & (total < 1 + 1e-9)).all()
+    assert [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()] == hooks
+
+
+def test_a_converted_model_has_the_same_relevance(tmp_path: Path) -> None:
+    sizes = {"d_model": 6, "d_head": 3, "d_value": 3, "self_heads": (2, 2), "cross_heads": (2, 2), "final_norm": False}
+    sizes |= {"positions": "learned", "max_positions": 23, "position_offset": 2, "embedding_norm": True}
+    torch.manual_seed(12)
+    stack = {key: value for key, value in sizes.items() if key != "cross_heads"} | {"vocabulary": 13, "d_ffn": 11}
+    model = Transformer(
+        TransformerConfig(
+            encoder=StackConfig(**stack),
+            decoder=StackConfig(**stack, cross_heads=(2, 2)),
+            share_embeddings=True,
+            tie_output=True,
+        )
+    ).eval()
+    config = transformers.BartConfig(
+        vocab_size=13, d_model=6, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, scale_embedding=True,
+        decoder_attention_heads=2, encoder_ffn_dim=11, decoder_ffn_dim=11, max_position_embeddings=23,
+        activation_function="relu", **SPECIAL, decoder_start_token_id=2, forced_eos_token_id=None,
+    )  # fmt: skip
+    bart = transformers.BartForConditionalGeneration(config).eval()
+    copy_to_bart(model, bart)
+    source, target = torch.tensor([[5, 3, 9, 4, 7]]), torch.tensor([[2, 5, 9]])
+    ours = explain(model, lambda: model(source, target), top)
+    theirs = explain(bart, lambda: bart(input_ids=source, decoder_input_ids=target, use_cache=False).logits, top)
+    for place, heads in ours.heads.items():
+        close(theirs.heads[place].raw, heads.raw, 1e-4)
+
+
+def copy_to_bart(model: Transformer, bart: Any) -> None:
+    names = {"self_attention_norm": "self_attn_layer_norm", "cross_attention_norm": "encoder_attn_layer_norm",
+             "self_attention": "self_attn", "cross_attention": "encoder_attn", "ffn_norm": "final_layer_norm",
+             "ffn.inner": "fc1", "ffn.outer": "fc2", "query": "q_proj", "key": "k_proj", "value": "v_proj",
+             "output": "out_proj", "embeddings.tokens": "embed_tokens", "embeddings.positions": "embed_positions",
+             "embeddings.norm": "layernorm_embedding"}  # fmt: skip
+    theirs, state = bart.state_dict(), {}
+    for key, value in model.state_dict().items():
+        if key.startswith("output"):
+            continue
+        for mine, other in names.items():
+            key = key.replace(f".{mine}.", f".{other}.")
+        state[f"model.{key}"] = value
+    state["model.shared.weight"] = state["lm_head.weight"] = state["model.encoder.embed_tokens.weight"]
+    missing = bart.load_state_dict(state, strict=False)
+    assert not missing.unexpected_keys and set(missing.missing_keys) <= {"final_logits_bias"}, (missing, list(theirs))
+
+
+# Errors
+
+
+def test_what_has_no_rule_is_named() -> None:
+    model = native("pre", seed=13, head_input="slice", d_model=6, slices=3)
+    with pytest.raises(CheckpointError, match=r"no propagation rule is known for 'einsum in Attention'"):
+        explain(model, lambda: model(SOURCE, TARGET), top)
+
+    class Odd(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cumsum(x, dim=-1)
+
+    model = native("pre", seed=13)
+    model.decoder.layers[0].ffn.activation = Odd()
+    with pytest.raises(CheckpointError, match="'cumsum in Odd'"):
+        explain(model, lambda: model(SOURCE, TARGET), top)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "gamma"}, "voita mode is 'gamma'; it must be one of alpha-beta, eps"),
+        ({"version": "2020"}, "voita version is '2020'; it must be one of 2021, 2019, paper"),
+        ({"epsilon": 0.0}, r"voita epsilon is 0\.0; it must be more than 0"),
+        ({"version": "2019", "mode": "eps"}, "version '2019' of voita has no settings"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VoitaSettings(**settings)
+
+
+def test_targets_that_are_refused(story: Checkpoint, shared: Path) -> None:
+    batch = sentence(story, texts(shared)[0])
+    with pytest.raises(ConfigError, match="target 'contrastive' does not go with voita"):
+        explain_voita(story, batch, target="contrastive")
+    with pytest.raises(ConfigError, match="the batch was read without labels"):
+        explain_voita(story, batch, target="reference")
+    with pytest.raises(ConfigError, match="block_bytes is 0; it must be at least 1"):
+        explain_voita(story, batch, block_bytes=0)
+
+
+def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, shared: Path) -> None:
+    text = texts(shared)[0]
+    plain = sentence(story, text)
+    likeliest = explain_voita(story, plain)
+    labels = likeliest.classes[:, :1].T.clone()
+    labels[0, 2] = IGNORED
+    found = explain_voita(story, replace(plain, labels=labels), target="reference")
+    assert found.explained[:, 0].tolist() == [p != 2 for p in range(labels.shape[1])]
+    for place, heads in likeliest.heads.items():
+        assert not found.heads[place].raw[2].any()
+        close(found.heads[place].raw[3], heads.raw[3], 1e-12)
+
+
+def test_registered_rule_sets(story: Checkpoint, shared: Path) -> None:
+    rule_set = RULE_SETS.get("voita")
+    batch = sentence(story, texts(shared)[0])
+    found = rule_set.explain(story, batch, target="top1", steps="each")
+    expected = explain_voita(story, batch)
+    assert torch.equal(found.counts, expected.explained.float())
+    assert torch.equal(found.relevance[Site.CROSS, 1].raw, expected.heads[Site.CROSS, 1].raw)
+    with pytest.raises(ConfigError, match="voita is not linear"):
+        rule_set.explain(story, batch, target="top1", steps="sum")
+
+
+def test_classes_and_sentence_vectors_are_explained_once() -> None:
+    torch.manual_seed(14)
+    ids, real = torch.randint(5, 53, (3, 7)), torch.arange(7) < torch.tensor([7, 4, 6])[:, None]
+    config = transformers.BertConfig(**ONE_SIDE, intermediate_size=17, num_labels=5)
+    classifier = transformers.BertForSequenceClassification(config).double().eval()
+    encoder = transformers.BertModel(config, add_pooling_layer=False).double().eval()
+
+    def class_scores(rows: slice, n: int) -> Tensor:
+        found: Tensor = classifier(input_ids=ids[rows, :n], attention_mask=real[rows, :n].long()).logits
+        return found
+
+    def states(rows: slice, n: int) -> Tensor:
+        found: Tensor = encoder(input_ids=ids[rows, :n], attention_mask=real[rows, :n].long()).last_hidden_state
+        return found
+
+    def likeliest(logits: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(logits.argmax(dim=-1), 5)[None].double()
+
+    with torch.inference_mode():  # as analyses run
+        classes = explain(classifier, lambda: class_scores(slice(None), 7), likeliest)
+        vectors = explain(encoder, lambda: states(slice(None), 7), lambda found: shares(found, real))
+        for b, n in enumerate((7, 4, 6)):
+            rows = slice(b, b + 1)
+            one = explain(classifier, lambda: class_scores(rows, n), likeliest)  # noqa: B023
+            two = explain(encoder, lambda: states(rows, n), lambda found: shares(found, real[rows, :n]))  # noqa: B023
+            for place in one.heads:
+                close(classes.heads[place].raw[:, b], one.heads[place].raw[:, 0], 1e-10)
+                close(vectors.heads[place].raw[:, b], two.heads[place].raw[:, 0], 1e-10)
+    output = states(slice(None), 7).detach()
+    mean = (output * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True)
+    close(shares(output, real).sum(dim=(0, 2, 3)), mean.norm(dim=-1), 1e-12)
