@@ -25,6 +25,8 @@ def summary(finished: Finished) -> Iterator[Any]:
         yield _functions(finished)
     if "confidence" in study.heads:
         yield _sharpest(finished)
+    if "faithfulness_rankings" in study.tables:
+        yield _rankings(finished)
     for line in _remarks(finished):
         yield Padding(Text(line), (0, 0, 0, 1))
     yield Text(str(finished.signature), style="dim")
@@ -55,6 +57,23 @@ def _sharpest(finished: Finished) -> Table:
             f"{row.confidence:.3f}",
             f"{row.confidence_low:.3f}–{row.confidence_high:.3f}",
             row.functions.replace(";", " "),
+        )
+    return table
+
+
+def _rankings(finished: Finished) -> Table:
+    """The rankings, the most faithful first; `chance` is what random orders give, with its spread."""
+    title = "rankings by faithfulness: area between removing the most and the least important heads first"
+    table = _table(title, "", "ranking", "area", "95 %", "chance", "with ablation", "with itself, shuffled")
+    for row in finished.study.tables["faithfulness_rankings"].itertuples():
+        table.add_row(
+            str(row.place),
+            row.ranking,
+            f"{row.area:.3f}",
+            f"{row.area_low:.3f}–{row.area_high:.3f}",
+            f"{row.area_random:.3f} ± {row.area_random_sd:.3f}",
+            f"{row.ablation_spearman:.2f}",
+            f"{row.shuffled_spearman:.2f}",
         )
     return table
 

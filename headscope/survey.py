@@ -66,6 +66,7 @@ class Survey:
     cache: dict[str, Any] = field(default_factory=dict)
     kept: list[tuple[Heads, Tensor]] = field(default_factory=list)
     found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
+    refused: list[LeftOut] = field(default_factory=list)
 
     @property
     def differentiated(self) -> bool:
@@ -91,12 +92,22 @@ class Survey:
         else:
             self._look(here, self.running)
         if batch.kind == "text":
-            for one in filter(explains, self.running):
-                with torch.no_grad():
-                    self.found += [(one, key, ratio) for key, ratio in one.explain(self.checkpoint, here).items()]
+            for one in [each for each in self.running if explains(each)]:
+                self._explain(one, here)
         with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
             for one, key, ratio in self.found:
                 self._add(one, key, batch, ratio)
+
+    def _explain(self, one: Analysis, batch: Batch) -> None:
+        """An analysis' own passes; where the model is none that it can explain, it is left out from then on."""
+        try:
+            with torch.no_grad():
+                self.found += [(one, key, ratio) for key, ratio in one.explain(self.checkpoint, batch).items()]
+        except CheckpointError as error:
+            if one.name in self.sums or len(self.running) == 1:
+                raise
+            self.running = [each for each in self.running if each is not one]
+            self.refused.append(LeftOut(one.name, str(error)))
 
     def _look(self, batch: Batch, seeing: Sequence[Analysis]) -> None:
         """One forward pass without gradients."""
@@ -202,7 +213,8 @@ class Survey:
     def conclude(self, bootstrap: Bootstrap) -> Study:
         """Turn sums into columns, tables and labels."""
         findings: list[tuple[Analysis, Findings]] = []
-        left_out, remarks = [], []
+        left_out: list[LeftOut] = list(self.refused)
+        remarks: list[str] = []
         for one in self.running:
             sums = self.sums.get(one.name, {})
             if one.passes and not sums:

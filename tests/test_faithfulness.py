@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from oracles import speakers
 
 from headscope.accumulate import Bootstrap, GroupSums, Ratio
-from headscope.errors import ConfigError
-from headscope.faithfulness.harm import Harm
+from headscope.analysis import ANALYSES, Options
+from headscope.analyze import analyze, choose
+from headscope.assets import demo_checkpoint
+from headscope.config import AnalyzeConfig
+from headscope.data import Losses, batches
+from headscope.errors import CheckpointError, ConfigError
+from headscope.faithfulness.harm import Harm, measure
 from headscope.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
 from headscope.faithfulness.trial import ORDERS, Plan, judge, plan, with_randomised
-from headscope.heads import HeadId, Site
+from headscope.gates import masked
+from headscope.heads import HeadId, Site, all_heads
+from headscope.likelihood import Reading
+from headscope.objectives.base import OBJECTIVES
+from headscope.runs import run_analysis
 
 HEADS = [HeadId(Site.DECODER_SELF, layer, head) for layer in range(2) for head in range(3)][:5]
 TRUE = dict(zip(HEADS, (5.0, 1.0, 4.0, 2.0, 3.0), strict=True))
@@ -141,3 +153,72 @@ def test_shuffled_agreement_is_a_column() -> None:
     verdict = judge(its, Harm({"loss": sums_of(its, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1))
     table = with_randomised(verdict, {"true": TRUE, "wrong": WRONG}, {"true": TRUE}).rankings
     assert table["shuffled_spearman"][0] == pytest.approx(1.0) and np.isnan(table["shuffled_spearman"][1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective"), [("t5", "loss"), ("native-pre", "loss"), ("gpt2", "top1"), ("bert", "loss")]
+)
+def test_harm_is_that_of_masked_heads(kind: str, objective: str) -> None:
+    """All masks in one pass equal a pass of their own under `masked`."""
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
+    heads = list(all_heads(checkpoint.layout))
+    masks = [[], heads[:1], heads[1:4], heads]
+    reading = Reading(tokens=61, limit=97, hiding="random")
+    found = measure(checkpoint, corpus, masks, reading, objective=objective, step=lambda count: None)
+    sums = found.sums[objective]
+    total = (sums.total.sum(0) / sums.count.sum(0)).tolist()
+    asked = OBJECTIVES.get(objective)(seed=1)
+    for place, off in enumerate(masks):
+        worth = count = 0.0
+        for batch in batches(corpus, checkpoint, tokens=1, limit=97, losses=Losses(), labels=True):
+            with torch.no_grad():
+                intact = asked.outcome(checkpoint, batch)
+                with masked(checkpoint.model, off):
+                    altered = asked.outcome(checkpoint, batch, intact.aim)
+            worth += float(asked.damage(intact, altered).sum())
+            count += float(intact.counts.sum())
+        assert total[place] - total[0] == pytest.approx(worth / count, abs=1e-5)
+    if objective == "loss":
+        assert {"loss", "accuracy"} == set(found.sums)
+
+
+def test_the_whole_trial(tmp_path: Path) -> None:
+    """On the demonstration's BERT: tables, figure, and weights that are as before."""
+    text = tmp_path / "text.en"
+    text.write_text("A dog runs over the grass.\nTwo men sit.\n", encoding="utf-8")
+    names = ("confidence", "magnitude")
+    config = AnalyzeConfig(
+        checkpoint=str(demo_checkpoint()),
+        source=text,
+        out=tmp_path / "run",
+        only=names,
+        faithfulness=True,
+        faithfulness_steps=2,
+        faithfulness_seeds=2,
+        bootstrap=20,
+        device="cpu",
+    )
+    finished = run_analysis(config)
+    table = pd.read_csv(tmp_path / "run" / "faithfulness_rankings.csv")
+    assert set(table.ranking) == {"confidence", "magnitude", "magnitude_all"} and table.place.tolist() == [1, 2, 3]
+    assert table.area.is_monotonic_decreasing and table.area_random.nunique() == 1
+    assert table.shuffled_spearman.between(-1, 1).all() and table.ablation_spearman.between(-1, 1).all()
+    curves = pd.read_csv(tmp_path / "run" / "faithfulness.csv")
+    assert set(curves.ranking) == {*table.ranking, "random:0", "random:1"}
+    assert set(curves.metric) == {"representation"} and set(curves.removed) == {0, 36, 72}
+    assert (curves[curves.removed == 0].harm == 0).all() and (curves[curves.removed == 72].harm > 0.1).all()
+    assert tmp_path / "run" / "figures" / "faithfulness.png" in finished.figures
+
+
+def test_an_analysis_that_cannot_explain_the_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise CheckpointError("no rule for Router")
+
+    monkeypatch.setattr(ANALYSES.get("ablation"), "explain", refuse)
+    checkpoint, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=3)
+    both = choose(only=("confidence", "ablation"))
+    study = analyze(checkpoint, corpus, analyses=both, options=Options(), replicates=10)
+    assert [(each.analysis, each.why) for each in study.left_out] == [("ablation", "no rule for Router")]
+    assert "confidence" in study.heads and "ablation" not in study.heads
+    with pytest.raises(CheckpointError, match="Router"):
+        analyze(checkpoint, corpus, analyses=choose(only=("ablation",)), options=Options(), replicates=10)

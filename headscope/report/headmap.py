@@ -29,7 +29,7 @@ from headscope.report.run import Run
 
 WIDEST = 14.5  # inches: more panels than fit start a new line
 LINES = 3  # functions that a cell writes out at most
-OVERVIEW = ("confidence", "entropy_share", "lrp", "gradient", "ablation")
+OVERVIEW = ("confidence", "lrp", "entropy_share", "gradient", "ablation")
 NAMES = {
     "confidence": "confidence",
     "entropy": "entropy",
