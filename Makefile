@@ -10,7 +10,7 @@ TORCH = torch>=2.9,<2.14
 demo: $(VENV)/demo.stamp
 	$(BIN)/headscope demo --out demo --force
 	@echo
-	@echo "Done. Look at demo/figures/heads.png and demo/heads.csv; run.json says how they were made."
+	@echo "Done. Look at demo/analysis/figures/heads.png and demo/analysis/heads.csv; demo/pruned is the smaller checkpoint."
 
 test: lint types unit
 

@@ -15,7 +15,7 @@ from headscope.analysis import Analysis, Column, Findings, Options, Tally, analy
 from headscope.formats.base import Checkpoint
 from headscope.gram import gram
 from headscope.heads import Site
-from headscope.model.projections import Projections, Slices, projections
+from headscope.model.projections import Projections, Slices
 
 RANK = 1e-6  # smallest against largest singular value, below which a slice lacks full rank
 MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
@@ -46,7 +46,7 @@ class Distinctness(Analysis):
         self.heads: dict[tuple[Site, int], int] = {}
 
     def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
-        self.found = projections(checkpoint.model)
+        self.found = checkpoint.projections
         self.heads = dict(checkpoint.layout)
 
     def report(self, tally: Tally) -> Findings:  # noqa: D102

@@ -24,7 +24,7 @@ class Entropy(Analysis):
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        logs = heads.weights.clamp(min=torch.finfo(heads.weights.dtype).tiny).log()  # 0 ln 0 is 0
+        logs = heads.weights.clamp(min=torch.finfo(heads.weights.dtype).tiny).log_()  # 0 ln 0 is 0
         entropy = -torch.einsum("bhts,bhts->bht", heads.weights, logs)
         seen = heads.shared("seen", lambda: heads.visible.sum(dim=-1))  # [b t]
         share = entropy / seen.clamp(min=2).to(entropy.dtype).log()[:, None]

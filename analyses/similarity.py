@@ -111,17 +111,17 @@ def pairwise(tokens: Tensor) -> tuple[Tensor, Tensor]:
     digits (see `NEAR`) are subtracted themselves.
     """
     dots = tokens @ tokens.transpose(1, 2)
-    squares = dots.diagonal(dim1=1, dim2=2)  # [n h]
+    squares = dots.diagonal(dim1=1, dim2=2).clone()  # [n h]
     inverse = squares.sqrt().clamp(min=1e-12).reciprocal()
     both = squares[:, :, None] + squares[:, None]
-    away = (both - 2 * dots).clamp_(min=0)
-    near = away <= NEAR * both
+    away = torch.sub(both, dots, alpha=2).clamp_(min=0)
+    near = away <= both.mul_(NEAR)
     near.diagonal(dim1=1, dim2=2).fill_(False)
     if near.any():
         token, i, j = near.nonzero(as_tuple=True)
         away[near] = (tokens[token, i] - tokens[token, j]).square().sum(dim=-1)
     away.diagonal(dim1=1, dim2=2).fill_(0)
-    return dots * inverse[:, :, None] * inverse[:, None], away.sqrt_()
+    return dots.mul_(inverse[:, :, None]).mul_(inverse[:, None]), away.sqrt_()
 
 
 def cka_samples(tally: Tally, place: tuple[Site, int], heads: int) -> Tensor:

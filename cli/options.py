@@ -86,7 +86,9 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of bootstrap and random tok
 
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None:
-        context.default_map = {**(context.default_map or {}), **read_config(path, _known(context))}
+        names_of = _known(context)
+        found = {names_of[key]: value for key, value in read_config(path, list(names_of)).items()}
+        context.default_map = {**(context.default_map or {}), **found}
     return path
 
 
@@ -103,8 +105,15 @@ Config = Annotated[
 ]
 
 
-def _known(context: typer.Context) -> list[str]:
-    return [parameter.name for parameter in context.command.params if parameter.name not in (None, "config", "help")]
+def _known(context: typer.Context) -> dict[str, str]:
+    """The parameter that every option sets, by the option's long name (`--from` may set `run`) and by its own."""
+    found: dict[str, str] = {}
+    for parameter in context.command.params:
+        name = parameter.name
+        if name is not None and name not in ("config", "help"):
+            long = [each.removeprefix("--").replace("-", "_") for each in parameter.opts if each.startswith("--")]
+            found |= dict.fromkeys([name, *long], name)
+    return found
 
 
 def read_config(path: Path, known: list[str]) -> dict[str, Any]:

@@ -220,6 +220,43 @@ def training(
     _say("training", [([course.name for course in courses], written)], as_json=as_json)
 
 
+@app.command()
+def pruning(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SWEEP|RUN…", help="Directories that `headscope prune sweep`, `l0`, `subset` or `rank` wrote."
+        ),
+    ],
+    out: Out,
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            "--figure",
+            metavar="quality|sites|functions|gates",
+            help="quality: metric against heads kept; sites: heads kept at each site; functions: of the survivors; "
+            "gates: while they learn. Default: quality for sweeps, sites for other runs.",
+        ),
+    ] = None,
+    functions: Annotated[
+        Path | None,
+        typer.Option("--functions", metavar="RUN", help="A run of `headscope analyze` that labels the heads."),
+    ] = None,
+    force: Force = False,
+    dpi: Dpi = DPI,
+    as_json: AsJson = False,
+) -> None:
+    """What pruning costs, where the heads that stay are, which functions survive, and how gates learnt."""
+    from headscope.report.pruning import pruning_figure
+    from headscope.report.pruning_runs import load_pruned
+    from headscope.report.save import check_path, write_figure
+
+    check_path(out, force=force)
+    found = load_pruned(runs, functions=functions)
+    written = write_figure(pruning_figure(found, figure), out, dpi=dpi, force=force)
+    _say("pruning", [([each.name for each in found], written)], as_json=as_json)
+
+
 class _Draw:
     """One figure for every run named: all places to write to are checked before anything is drawn.
 

@@ -26,6 +26,7 @@ from headscope.cli.options import (
 )
 from headscope.cli.prune_learn import l0, subset
 from headscope.cli.prune_rank import rank
+from headscope.cli.prune_sweep import sweep
 
 if TYPE_CHECKING:
     from headscope.pruning.remove import Removed
@@ -45,6 +46,7 @@ def prune() -> None:
 app.command()(l0)
 app.command()(subset)
 app.command()(rank)
+app.command()(sweep)
 
 
 @app.command()
@@ -115,10 +117,11 @@ def remove(
     if json:
         console.print_json({"out": str(found.path), **record(found, asked)})
         return
-    _show(found)
+    show_removed(found)
 
 
-def _show(found: Removed) -> None:
+def show_removed(found: Removed) -> None:
+    """Print what a removal saved and how it was proved."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

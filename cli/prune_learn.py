@@ -46,6 +46,7 @@ from headscope.cli.prune_options import (
     ValidSource,
     ValidTarget,
     Warmup,
+    one_process,
     settings_of,
     show_choice,
 )
@@ -140,6 +141,7 @@ def l0(
     gates.csv (the trajectory), pruning.json, and DIR/model, the checkpoint as it has learnt, with all its heads.
     """
     settings = settings_of(locals())
+    one_process("l0")
     from headscope.pruning.l0 import L0Options
 
     given = _numbers(settings.pop("strength"))
@@ -206,6 +208,7 @@ def subset(
     Writes what `prune l0` writes.
     """
     settings = settings_of(locals())
+    one_process("subset")
     from headscope.pruning.subset import SubsetOptions
 
     mine = {name: settings.pop(name) for name in ("keep", "cooldown", "straight_through")}
@@ -223,7 +226,14 @@ def _learn(settings: dict[str, Any], method: Any, strengths: list[float], *, jso
 
         _show_sweep(run_lambdas(asked, strengths, progress=progress), json=json)
         return
-    show_choice(run_learning(asked, progress=progress), json=json)
+    try:
+        choice = run_learning(asked, progress=progress)
+    except KeyboardInterrupt:
+        if not (asked.out / "state.pt").is_file():
+            raise
+        console.say("interrupted; the same command with --resume goes on from the last state that was saved")
+        raise typer.Exit(130) from None
+    show_choice(choice, json=json)
 
 
 def _show_sweep(found: LambdaSweep, *, json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.options import DATA, MODEL, OUTPUT, names
+from headscope.errors import ConfigError
 
 if TYPE_CHECKING:
     from headscope.pruning.choice import Choice
@@ -27,7 +29,7 @@ ValidSource = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Text that the result is measured on; default: the start of --source.",
+        help="Text to measure the result on; default: the start of --source.",
         rich_help_panel=DATA,
     ),
 ]
@@ -89,7 +91,7 @@ Remove = Annotated[
     bool,
     typer.Option(
         "--remove",
-        help="Go on: cut the heads out, verify, and write DIR/pruned (prune remove).",
+        help="Go on and cut the heads out, into DIR/pruned (prune remove).",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -145,3 +147,9 @@ def _lines(choice: Choice) -> list[str]:
         listed = choice.folder / "removed.txt"
         lines.append(f"next: headscope prune remove {trained} --heads {listed} --out {choice.folder}-pruned")
     return [*lines, f"results: {choice.folder}"]
+
+
+def one_process(command: str) -> None:
+    """ConfigError under torchrun: several processes would write the same directory."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(f"prune {command} runs in one process; start it without torchrun")

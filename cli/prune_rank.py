@@ -44,6 +44,7 @@ from headscope.cli.prune_options import (
     ValidSource,
     ValidTarget,
     Warmup,
+    one_process,
     settings_of,
     show_choice,
 )
@@ -119,6 +120,7 @@ def rank(
     Writes removed.txt, kept.txt, ranking.csv and pruning.json; with --tune-updates also DIR/model.
     """
     settings = settings_of(locals())
+    one_process("rank")
     from headscope.pruning.rank_run import RankConfig, run_ranking
 
     show_choice(run_ranking(RankConfig(**settings), progress=console.updates), json=json)

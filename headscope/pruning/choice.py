@@ -108,6 +108,7 @@ def open_choice(config: ChoiceConfig, *, trains: bool) -> Opened:
     checkpoint = open_checkpoint(
         config.checkpoint, format=config.format, device=config.device, dtype=dtype, companions=config.companions
     )
+    _check_export(config, checkpoint)
     protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
     found = gating(checkpoint.places, sites=config.sites, protect=protect)
     limit = sentence_limit(checkpoint, Pace(limit=config.max_length))
@@ -115,6 +116,19 @@ def open_choice(config: ChoiceConfig, *, trains: bool) -> Opened:
     if config.valid_source is None and trains:
         remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
     return Opened(checkpoint, found, corpus, valid, limit, remarks)
+
+
+def _check_export(config: ChoiceConfig, checkpoint: Checkpoint) -> None:
+    """What can be known of a removal before hours of learning."""
+    if config.export and not config.remove:
+        raise ConfigError("--export says what --remove writes; give --remove too")
+    kinds = [name for name in config.export if name != "onnx"]
+    if config.remove:
+        choose(kinds[0] if kinds else None, checkpoint)
+    if "onnx" in config.export:
+        from headscope.pruning.export_onnx import require_packages
+
+        require_packages()
 
 
 def check_out(config: ChoiceConfig) -> None:
@@ -202,7 +216,7 @@ def _heads_at(gates: Gating, site: Site) -> int:
 
 
 def write_choice(choice: Choice, checkpoint: Checkpoint, config: ChoiceConfig) -> None:
-    """Write the directory; where `config.remove` says so, remove the heads too. `pruning.json` comes last."""
+    """Write the directory, `pruning.json` last; then, where `config.remove` says so, remove the heads too."""
     folder = choice.folder
     folder.mkdir(parents=True, exist_ok=True)
     _write_lines(folder / "removed.txt", choice.removed)
@@ -211,10 +225,11 @@ def write_choice(choice: Choice, checkpoint: Checkpoint, config: ChoiceConfig) -
     if (gates := choice.gates) is not None:
         written(folder / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
     place = _write_model(checkpoint, folder, config.companions) if choice.model else None
-    if config.remove and choice.removed:
-        choice.removed_to = str(_remove(choice, place, config))
     write_json(folder / RECORD, choice.record() | {"options": config.settings()})
     (folder / STATE).unlink(missing_ok=True)
+    if config.remove and choice.removed:  # what was chosen is there even if an export refuses these heads
+        choice.removed_to = str(_remove(choice, place, config))
+        write_json(folder / RECORD, choice.record() | {"options": config.settings()})
 
 
 def _write_lines(path: Path, heads: Sequence[HeadId]) -> None:

@@ -102,18 +102,22 @@ def criterion_named(name: str) -> Criterion:
     """
     if name in CRITERIA.names():
         return CRITERIA.get(name)()
-    if name not in ANALYSES.names():
-        raise ConfigError(unknown("criterion", name, [*CRITERIA.names(), *ANALYSES.names()]))
-    return column_named(name)
+    found = column_named(name)
+    if found.analysis not in ANALYSES.names():
+        known = sorted({*CRITERIA.names(), *ANALYSES.names()})
+        raise ConfigError(f"{unknown('criterion', name, known)}; other columns of heads.csv: give --from RUN")
+    return found
 
 
 def column_named(name: str) -> Measured:
-    """The column of that name, as its criterion says or higher is kept."""
+    """The column of that name, as its criterion says or higher is kept; it may be one that no analysis gives."""
     for its, cls in CRITERIA:
         if its == name and issubclass(cls, Measured):
             return cls()
-    measuring = ANALYSES.get(name) if name in ANALYSES.names() else None
-    text = measuring is None or bool(measuring.passes)
-    made = type("Column", (Measured,), {"name": name, "column": name, "analysis": name, "reads_text": text})
-    found: Measured = made()
+    giving = [each for each in ANALYSES.names() if name == each or name.startswith(f"{each}_")]
+    analysis = max(giving, key=len, default=name)
+    text = not giving or bool(ANALYSES.get(analysis).passes)
+    found: Measured = type(
+        "Column", (Measured,), {"name": name, "column": name, "analysis": analysis, "reads_text": text}
+    )()
     return found

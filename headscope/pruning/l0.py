@@ -127,6 +127,17 @@ class L0(GateLearner):
             "heads_with_log_a_above_0": by_rule,
         }
 
+    def remarks(self) -> list[str]:
+        """Gates that have not settled: the decision is then not what was learnt with."""
+        gates = self.gates()
+        between = int(((gates > 0) & (gates < 1)).sum())
+        if not between:
+            return []
+        return [
+            f"{between} of {len(gates)} gates are still between 0 and 1, and were decided all the same; "
+            "more --updates or a higher --gate-lr settles them"
+        ]
+
     def trace(self) -> dict[str, float]:  # noqa: D102
         return {"lambda": self.strength if self.options.strength_as == "paper" else self.strength * self._modules()}
 

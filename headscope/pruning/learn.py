@@ -91,7 +91,7 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Ch
     """
     began = time.monotonic()
     state = read_state(config.out) if config.resume else None
-    opened = open_choice(replace(config, force=True) if state is not None else config, trains=True)
+    opened = open_choice(config if state is None else replace(config, force=True, resume=False), trains=True)
     checkpoint, gates = opened.checkpoint, opened.gating
     learner = make_learner(gates, config)
     freeze = config.freeze or default_freeze(checkpoint, {site for site, _ in gates.counts})
@@ -121,7 +121,7 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Ch
         nll=nll,
         signature=_signature(config, opened, learner, freeze, recipe),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
-        remarks=opened.remarks,
+        remarks=[*opened.remarks, *learner.remarks()],
         gates=pd.DataFrame(trace),
         model=bool(parameters),
         seconds=time.monotonic() - began,

@@ -58,6 +58,10 @@ class GateLearner(ABC):
         """What shapes the result, and how the decision was made, for the record."""
         return {}
 
+    def remarks(self) -> list[str]:
+        """What the user should know of the decision."""
+        return []
+
     def trace(self) -> dict[str, float]:
         """Further columns of gates.csv: the same names always."""
         return {}

@@ -18,7 +18,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.heads import HeadId
 from headscope.pruning.choice import Choice, ChoiceConfig, Opened, clear, open_choice, signature, write_choice
-from headscope.pruning.criterion import Criterion, Measured, Question, criterion_named
+from headscope.pruning.criterion import CRITERIA, Criterion, Measured, Question, column_named, criterion_named
 from headscope.pruning.examples import Examples, examples
 from headscope.pruning.gating import Gating
 from headscope.pruning.learn import Progress, default_lr, no_progress, tune
@@ -153,11 +153,11 @@ def _scoring(config: RankConfig, opened: Opened) -> tuple[Callable[[list[HeadId]
         how["column"], fixed = read_scores(Path(config.by), layout, column=config.column)
         how["by"] = Path(config.by).name
     elif config.run is not None:
-        its = criterion_named(config.by)
-        if not isinstance(its, Measured):
+        if config.by in CRITERIA.names() and not issubclass(CRITERIA.get(config.by), Measured):
             raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
-        how |= {"column": its.column, "from": str(config.run)}
-        fixed = its.of(read_heads(config.run, layout))
+        of_run = column_named(config.by)
+        how |= {"column": of_run.column, "from": str(config.run)}
+        fixed = of_run.of(read_heads(config.run, layout))
     if fixed is not None:
         signed = {head: sign * value for head, value in fixed.items()}
         return lambda gone: signed, how

@@ -155,16 +155,17 @@ class Tuner:
         flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         fixed = closed(self.closed_heads, self.checkpoint.layout)
         self.gates = {} if self.learner is None else self.learner.gating.spread(self.learner.gates())
-        with still(model), gated(model, fixed or self.gates):
+        with still(model):
             model.train()
-            for parameter, _ in flags:
-                parameter.requires_grad_(id(parameter) in learning)
-            try:
-                yield
-            finally:
-                for parameter, flag in flags:
-                    parameter.requires_grad_(flag)
-                    parameter.grad = None
+            with gated(model, fixed or self.gates):
+                for parameter, _ in flags:
+                    parameter.requires_grad_(id(parameter) in learning)
+                try:
+                    yield
+                finally:
+                    for parameter, flag in flags:
+                        parameter.requires_grad_(flag)
+                        parameter.grad = None
 
     def _step(self, numbers: Numbers) -> float:
         batch = self.data.batch(numbers, seed=self.recipe.seed, epoch=self.epoch + 1).to(self.checkpoint.device)

@@ -1,0 +1,110 @@
+"""What learning gates costs beside plain fine-tuning, per update.
+
+Run: python benchmarks/learning_gates.py CKPT SOURCE [TARGET] [--rounds N] [--keep K] [--threads N]
+
+Plain fine-tuning of a Hugging Face model is what its users write: the model's own attention (SDPA), cross-entropy,
+clipping, fused Adam; of a native Transformer the same loop without gates. All sides take the same batches in the
+same process, in alternation; the median of the ratios of CPU seconds counts. Limit: 1.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headscope.data import open_corpus
+from headscope.formats.base import IGNORED, Checkpoint, open_checkpoint
+from headscope.model.transformer import Transformer
+from headscope.pruning.examples import Examples, examples
+from headscope.pruning.gating import gating
+from headscope.pruning.l0 import L0, L0Options
+from headscope.pruning.learner import GateLearner
+from headscope.pruning.subset import Subset, SubsetOptions
+from headscope.pruning.trained import trained_parameters
+from headscope.pruning.tuning import ADAM_EPSILON, BETAS, Recipe, Tuner, batch_loss, smoothing_of
+from headscope.training.batches import Numbers
+
+LIMIT = 1.1
+RECIPE = Recipe(updates=10_000, lr=1e-6, tokens=2048)
+
+
+def plain(checkpoint: Checkpoint, data: Examples, parameters: list[nn.Parameter]) -> Callable[[Numbers], None]:
+    """An update without headscope's attention, where the model has its own."""
+    model: Any = checkpoint.model
+    adam = torch.optim.Adam(parameters, lr=RECIPE.lr, betas=BETAS, eps=ADAM_EPSILON, fused=True)
+    smoothing = smoothing_of(RECIPE, checkpoint)
+
+    def update(numbers: Numbers) -> None:
+        batch = data.batch(numbers, seed=1, epoch=1).to(checkpoint.device)
+        adam.zero_grad(set_to_none=True)
+        if isinstance(model, Transformer):
+            loss, _, tokens = batch_loss(checkpoint, batch, smoothing=smoothing)
+        else:
+            given = {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}
+            if batch.target is not None:
+                given |= {"decoder_input_ids": batch.target.ids, "decoder_attention_mask": batch.target.real.long()}
+            assert batch.labels is not None
+            asked = batch.labels != IGNORED
+            logits, labels = model(**given).logits[asked], batch.labels[asked]
+            loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+            tokens = len(labels)
+        (loss / max(tokens, 1)).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(parameters, RECIPE.clip)
+        adam.step()
+
+    return update
+
+
+def main() -> None:
+    """Print the ratios."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path, nargs="?")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--keep", type=int)
+    parser.add_argument("--threads", type=int, default=1)
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    checkpoint = open_checkpoint(asked.checkpoint, device="cpu", dtype="float32")
+    data = examples(checkpoint, open_corpus(asked.source, target=asked.target, max_sentences=2000), limit=512)
+    parameters, gates = trained_parameters(checkpoint, "none"), gating(checkpoint.places)
+    noise = torch.Generator().manual_seed(1)
+    keep = asked.keep or gates.heads // 3
+    learners: dict[str, GateLearner] = {
+        "l0": L0(gates, L0Options(strength=0.01), updates=10_000, generator=noise),
+        "subset": Subset(gates, SubsetOptions(keep=keep), updates=10_000, generator=noise),
+    }
+    tuners = {name: Tuner(checkpoint, data, RECIPE, parameters, learner) for name, learner in learners.items()}
+    bare, groups = plain(checkpoint, data, parameters), data.epoch(1, tokens=RECIPE.tokens, seed=1)
+    ratios: dict[str, list[float]] = {name: [] for name in tuners}
+    for number in range(asked.rounds):
+        numbers = groups[number % len(groups)]
+        checkpoint.model.train()
+        base = seconds(lambda: bare(numbers))  # noqa: B023
+        checkpoint.model.eval()
+        for name, tuner in tuners.items():
+            with tuner._ready():
+                ratios[name].append(seconds(lambda: tuner._step(numbers)) / base)  # noqa: B023
+    for name, found in ratios.items():
+        value = statistics.median(found)
+        verdict = "ok" if value <= LIMIT else f"over the limit of {LIMIT}"
+        print(f"{name}: {value:.3f} × plain fine-tuning per update ({base:.3f} s, {len(found)} rounds): {verdict}")
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of all threads."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""`headscope prune sweep`: methods × sizes × seeds, one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headscope.cli import console
+from headscope.cli.options import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    Beam,
+    Bpe,
+    CheckpointName,
+    Config,
+    Device,
+    Dicts,
+    Dtype,
+    FormatName,
+    HyperParameters,
+    Json,
+    MaxSentences,
+    names,
+)
+from headscope.cli.prune_options import (
+    HEADS,
+    LEARNING,
+    Clip,
+    Freeze,
+    LearningRate,
+    LearnTokens,
+    MaxLength,
+    Out,
+    Protect,
+    Schedule,
+    Sites,
+    Smoothing,
+    Source,
+    Target,
+    TuneUpdates,
+    Updates,
+    ValidSentences,
+    ValidSource,
+    ValidTarget,
+    Warmup,
+)
+from headscope.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headscope.pruning.sweep import Sweep
+
+MEASURING = "Measuring"
+
+
+def sweep(
+    checkpoint: CheckpointName,
+    out: Out,
+    methods: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="l0, subset, and what `prune rank --by` takes: random, magnitude, confidence, gradient, lrp, …",
+            rich_help_panel=HEADS,
+        ),
+    ] = "l0,subset,random,magnitude,confidence,gradient,lrp",
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,…", help="Sizes: heads that stay, of those sites.", rich_help_panel=HEADS),
+    ] = None,
+    fractions: Annotated[
+        str | None, typer.Option(metavar="F,F,…", help="Sizes: shares of them that stay.", rich_help_panel=HEADS)
+    ] = None,
+    lambdas: Annotated[
+        str | None,
+        typer.Option(
+            "--lambda",
+            metavar="L,L,…",
+            help="l0: these prices of an open head, instead of searching for --keep.",
+            rich_help_panel=HEADS,
+        ),
+    ] = None,
+    strength_as: Annotated[
+        str, typer.Option("--lambda-as", metavar="paper|code", help="As prune l0 has it.", rich_help_panel=HEADS)
+    ] = "paper",
+    start: Annotated[
+        str, typer.Option(metavar="glorot|open", help="As prune l0 has it.", rich_help_panel=HEADS)
+    ] = "glorot",
+    seeds: Annotated[
+        int, typer.Option(help="Seeds of what is learnt or drawn; other rankings run once.", rich_help_panel=HEADS)
+    ] = 3,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The first of them, and that of the bootstrap.", rich_help_panel=HEADS)
+    ] = 1,
+    source: Source = None,
+    target: Target = None,
+    valid_source: ValidSource = None,
+    valid_target: ValidTarget = None,
+    valid_labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Classifiers: the class of every line, by number or name.", rich_help_panel=DATA
+        ),
+    ] = None,
+    max_sentences: MaxSentences = None,
+    valid_sentences: ValidSentences = 1000,
+    score_sentences: Annotated[
+        int, typer.Option(min=1, help="Lines of --source to rank on.", rich_help_panel=DATA)
+    ] = 500,
+    max_length: MaxLength = None,
+    sites: Sites = None,
+    protect: Protect = None,
+    freeze: Freeze = None,
+    updates: Updates = 1000,
+    tune_updates: TuneUpdates = 0,
+    lr: LearningRate = None,
+    gate_lr: Annotated[
+        float | None,
+        typer.Option(help="Adam's rate for the gates; default: 0.1 (l0), 0.2 (subset).", rich_help_panel=LEARNING),
+    ] = None,
+    schedule: Schedule = "constant",
+    warmup: Warmup = 0,
+    label_smoothing: Smoothing = None,
+    clip: Clip = 1.0,
+    from_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--from-scratch",
+            help="Also train what l0 and subset leave from scratch, as a control.",
+            rich_help_panel=LEARNING,
+        ),
+    ] = False,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN|FILE.toml",
+            help="How: a run of `headscope train` or a file of its options; default: the run CKPT lies in.",
+            rich_help_panel=LEARNING,
+        ),
+    ] = None,
+    functions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="A run of `analyze` of CKPT: count the functions of survivors.",
+            rich_help_panel=MEASURING,
+        ),
+    ] = None,
+    text: Annotated[
+        str,
+        typer.Option(
+            metavar="raw|tokenised-lowercase", help="What BLEU compares, as in evaluate.", rich_help_panel=MEASURING
+        ),
+    ] = "raw",
+    beam: Beam = None,
+    hiding: Annotated[
+        str,
+        typer.Option(metavar="each|random", help="Encoders alone: as in evaluate.", rich_help_panel=MEASURING),
+    ] = "each",
+    bootstrap: Annotated[
+        int, typer.Option(help="Resamples of intervals and paired tests.", rich_help_panel=MEASURING)
+    ] = 1000,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            help="How much worse counts as no harm; default: 0.25 BLEU, 0.1 perplexity, 0.01 accuracy.",
+            rich_help_panel=MEASURING,
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Cells to do at once, a process each.", rich_help_panel=MODEL)] = 1,
+    keep_models: Annotated[
+        bool, typer.Option("--keep-models", help="Keep the weights of every cell.", rich_help_panel=OUTPUT)
+    ] = False,
+    batch_tokens: LearnTokens = 2048,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    format: FormatName = None,
+    dicts: Dicts = None,
+    hp: HyperParameters = None,
+    bpe: Bpe = None,
+    config: Config = None,
+    json: Json = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Begin anew, without the cells that DIR holds.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Prune by several methods, to several sizes, with several seeds, and measure every result: one table.
+
+    Learnt methods train a copy of the model; rankings close the heads that score lowest, one-shot. Each finished
+    cell is kept: the same command does what is missing, also after a kill; methods, sizes and seeds may be
+    added. Under torchrun the cells are shared out. Writes sweep.csv, survivors.csv and sweep.json.
+    """
+    settings: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("config", "json")}
+    for name in ("methods", "sites"):
+        settings[name] = tuple(names(settings[name]))
+    settings["keep"] = _numbers("--keep", keep, int)
+    settings["fractions"] = _numbers("--fractions", fractions, float)
+    settings["lambdas"] = _numbers("--lambda", lambdas, float)
+    from headscope.pruning.sweep import run_sweep
+    from headscope.pruning.sweep_config import SweepConfig
+    from headscope.pruning.sweep_files import cell_names
+
+    asked = SweepConfig(**settings)
+    try:
+        found = run_sweep(asked, progress=console.updates)
+    except KeyboardInterrupt:
+        done = len(cell_names(out))
+        console.say(f"interrupted; {done} finished cells are kept in {out}: the same command goes on")
+        raise typer.Exit(130) from None
+    if found.main:
+        _show(found, json=json)
+
+
+def _numbers(option: str, text: str | None, kind: type[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in names(text))
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(f"{option} {text!r} must be {what} with commas between") from None
+
+
+def _show(found: Sweep, *, json: bool) -> None:
+    folder = found.bench.config.out
+    if json:
+        console.print_json({"out": str(folder), **found.record()})
+        return
+    from rich.text import Text
+
+    screen = console.out()
+    screen.print(_table(found))
+    for row in found.unharmed.itertuples():
+        name = f"{row.method} {row.control}".strip()
+        screen.print(Text(f"{name}: {row.kept:g} of {row.of} heads are enough within {row.within:g}"), soft_wrap=True)
+    if found.unharmed.empty:
+        screen.print(Text("no method and size is within the limit of the unpruned model"))
+    for remark in found.remarks:
+        screen.print(Text(f"note: {remark}"), soft_wrap=True)
+    screen.print(Text(f"results: {folder}; headscope plot pruning {folder} --out FILE.png"), soft_wrap=True)
+    screen.print(Text(str(found.signature), style="dim"), soft_wrap=True)
+
+
+def _table(found: Sweep) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    from headscope.pruning.sweep_quality import METRICS
+    from headscope.pruning.sweep_table import summary
+
+    metric = METRICS[found.bench.metric].title
+    rows = summary(found.table)
+    priced = rows["size"].str.startswith("lambda").any()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True)
+    for name in (*(["λ"] if priced else []), "kept", "seeds", metric, "± sd", "difference", "p ≤", "loss", "min"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows.itertuples():
+        whole = row.method == "unpruned"
+        table.add_row(
+            f"{row.method} {row.control}".strip(),
+            *([row.size.removeprefix("lambda ") if row.size.startswith("lambda") else ""] if priced else []),
+            f"{row.kept:.4g}",
+            str(row.seeds),
+            f"{row.value:.4g}",
+            "" if row.seeds == 1 else f"{row.sd:.2g}",
+            "" if whole else f"{row.difference:+.3g}",
+            "" if whole else f"{row.p:.3f}",
+            f"{row.loss:.4f}",
+            f"{row.minutes:.1f}",
+        )
+    return table

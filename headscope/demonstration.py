@@ -1,0 +1,112 @@
+"""The whole mission on the model that ships: what its heads do, which matter, which can go, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from headscope.assets import captions, sample, trained
+from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.evaluate import Evaluation, run_evaluation
+from headscope.pruning.choice import Choice
+from headscope.pruning.learn import LearnConfig, run_learning
+from headscope.pruning.remove import RemoveConfig, Removed, run_removal
+from headscope.pruning.subset import SubsetOptions
+from headscope.results import check_folder
+from headscope.runs import Finished, run_analysis
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+LEARN = 140  # captions that gates learn from; the others are translated
+KEEP = 12  # of the 24 heads of encoder self attention, where Voita et al. 2019 find the most to spare
+UPDATES = 200
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What came of it; `before` and `after` are scores of the captions that nothing has learnt from."""
+
+    analysis: Finished
+    choice: Choice
+    removed: Removed
+    before: Evaluation
+    after: Evaluation
+    figures: tuple[Path, ...]
+
+
+def _no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    return nullcontext(lambda count: None)
+
+
+def run_demonstration(out: Path, *, force: bool = False, progress: Progress = _no_progress) -> Demonstration:
+    """Analyse the model on the sample corpus, learn which heads stay, cut the others out, translate before and after.
+
+    Everything lies in `out`: `analysis` (relevance, functions, figures), `gates`, `gates/pruned` (the smaller
+    checkpoint) and `text`. ConfigError where `out` holds results and `force` is not given.
+    """
+    check_folder(out, force=force)
+    text = _split(out / "text")
+    analysis = run_analysis(
+        AnalyzeConfig(
+            checkpoint=trained(),
+            out=out / "analysis",
+            source=sample("en"),
+            target=sample("de"),
+            parse=str(sample("conllu")),
+            also=("lrp",),
+            force=force,
+        ),
+        progress=progress,
+    )
+    choice = run_learning(
+        LearnConfig(
+            checkpoint=trained(),
+            out=out / "gates",
+            source=text["learn.en"],
+            target=text["learn.de"],
+            valid_source=text["test.en"],
+            valid_target=text["test.de"],
+            method=SubsetOptions(keep=KEEP),
+            sites=("encoder-self",),
+            freeze="model",
+            updates=UPDATES,
+            force=force,
+        ),
+        progress=progress,
+    )
+    removed = run_removal(
+        RemoveConfig(
+            checkpoint=trained(),
+            out=out / "pruned",
+            heads=",".join(map(str, choice.removed)),
+            source=text["test.en"],
+            target=text["test.de"],
+            force=force,
+        )
+    )
+    before, after = (_scores(path, text, progress) for path in (trained(), str(out / "pruned")))
+    return Demonstration(analysis, choice, removed, before, after, tuple(analysis.figures))
+
+
+def _split(folder: Path) -> dict[str, Path]:
+    """The captions in two parts, one to learn from and one to translate."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for kind in ("en", "de"):
+        lines = captions(kind).read_text(encoding="utf-8").splitlines()
+        for name, part in (("learn", lines[:LEARN]), ("test", lines[LEARN:])):
+            found[f"{name}.{kind}"] = _written(folder / f"{name}.{kind}", part)
+    return found
+
+
+def _written(path: Path, lines: Sequence[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _scores(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:
+    config = EvaluateConfig(
+        checkpoint=checkpoint, source=text["test.en"], target=text["test.de"], metrics=("bleu", "perplexity")
+    )
+    return run_evaluation(config, progress=progress)

@@ -1,0 +1,217 @@
+"""Methods × sizes × seeds in one directory: what `headscope prune sweep` does.
+
+Every cell that is finished is one small file in DIR/cells, written under a temporary name and renamed, so a killed
+sweep goes on with what is missing. `sweep.csv` has a row a cell, `survivors.csv` a row for every head that a cell
+keeps, `sweep.json` what shaped them; DIR/runs has what learning wrote, DIR/scores what rankings are by.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import headscope
+from headscope.errors import ConfigError, OutputError
+from headscope.heads import SITES
+from headscope.pruning.choice import ChoiceConfig, signature
+from headscope.pruning.scores_file import read_heads
+from headscope.pruning.sweep_bench import RUNS, SCORES, Bench
+from headscope.pruning.sweep_config import Cell, SweepConfig, identity
+from headscope.pruning.sweep_files import CELLS, cell_names, cell_path, read_cell
+from headscope.pruning.sweep_scratch import recipe, transformer
+from headscope.pruning.sweep_table import make_table, survivors, unharmed
+from headscope.pruning.sweep_work import Launch, Progress, no_progress, until, work
+from headscope.results import Signature, check_folder, write_json, written
+
+RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
+MINE = (CELLS, RUNS, SCORES, RECORD, TABLE, SURVIVORS)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep found: the table, which heads stay in each cell, and the fewest heads that do no harm by method.
+
+    Of several processes the first alone has them; the tables are empty in the others (`main` is False).
+    """
+
+    bench: Bench
+    table: pd.DataFrame
+    survivors: pd.DataFrame
+    unharmed: pd.DataFrame
+    main: bool = True
+
+    @property
+    def signature(self) -> Signature:
+        """What shaped the numbers."""
+        return _signature(self.bench)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the user should know."""
+        return list(self.bench.opened.remarks)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON values; NaN becomes null."""
+        tables = {"cells": self.table, "unharmed": self.unharmed}
+        rows = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
+        return {"signature": str(self.signature), "remarks": self.remarks, **rows}
+
+
+def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:
+    """Do the cells that are missing in `config.out`, and write the tables.
+
+    HeadscopeError for whatever the user can fix, before anything is learnt as far as that can be known. Under
+    torchrun every process calls this and does its share of the cells; the first waits for the others.
+    """
+    with Launch() as launch:
+        bench, missing = launch.meet(lambda: prepared(config), lambda: Bench(config), unfinished)
+        try:
+            work(bench, launch.share(missing), progress=progress)
+            if launch.main:
+                until(lambda: all(cell_path(config.out, cell.name).is_file() for cell in missing))
+        except KeyboardInterrupt:
+            if launch.main and cell_names(config.out):
+                conclude(bench)
+            raise
+    if launch.main:
+        return conclude(bench)
+    nothing = pd.DataFrame()
+    return Sweep(bench, nothing, nothing, nothing, main=False)
+
+
+def unfinished(bench: Bench) -> list[Cell]:
+    """The cells that the directory lacks."""
+    return [cell for cell in bench.cells if not cell_path(bench.config.out, cell.name).is_file()]
+
+
+def prepared(config: SweepConfig) -> Bench:
+    """Open everything, check it, and make the directory; with `force` without what an earlier sweep left."""
+    bench = Bench(config)
+    if config.from_scratch:
+        transformer(bench.checkpoint)
+        recipe(config, bench.checkpoint)
+    if config.functions is not None:
+        read_functions(config.functions, bench)
+    record = _record(bench)
+    if config.force:
+        clear(config.out)
+    elif (config.out / RECORD).is_file():
+        check_same(config.out, record)
+    else:
+        check_folder(config.out, force=False)
+    write_json(config.out / RECORD, record)
+    return bench
+
+
+def clear(folder: Path) -> None:
+    """Make the directory, without what an earlier sweep wrote there; other files stay."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in MINE:
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
+
+
+def _record(bench: Bench) -> dict[str, Any]:
+    config, opened = bench.config, bench.opened
+    corpora = {"source": opened.corpus, "valid": opened.valid}
+    digests = {name: None if each is None else f"{each.digest}-{each.count}" for name, each in corpora.items()}
+    return {
+        "headscope": headscope.__version__,
+        "kind": "sweep",
+        "signature": str(_signature(bench)),
+        "source": {
+            "path": config.checkpoint,
+            "format": bench.checkpoint.format,
+            "model_type": bench.checkpoint.model_type,
+        },
+        "digests": {"checkpoint": bench.checkpoint.digest, **digests, "labels": list(bench.exam.labels)},
+        "options": json.loads(json.dumps(identity(config))),
+        "settings": json.loads(json.dumps(config.settings())),
+        "heads": bench.gating.heads,
+        "heads_per_site": sites_of(bench),
+        "metric": bench.metric,
+        "remarks": opened.remarks,
+    }
+
+
+def sites_of(bench: Bench) -> dict[str, int]:
+    """Heads of the gated sites, by site."""
+    counts = bench.gating.counts
+    there = [site for site in SITES if any(place[0] is site for place in counts)]
+    return {site.value: sum(count for place, count in counts.items() if place[0] is site) for site in there}
+
+
+def check_same(folder: Path, record: dict[str, Any]) -> None:
+    """ConfigError where the cells that a directory holds were made with other options, texts or checkpoints."""
+    try:
+        theirs = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        options, digests = dict(theirs["options"]), dict(theirs["digests"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew") from None
+    mine = record["options"]
+    if changed := [name for name in mine if options.get(name) != mine[name]]:
+        raise ConfigError(
+            f"the sweep in {folder} has --{changed[0].replace('_', '-')} {options.get(changed[0])}, now "
+            f"{mine[changed[0]]}; give the same options, another --out, or --force to begin anew"
+        )
+    if changed := [name for name, value in record["digests"].items() if digests.get(name) != value]:
+        what = {"checkpoint": "checkpoint", "source": "--source or --target", "labels": "--valid-labels"}
+        raise ConfigError(
+            f"the sweep in {folder} was made with another {what.get(changed[0], 'validation text')}; give the same, "
+            "another --out, or --force to begin anew"
+        )
+
+
+def _signature(bench: Bench) -> Signature:
+    config, valid = bench.config, bench.exam.corpus
+    how = {"metric": bench.metric}
+    if bench.metric == "bleu":
+        how |= {"text": config.text, **bench.checkpoint.search_facts(bench.exam.options)}
+    if config.trains:
+        how["updates"] = f"{config.updates}+{config.tune_updates}"
+    how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
+    made = signature("sweep", bench.opened, ChoiceConfig(**config.choice(config.out, config.seed)), **how)
+    return Signature({**made.entries, "boot": str(config.bootstrap)})
+
+
+def read_functions(run: Path, bench: Bench) -> pd.DataFrame:
+    """The labels of heads in a run of `analyze`; ConfigError where it has none."""
+    table = read_heads(run, bench.checkpoint.layout)
+    if "functions" not in table:
+        raise ConfigError(
+            f"--functions {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
+        )
+    return table.fillna({"functions": ""})
+
+
+def conclude(bench: Bench) -> Sweep:
+    """The tables of all cells that a directory holds, written there."""
+    config = bench.config
+    records = [read_cell(config.out, name) for name in _names(config.out, bench.cells)]
+    functions = None if config.functions is None else read_functions(config.functions, bench)
+    table = make_table(records, config, sites_of(bench), functions)
+    kept = survivors(records, functions)
+    for name, frame in ((TABLE, table), (SURVIVORS, kept)):
+        written(config.out / name, lambda path, frame=frame: frame.to_csv(path, index=False))  # type: ignore[misc]
+    found = Sweep(bench, table, kept, unharmed(table, within=config.within))
+    write_json(config.out / RECORD, _record(bench) | {"unharmed": found.record()["unharmed"]})
+    return found
+
+
+def _names(folder: Path, cells: Iterable[Cell]) -> list[str]:
+    """Finished cells of this call in its order, then those of earlier calls."""
+    there = cell_names(folder)
+    mine = [cell.name for cell in cells if cell.name in set(there)]
+    return [*mine, *(name for name in there if name not in set(mine))]

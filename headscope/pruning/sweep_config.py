@@ -1,0 +1,238 @@
+"""What a sweep is told, and the cells that it is made of: a method, a size and a seed each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from headscope.errors import ConfigError
+from headscope.formats.base import Companions
+from headscope.pruning.choice import ChoiceConfig
+from headscope.pruning.criterion import criterion_named
+from headscope.pruning.gating import Gating
+from headscope.registry import unknown
+from headscope.training.config import plain_value
+from headscope.training.variant import check_choices
+
+LEARNT = ("l0", "subset")
+DRAWN = ("random", "shapley")  # rankings that follow from the seed; the others are the same for every seed
+UNPRUNED = "unpruned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """Everything that `headscope prune sweep` can be told.
+
+    Sizes are `keep` (heads of the chosen sites that stay), `fractions` of them, or for l0 alone `lambdas`. `seeds` are
+    `seed`, `seed` + 1, …; rankings that do not depend on a seed run once, unless `tune_updates` train the model
+    further. `valid_source` is what everything is measured on (default: the start of `source`), `valid_target` its
+    translation, `valid_labels` the classes where the model classifies. `from_scratch` trains what l0 and subset leave
+    anew, as `recipe` says (a run of `headscope train` or a TOML file; default: the run that the checkpoint lies in).
+    `functions` is a run of `analyze` that labels heads; `within` how much worse a model may be to count as
+    unharmed (None: by the metric). The other options are those of `prune l0`, `subset` and `rank`.
+    """
+
+    checkpoint: str
+    out: Path
+    methods: tuple[str, ...] = ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp")
+    keep: tuple[int, ...] = ()
+    fractions: tuple[float, ...] = ()
+    lambdas: tuple[float, ...] = ()
+    strength_as: Literal["paper", "code"] = "paper"
+    start: Literal["glorot", "open"] = "glorot"
+    seeds: int = 3
+    seed: int = 1
+    source: Path | None = None
+    target: Path | None = None
+    valid_source: Path | None = None
+    valid_target: Path | None = None
+    valid_labels: Path | None = None
+    max_sentences: int | None = None
+    valid_sentences: int = 1000
+    score_sentences: int = 500
+    max_length: int | None = None
+    sites: tuple[str, ...] = ()
+    protect: str | None = None
+    freeze: Literal["none", "encoder", "decoder", "model"] | None = None
+    updates: int = 1000
+    tune_updates: int = 0
+    lr: float | None = None
+    gate_lr: float | None = None
+    schedule: Literal["constant", "linear"] = "constant"
+    warmup: int = 0
+    label_smoothing: float | None = None
+    clip: float = 1.0
+    from_scratch: bool = False
+    recipe: Path | None = None
+    functions: Path | None = None
+    text: Literal["raw", "tokenised-lowercase"] = "raw"
+    beam: int | None = None
+    hiding: Literal["each", "random"] = "each"
+    bootstrap: int = 1000
+    within: float | None = None
+    jobs: int = 1
+    keep_models: bool = False
+    batch_tokens: int = 2048
+    device: str = "auto"
+    dtype: str = "auto"
+    format: str | None = None
+    dicts: Path | None = None
+    hp: Path | None = None
+    bpe: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if not self.methods:
+            raise ConfigError("--methods is empty; name some of l0, subset and the criteria of `prune rank`")
+        for name in ("methods", "keep", "fractions", "lambdas"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ConfigError(f"--{name.replace('lambdas', 'lambda')} holds the same entry twice")
+        for name, least in (("seeds", 1), ("jobs", 1), ("bootstrap", 2), ("updates", 1), ("tune_updates", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
+        self._check_sizes()
+        self._check_texts()
+
+    def _check_sizes(self) -> None:
+        for share in self.fractions:
+            if not 0 <= share <= 1:
+                raise ConfigError(f"--fractions {share:g}: the share that stays is from 0 to 1")
+        for strength in self.lambdas:
+            if not 0 <= strength < math.inf:
+                raise ConfigError(f"--lambda {strength:g}: it must not be negative; 0 is no penalty")
+        if self.lambdas and "l0" not in self.methods:
+            raise ConfigError("--lambda is for l0, which --methods does not name")
+        if not (self.keep or self.fractions) and not (self.lambdas and self.methods == ("l0",)):
+            raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --fractions 0.25,0.5")
+        if self.from_scratch and not set(self.methods) & set(LEARNT):
+            raise ConfigError("--from-scratch trains what l0 and subset leave; --methods names neither")
+        if self.recipe is not None and not self.from_scratch:
+            raise ConfigError("--recipe is for --from-scratch; give that too")
+
+    def _check_texts(self) -> None:
+        trains = self.tune_updates or set(self.methods) & set(LEARNT)
+        if trains and self.source is None:
+            raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
+        if self.source is None and self.valid_source is None:
+            raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
+        for one, other in (("target", "source"), ("valid_target", "valid_source"), ("valid_labels", "valid_source")):
+            if getattr(self, one) is not None and getattr(self, other) is None:
+                raise ConfigError(f"--{one.replace('_', '-')} needs --{other.replace('_', '-')}, line by line")
+
+    @property
+    def trains(self) -> bool:
+        """Whether any cell changes weights."""
+        return bool(self.tune_updates or set(self.methods) & set(LEARNT))
+
+    @property
+    def companions(self) -> Companions:
+        """Files that belong to the checkpoint."""
+        return Companions(self.dicts, self.hp, self.bpe)
+
+    def choice(self, folder: Path, seed: int) -> dict[str, Any]:
+        """What a config of `prune l0`, `subset` and `rank` shares with this one, for a cell."""
+        shared = {each.name for each in fields(ChoiceConfig)} & {each.name for each in fields(self)}
+        same = {name: getattr(self, name) for name in shared - {"out", "seed", "force"}}
+        return {**same, "out": folder, "seed": seed}
+
+    def learning(self) -> dict[str, Any]:
+        """What a config of learning or tuning shares with this one."""
+        names = ("freeze", "tune_updates", "lr", "schedule", "warmup", "label_smoothing", "clip")
+        return {name: getattr(self, name) for name in names}
+
+    def settings(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return {each.name: plain_value(getattr(self, each.name)) for each in fields(self)}
+
+
+GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}
+FREE = {"out", "checkpoint", "jobs", "keep_models", "functions", "within", "bootstrap", "force", "device"}
+PATHS = {"source", "target", "valid_source", "valid_target", "valid_labels", "dicts", "hp", "bpe", "recipe"}
+
+
+def identity(config: SweepConfig) -> dict[str, Any]:
+    """The options that shape a cell's numbers: they must not change while cells are added to a directory.
+
+    Texts and checkpoint are known by their digests instead; methods, sizes and seeds may be added.
+    """
+    return {name: value for name, value in config.settings().items() if name not in GRID | FREE | PATHS}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of the table: `keep` heads or λ, by a method, with a seed; `control`: the same trained from scratch."""
+
+    method: str
+    keep: int | None = None
+    strength: float | None = None
+    seed: int | None = None
+    control: bool = False
+
+    @property
+    def size(self) -> str:
+        """What was asked for."""
+        if self.keep is None and self.strength is None:
+            return ""
+        return f"keep {self.keep}" if self.strength is None else f"lambda {self.strength:g}"
+
+    @property
+    def name(self) -> str:
+        """The name of its files."""
+        parts = [self.method, self.size.replace(" ", ""), "" if self.seed is None else f"seed{self.seed}"]
+        return "-".join(filter(None, [*parts, "from-scratch" if self.control else ""]))
+
+    @property
+    def folder(self) -> str:
+        """The name of the directory of its run; the control's is within."""
+        return replace(self, control=False).name
+
+
+def cells_of(config: SweepConfig, gating: Gating) -> list[Cell]:
+    """All cells of a sweep, the unpruned model first, controls last.
+
+    ConfigError for unknown methods and for sizes that the gated sites cannot have.
+    """
+    for method in config.methods:
+        _check_method(method)
+    sizes = _sizes(config, gating)
+    found = [Cell(UNPRUNED)]
+    for method in config.methods:
+        seeds: Sequence[int] = range(config.seed, config.seed + config.seeds)
+        if method not in (*LEARNT, *DRAWN) and not config.tune_updates:
+            seeds = [config.seed]
+        whats = [{"keep": keep} for keep in sizes]
+        if method == "l0" and config.lambdas:
+            whats = [{"strength": strength} for strength in config.lambdas]  # type: ignore[dict-item]
+        found += [Cell(method, **what, seed=seed) for what in whats for seed in seeds]  # type: ignore[arg-type]
+    if config.from_scratch:
+        found += [replace(cell, control=True) for cell in found if cell.method in LEARNT]
+    return found
+
+
+def _check_method(method: str) -> None:
+    if method in LEARNT:
+        return
+    try:
+        criterion_named(method)
+    except ConfigError:
+        from headscope.pruning.criterion import CRITERIA
+
+        raise ConfigError(unknown("method", method, sorted({*CRITERIA.names(), *LEARNT}))) from None
+
+
+def _sizes(config: SweepConfig, gating: Gating) -> list[int]:
+    """Heads to keep, smallest first; fractions are rounded to what groups and protected heads allow."""
+    sizes = set(config.keep)
+    for keep in config.keep:
+        gating.kept_units(keep)
+    size, least = int(gating.sizes[0]), len(gating.protected)
+    for share in config.fractions:
+        sizes.add(max(least, least + size * round((share * gating.heads - least) / size)))
+    for keep in sizes - set(config.keep):
+        gating.kept_units(keep)
+    return sorted(sizes)

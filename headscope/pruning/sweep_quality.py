@@ -1,0 +1,248 @@
+"""How good a model is, as sums over sentences that two models can be compared by: the same resamples for both.
+
+A metric is a function of sums over the corpus: BLEU of matches, n-grams and lengths (Papineni et al. 2002, as
+sacreBLEU counts them), perplexity of Σ -log p and tokens, accuracy of hits and sentences. Sums are kept for groups of
+sentences, as `headscope.accumulate` does, so intervals and paired tests need no second look at the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headscope.accumulate import GROUPS, LEVEL, Array, Bootstrap, GroupSums, Ratio
+from headscope.data import Corpus, Losses, batches, read_lines
+from headscope.errors import ConfigError, DataError
+from headscope.formats.base import Checkpoint, TranslateOptions
+from headscope.likelihood import Reading, likelihood
+from headscope.translate import translate_lines
+
+ORDERS = 4  # of n-grams
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number made of sums [n c] → [n]; `within` is the difference that counts as none, unless told."""
+
+    name: str
+    title: str
+    higher_is_better: bool
+    of: Callable[[Array], Array]
+    within: float
+
+
+def _bleu(sums: Array) -> Array:
+    """sacreBLEU's corpus BLEU of matches [4], n-grams [4], and the lengths of translations and references."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    def one(row: Sequence[float]) -> float:
+        counts = [int(each) for each in row]
+        matches, totals = counts[:ORDERS], counts[ORDERS : 2 * ORDERS]
+        return float(BLEU.compute_bleu(matches, totals, counts[-2], counts[-1]).score)
+
+    return np.array([one(row) for row in sums.tolist()])
+
+
+def _perplexity(sums: Array) -> Array:
+    with np.errstate(over="ignore"):
+        found: Array = np.exp(sums[:, 0] / sums[:, 1])
+        return found
+
+
+def _share(sums: Array) -> Array:
+    found: Array = sums[:, 0] / sums[:, 1]
+    return found
+
+
+METRICS: Mapping[str, Metric] = {
+    each.name: each
+    for each in (
+        Metric("bleu", "BLEU", True, _bleu, 0.25),
+        Metric("perplexity", "perplexity", False, _perplexity, 0.1),
+        Metric("accuracy", "accuracy", True, _share, 0.01),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What models are asked: a corpus, how it is read, and for classifiers the right classes.
+
+    `bleu` says how translations are made and compared; None where the model does not translate.
+    """
+
+    corpus: Corpus
+    reading: Reading
+    options: TranslateOptions
+    text: str
+    labels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What came of it: the metric that counts, its sums [g c], and Σ loss and counts [g 2] beside it."""
+
+    metric: str
+    sums: Array
+    loss: Array
+
+
+def metric_of(checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str:
+    """BLEU where the model translates, perplexity where it predicts words, accuracy where it classifies.
+
+    ConfigError where a text or the classes are missing or too many, and for models that predict nothing.
+    """
+    kind = f"a model of type {checkpoint.model_type!r}"
+    if checkpoint.predicts == "classes":
+        if not has_labels:
+            raise ConfigError(f"{kind} classifies: give --valid-labels FILE, the right class of every line")
+        return "accuracy"
+    if has_labels:
+        raise ConfigError(f"{kind} is no classifier; leave out --valid-labels")
+    if checkpoint.predicts != "words":
+        raise ConfigError(f"{kind} predicts nothing, so there is no quality to measure; give one with its task's head")
+    if checkpoint.two_sided is not has_target:
+        needs = "needs --target and --valid-target, the translations"
+        raise ConfigError(f"{kind} {needs if checkpoint.two_sided else 'reads one side; leave out the targets'}")
+    return "bleu" if checkpoint.two_sided else "perplexity"
+
+
+def examine(checkpoint: Checkpoint, metric: str, exam: Exam) -> Marks:
+    """Put the questions to a model as it is now, masks included."""
+    return _EXAMS[metric](checkpoint, exam)
+
+
+def _translation(checkpoint: Checkpoint, exam: Exam) -> Marks:
+    loss = _loss(checkpoint, exam)
+    lines = (sentence.source for sentence in exam.corpus)
+    found = translate_lines(checkpoint, lines, options=exam.options, tokens=exam.reading.tokens)
+    hypotheses = [best[0].text for best in found]
+    references = [checkpoint.joined(sentence.target or "") for sentence in exam.corpus]
+    return Marks("bleu", bleu_sums(hypotheses, references, raw=exam.text == "raw"), loss)
+
+
+def bleu_sums(hypotheses: Sequence[str], references: Sequence[str], *, raw: bool) -> Array:
+    """Matches, n-grams and lengths by group of sentences [g 10]; their sum gives sacreBLEU's corpus BLEU."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(tokenize="13a" if raw else "none", lowercase=not raw, force=True)
+    rows = []
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        found = metric.corpus_score([hypothesis], [[reference]])
+        rows.append([*found.counts, *found.totals, found.sys_len, found.ref_len])
+    return grouped(np.array(rows, dtype=np.float64))
+
+
+def grouped(rows: Array) -> Array:
+    """Rows of sentences [n c] summed by group: sentence i is in group i mod 1024."""
+    found = np.zeros((min(len(rows), GROUPS), rows.shape[1]))
+    np.add.at(found, np.arange(len(rows)) % GROUPS, rows)
+    return found
+
+
+def _loss(checkpoint: Checkpoint, exam: Exam) -> Array:
+    """Σ -log p of tokens, and how many they are, by group of sentences."""
+    found = likelihood(checkpoint, exam.corpus, exam.reading)
+    if not found.complete:
+        raise KeyboardInterrupt
+    return _columns(found.nll)
+
+
+def _columns(sums: GroupSums) -> Array:
+    totals, counts = (part[: sums.used].reshape(sums.used, -1)[:, :1] for part in (sums.total, sums.count))
+    both: Array = torch.cat([totals, counts], dim=1).numpy()
+    return both
+
+
+def _words(checkpoint: Checkpoint, exam: Exam) -> Marks:
+    loss = _loss(checkpoint, exam)
+    return Marks("perplexity", loss, loss)
+
+
+def _classes(checkpoint: Checkpoint, exam: Exam) -> Marks:
+    """Hits and cross-entropy of a classifier."""
+    hits, losses = GroupSums(), GroupSums()
+    right = torch.tensor(exam.labels)
+    reading = exam.reading
+    read = batches(exam.corpus, checkpoint, tokens=reading.tokens, limit=reading.limit, losses=Losses())
+    with torch.inference_mode():
+        for batch in read:
+            scores = checkpoint.class_scores(batch.to(checkpoint.device)).double().cpu()  # [b classes]
+            wanted, one = right[batch.indices], torch.ones(len(batch.indices), 1)
+            nll = -torch.log_softmax(scores, dim=-1).gather(1, wanted[:, None])
+            hits.add(batch.indices, Ratio((scores.argmax(dim=-1) == wanted)[:, None], one))
+            losses.add(batch.indices, Ratio(nll, one))
+    return Marks("accuracy", _columns(hits), _columns(losses))
+
+
+_EXAMS: Mapping[str, Callable[[Checkpoint, Exam], Marks]] = {
+    "bleu": _translation,
+    "perplexity": _words,
+    "accuracy": _classes,
+}
+
+
+def read_labels(path: Path, checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
+    """The classes of the first `count` lines, by number or by the name that the checkpoint's config gives them.
+
+    DataError, with the line, for a class that the model does not have, and for too few lines.
+    """
+    config: Any = checkpoint.model.config
+    known = {int(number): str(name) for number, name in config.id2label.items()}
+    numbers = {**{name: number for number, name in known.items()}, **{str(number): number for number in known}}
+    found: list[int] = []
+    for line, text in enumerate(read_lines(path), start=1):
+        if len(found) == count:
+            break
+        if text.strip() not in numbers:
+            shown = ", ".join(f"{number} ({name})" for number, name in list(known.items())[:5])
+            raise DataError(f"{path}:{line}: the model has no class {text.strip()[:40]!r}; it has {shown}")
+        found.append(numbers[text.strip()])
+    if len(found) < count:
+        raise DataError(f"{path} has {len(found)} lines, the text has {count}; line i must be the class of line i")
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model's value with its 95 % interval, and its difference to another model on the same sentences."""
+
+    value: float
+    low: float
+    high: float
+    difference: float
+    difference_low: float
+    difference_high: float
+    p: float
+
+
+def compare(metric: Metric, mine: Array, other: Array, bootstrap: Bootstrap) -> Comparison:
+    """Paired bootstrap over groups of sentences: percentile intervals, and a two-sided p-value of the difference.
+
+    p is the share of resampled differences, less their mean, that are at least as far from 0 as the one observed,
+    with one added to both counts (Riezler & Maxwell 2005, bootstrap with shift); 1 where all sentences are the same.
+    sacreBLEU's paired bootstrap counts the upper tail alone, about half as many.
+    """
+    draws = bootstrap.draws(len(mine)).numpy()
+    values = [metric.of(np.vstack([sums.sum(axis=0), draws @ sums])) for sums in (mine, other)]
+    with np.errstate(invalid="ignore"):
+        apart = values[0] - values[1]
+    if values[0][0] == values[1][0]:
+        apart[0] = 0.0  # also where both are infinite
+    moved = apart[1:] - apart[1:].mean()
+    beyond = int((np.abs(moved) >= abs(apart[0]) - 1e-12).sum())
+    low, high, less, more = (_quantile(each[1:], share) for each in (values[0], apart) for share in _TAILS)
+    p = (1 + beyond) / (1 + len(moved)) if np.isfinite(moved).all() else float("nan")
+    return Comparison(float(values[0][0]), low, high, float(apart[0]), less, more, p)
+
+
+_TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+
+
+def _quantile(values: Array, share: float) -> float:
+    return float(np.quantile(values, share)) if np.isfinite(values).all() else float("nan")

@@ -1,0 +1,47 @@
+"""What every registered pruning criterion keeps, on models of every kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracles import speakers
+
+from headscope.analysis import Options
+from headscope.gates import masked
+from headscope.heads import all_heads
+from headscope.pruning.criterion import CRITERIA, Question
+
+NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
+
+
+def test_the_names_that_the_command_line_promises() -> None:
+    assert set(NAMES) <= set(CRITERIA.names())
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "native-pre"])
+@pytest.mark.parametrize("name", CRITERIA.names())
+def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> None:
+    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    made = CRITERIA.get(name)()
+    assert made.name == name and made.summary and type(made).__doc__
+    question = Question(its, corpus if made.reads_text else None, options=Options(shapley_samples=3))
+    scores = made.scores(question)
+    assert list(scores) == list(all_heads(its.layout))
+    values = np.array(list(scores.values()))
+    assert np.isfinite(values).all() and len(set(values.tolist())) > 1
+    assert made.scores(question) == scores
+
+
+@pytest.mark.parametrize("name", CRITERIA.names())
+def test_scores_depend_on_heads_that_are_gone_where_that_is_said(name: str) -> None:
+    its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre")
+    made, gone = CRITERIA.get(name)(), list(all_heads(its.layout))[:1]
+    options = Options(shapley_samples=3)
+    plain = made.scores(Question(its, corpus, options=options))
+    later = made.scores(Question(its, corpus, options=options, removed=gone))
+    rest = [head for head in plain if head not in gone]
+    changed = any(plain[head] != later[head] for head in rest)
+    assert changed is made.changes
+    if changed:
+        with masked(its.model, gone):
+            assert made.scores(Question(its, corpus, options=options)) == later

@@ -1,0 +1,460 @@
+"""Hard concrete gates against the original's numbers, and what they do to models of every kind."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from oracles import checkpoints, hard_concrete, speakers
+from typer.testing import CliRunner
+
+from headscope.cli.main import app
+from headscope.errors import ConfigError, HeadscopeError
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.native import NATIVE
+from headscope.gates import gated
+from headscope.heads import HeadId, Site
+from headscope.pruning.examples import examples
+from headscope.pruning.gating import gating
+from headscope.pruning.hard_concrete import initial_log_a, noisy_gates, nonzero_probability, settled_gates
+from headscope.pruning.l0 import L0, L0Options
+from headscope.pruning.learn import LearnConfig, run_learning
+from headscope.pruning.remove import RemoveConfig, run_removal
+from headscope.pruning.trained import trained_parameters
+from headscope.pruning.tuning import Recipe, Tuner, batch_loss
+
+TEMPERATURES = {"t033": 0.33, "t050": 0.5, "t066": 0.66}
+KINDS = ("bert", "gpt2", "llama", "t5", "marian", "native-pre", "native-post")
+
+
+@pytest.mark.parametrize(("tag", "temperature"), TEMPERATURES.items())
+def test_gates_penalties_and_gradients_are_the_originals(tag: str, temperature: float, shared: Path) -> None:
+    """gates.npz was computed by the story-of-heads program in float32, with the noise that it holds."""
+    stored = np.load(shared / "oracles" / "story-of-heads" / "gates.npz")
+    log_a = torch.tensor(stored["log_a"], dtype=torch.float64, requires_grad=True)
+
+    def close(found: torch.Tensor, name: str) -> None:
+        np.testing.assert_allclose(found.detach().numpy(), stored[f"{tag}/{name}"], rtol=1e-6, atol=1e-6)
+
+    close(settled_gates(log_a), "eval_gate")
+    close((log_a > 0).double(), "eval_gate_hard")
+    close(torch.autograd.grad(settled_gates(log_a).sum(), log_a)[0], "d_evalgate_d_log_a")
+    opened = nonzero_probability(log_a, temperature=temperature)
+    close(opened, "closed_p_nonzero")
+    close(opened.sum(), "penalty_sum")
+    close(torch.autograd.grad(opened.sum(), log_a)[0], "d_penalty_d_log_a")
+    close((settled_gates(log_a) > 0).double().mean(), "nonzero_fraction")
+    each = log_a.detach().expand(64, -1).clone().requires_grad_()
+    gates = noisy_gates(each, torch.tensor(stored[f"{tag}/train_u"], dtype=torch.float64), temperature=temperature)
+    close(gates, "train_gate")
+    slopes = torch.autograd.grad(gates.sum(), each)[0].numpy()
+    np.testing.assert_allclose(slopes, stored[f"{tag}/d_traingate_d_log_a"], rtol=1e-5, atol=1e-6)
+
+
+def test_gates_are_those_of_plain_arithmetic() -> None:
+    noise = torch.Generator().manual_seed(5)
+    for log_a in torch.randn(13, generator=noise).mul(3).tolist():
+        its = torch.tensor([log_a], dtype=torch.float64)
+        assert math.isclose(settled_gates(its).item(), hard_concrete.evaluation_gate(log_a), abs_tol=1e-12)
+        for temperature in (0.33, 0.7):
+            opened = nonzero_probability(its, temperature=temperature).item()
+            assert math.isclose(opened, hard_concrete.nonzero(log_a, temperature), abs_tol=1e-12)
+            u = torch.rand(1, generator=noise, dtype=torch.float64)
+            gate = noisy_gates(its, u, temperature=temperature).item()
+            assert math.isclose(gate, hard_concrete.training_gate(log_a, u.item(), temperature), abs_tol=1e-12)
+
+
+def test_the_start_is_glorots() -> None:
+    found = initial_log_a(3000, torch.Generator().manual_seed(1)) * math.sqrt(3000)
+    assert -math.sqrt(3) <= found.min() < -1.7 and 1.7 < found.max() <= math.sqrt(3)
+    assert abs(found.mean()) < 0.05 and abs(found.std() - 1) < 0.05
+
+
+def learner(its: Checkpoint, *, sites: tuple[str, ...] = (), updates: int = 1, **options: Any) -> L0:
+    generator = torch.Generator().manual_seed(7)
+    return L0(gating(its.places, sites=sites), L0Options(**options), updates=updates, generator=generator)
+
+
+def test_both_conventions_of_lambda() -> None:
+    """λ on the mean over modules is that on the sum over heads, divided by the number of gated modules."""
+    its = speakers.checkpoint("marian")
+    penalties = {}
+    for convention in ("paper", "code"):
+        gates = learner(its, strength=0.3, strength_as=convention)
+        penalty = gates.penalty()
+        assert penalty is not None
+        penalties[convention] = penalty.item()
+    heads = nonzero_probability(learner(its, strength=1.0).weights.detach())
+    modules = len(its.layout)
+    assert modules == 5
+    assert math.isclose(penalties["paper"], 0.3 * heads.sum().item(), rel_tol=1e-12)
+    per_module = heads.split([its.layout[place] for place in dict.fromkeys(learner(its, strength=1.0).gating.modules)])
+    mean = sum(part.sum().item() for part in per_module) / modules
+    assert math.isclose(penalties["code"], 0.3 * mean, rel_tol=1e-12)
+    facts = learner(its, strength=0.3, strength_as="code").facts()
+    assert facts["lambda_code"] == pytest.approx(0.3) and facts["lambda_paper"] == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
+    """One step of plain gradient descent equals a finite difference, through every kind of model."""
+    its = speakers.checkpoint(kind)
+    data = examples(its, speakers.corpus(kind), limit=60)
+    gates = gating(its.places)
+    batch = data.batch(data.plan(tokens=200, chance=None)[0], seed=3)
+    values = torch.full((len(gates.units),), 0.7, dtype=torch.float64, requires_grad=True)
+
+    def loss(at: torch.Tensor) -> torch.Tensor:
+        with gated(its.model, gates.spread(at)):
+            return batch_loss(its, batch, smoothing=0.1)[0]
+
+    (slopes,) = torch.autograd.grad(loss(values), values)
+    assert len(slopes) * int(gates.sizes[0]) == sum(its.layout.values())
+    for number in (0, len(slopes) - 1):
+        step = torch.zeros_like(slopes)
+        step[number] = far = 1e-3 if kind in ("llama", "t5") else 1e-5  # these normalise in float32 whatever comes
+        with torch.no_grad():
+            difference = (loss(values + step) - loss(values - step)) / (2 * far)
+        near = 1e-3 if kind in ("llama", "t5") else 1e-5
+        assert math.isclose(slopes[number].item(), difference.item(), rel_tol=near, abs_tol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5", "marian", "native-post"])
+def test_the_loss_is_asked_of_every_sentence(kind: str) -> None:
+    """-log p and counts of a whole corpus in batches equal those of each sentence alone, without padding."""
+    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    data = examples(its, corpus, limit=60)
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for numbers in data.plan(tokens=40, chance=None):
+            _, nll, asked = batch_loss(its, data.batch(numbers, seed=1), smoothing=0.0)
+            total, count = total + nll.item(), count + asked
+    alone = [speakers.asked(kind, sentence) for sentence in corpus]
+    with torch.no_grad():
+        assert math.isclose(total, sum(each.loss(its).item() for each in alone), rel_tol=1e-9)
+    assert count == sum(len(each.labels) for each in alone)
+
+
+def test_hidden_tokens_change_with_the_epoch_and_are_fifteen_per_cent() -> None:
+    its = speakers.checkpoint("bert")
+    data = examples(its, speakers.corpus("bert", count=300), limit=60)
+    numbers = np.arange(300)
+    first, again, later = (data.batch(numbers, seed=1, epoch=epoch) for epoch in (1, 1, 2))
+    assert first.labels is not None and again.labels is not None and later.labels is not None
+    assert torch.equal(first.source.ids, again.source.ids) and not torch.equal(first.labels, later.labels)
+    asked = first.labels != -100
+    assert bool((asked.sum(dim=1) == 1).all())  # sentences of 1 to 7 words
+    masked = (first.source.ids[asked] == its.mask_id()).double().mean().item()
+    kept = (first.source.ids[asked] == first.labels[asked]).double().mean().item()
+    assert 0.7 < masked < 0.9 and 0.04 < kept < 0.2
+    assert not (asked & first.source.special).any() and not (asked & ~first.source.real).any()
+
+
+def test_noise_in_training_only_and_the_model_is_as_before() -> None:
+    its = speakers.checkpoint("gpt2")
+    gates = learner(its, strength=0.1)
+    with torch.no_grad():
+        assert not torch.equal(gates.training_gates(), gates.training_gates())
+    assert torch.equal(gates.gates(), gates.gates())
+    before = {name: value.clone() for name, value in its.model.state_dict().items()}
+    flags, mode = [each.requires_grad for each in its.model.parameters()], its.model.training
+    Tuner(its, examples(its, speakers.corpus("gpt2"), limit=60), Recipe(updates=2, lr=0.1), [], gates).run()
+    assert all(torch.equal(value, before[name]) for name, value in its.model.state_dict().items())
+    assert [each.requires_grad for each in its.model.parameters()] == flags and its.model.training is mode
+
+
+@pytest.mark.parametrize("kind", ["marian", "t5", "native-post"])
+def test_frozen_sides(kind: str) -> None:
+    """Freezing the decoder leaves parameters of the encoder alone; shared ones are frozen with either side."""
+    its = speakers.checkpoint(kind)
+    names = {id(parameter): name for name, parameter in its.model.named_parameters()}
+    of_encoder = {names[id(each)] for each in trained_parameters(its, "decoder")}
+    rest = {names[id(each)] for each in trained_parameters(its, "encoder")}
+    assert of_encoder and all("encoder." in name for name in of_encoder)
+    assert rest and not any(name.startswith(("encoder.", "model.encoder.")) for name in rest)
+    whole = {names[id(each)] for each in trained_parameters(its, "none")}
+    assert of_encoder | rest < whole or of_encoder | rest == whole
+    assert all("embed" in name or "shared" in name for name in whole - of_encoder - rest)
+    assert trained_parameters(its, "model") == []
+    with pytest.raises(ConfigError, match="--freeze decoder: this model has one side only"):
+        trained_parameters(speakers.checkpoint("gpt2"), "decoder")
+
+
+def test_gates_go_by_whole_groups() -> None:
+    its = speakers.checkpoint("llama")
+    found = gating(its.places)
+    assert {len(unit) for unit in found.units} == {3} and found.heads == 12
+    assert found.kept_units(6) == 2
+    with pytest.raises(ConfigError, match=r"--keep 7 is not whole groups: .* 3 at a time; keep 6 or 9"):
+        found.kept_units(7)
+    protected = gating(its.places, protect=[HeadId(Site.DECODER_SELF, 1, 4)])
+    assert len(protected.units) == 3 and protected.protected[0] == HeadId(Site.DECODER_SELF, 1, 3)
+    spread = protected.spread(torch.zeros(3))
+    assert spread[Site.DECODER_SELF, 1].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+# The whole command, on a small model on disk.
+
+
+def text(folder: Path, *, seed: int = 3) -> dict[str, Path]:
+    """Pairs of lines in which the target repeats the source's first letters."""
+    luck = np.random.default_rng(seed)
+    lines = [luck.choice(list("abcdefg"), size=luck.integers(2, 6)) for _ in range(60)]
+    (folder / "a").write_text("".join(" ".join(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / "b").write_text("".join(" ".join(line[:2]) + "\n" for line in lines), encoding="utf-8")
+    return {"source": folder / "a", "target": folder / "b"}
+
+
+def saved(folder: Path) -> Path:
+    NATIVE.save(checkpoints.small(), folder / "whole")
+    return folder / "whole"
+
+
+def learnt(folder: Path, name: str, **options: Any) -> Any:
+    path = folder / "whole" if (folder / "whole").exists() else saved(folder)
+    texts = text(folder)
+    given: dict[str, Any] = {"updates": 6, "batch_tokens": 100, "lr": 1e-3, **texts, **options}
+    method = {each: given.pop(each) for each in ("strength", "keep", "strength_as", "start") if each in given}
+    config = LearnConfig(checkpoint=str(path), out=folder / name, method=L0Options(**method), device="cpu", **given)
+    return run_learning(config)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in saved(tmp_path).iterdir()}
+    for name, seed in (("one", 1), ("two", 1), ("three", 2)):
+        learnt(tmp_path, name, strength=0.1, seed=seed)
+    names = ("gates.csv", "ranking.csv", "removed.txt", "model/model.safetensors")
+    one, two, three = ([(tmp_path / run / name).read_bytes() for name in names] for run in ("one", "two", "three"))
+    assert one == two and one[0] != three[0] and one[3] != three[3]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()} == before
+
+
+def test_larger_lambda_keeps_fewer_heads_and_none_keeps_them_all(tmp_path: Path) -> None:
+    kept = {}
+    for strength in (0.0, 0.05, 1.0):
+        options = {"gate_lr": 0.3, "updates": 40, "start": "open"}
+        kept[strength] = len(learnt(tmp_path, f"run{strength}", strength=strength, **options).kept)
+    total = sum(open_checkpoint(str(tmp_path / "whole")).layout.values())
+    assert kept[0.0] == total and kept[0.0] > kept[0.05] >= kept[1.0] == 0, kept
+
+
+def test_lambda_searched_for_a_number_of_heads(tmp_path: Path) -> None:
+    choice = learnt(tmp_path, "run", keep=7, gate_lr=0.3, updates=60, tune_updates=3)
+    assert len(choice.kept) == 7 == sum(choice.ranking.kept)
+    assert choice.facts["learning"]["decision"] == "the 7 largest log_a"
+    assert abs(choice.facts["learning"]["heads_with_log_a_above_0"] - 7) <= 3
+    assert set(choice.nll) == {"before", "gated", "masked", "tuned"} and choice.nll["tuned"] < choice.nll["masked"]
+    gates = pd.read_csv(tmp_path / "run" / "gates.csv")
+    assert list(gates.columns) == ["update", "site", "layer", "head", "gate", "open", "lambda", "temperature"]
+    assert len(gates) == 61 * sum(open_checkpoint(str(tmp_path / "whole")).layout.values())
+    assert gates["lambda"].nunique() > 10 and gates.gate.between(0, 1).all()
+
+
+def test_only_encoder_heads_go_and_the_decoder_stays_as_it_was(tmp_path: Path) -> None:
+    choice = learnt(tmp_path, "run", strength=1.0, sites=("encoder-self",), gate_lr=0.3, updates=20)
+    assert choice.removed and {head.site for head in choice.removed} == {Site.ENCODER_SELF}
+    before, after = (
+        open_checkpoint(str(path), dtype="float32").model.state_dict()
+        for path in (tmp_path / "whole", tmp_path / "run/model")
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all(name.startswith("encoder.") for name in changed)
+    assert json.loads((tmp_path / "run" / "pruning.json").read_text())["learning"]["freeze"] == "decoder"
+
+
+def test_removing_takes_the_list_and_what_was_learnt(tmp_path: Path) -> None:
+    choice = learnt(tmp_path, "run", keep=9, updates=10, remove=True)
+    smaller = open_checkpoint(str(choice.removed_to))
+    assert sum(smaller.layout.values()) == 9
+    by_hand = run_removal(
+        RemoveConfig(
+            checkpoint=str(tmp_path / "run" / "model"),
+            heads=str(tmp_path / "run" / "removed.txt"),
+            out=tmp_path / "by-hand",
+            rounds=0,
+            device="cpu",
+        )
+    )
+    its = open_checkpoint(str(by_hand.path)).model.state_dict()
+    assert all(torch.equal(value, its[name]) for name, value in smaller.model.state_dict().items())
+
+
+def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"keep": 7, "updates": 9, "save_every": 4}
+    learnt(tmp_path, "whole-run", **options)
+    count, real = [0], L0.updated
+
+    def dies(self: L0) -> None:
+        count[0] += 1
+        if count[0] == 7:
+            raise KeyboardInterrupt
+        real(self)
+
+    monkeypatch.setattr(L0, "updated", dies)
+    with pytest.raises(KeyboardInterrupt):
+        learnt(tmp_path, "killed", **options)
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["state.pt"]
+    with pytest.raises(ConfigError, match=r"--resume: the run in .* was begun with another --seed"):
+        learnt(tmp_path, "killed", resume=True, **options, seed=5)
+    learnt(tmp_path, "killed", resume=True, **options)
+    for name in ("gates.csv", "ranking.csv", "removed.txt", "model/model.safetensors"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole-run" / name).read_bytes(), name
+    assert not (tmp_path / "killed" / "state.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lambda", "-0.1"], "--lambda -0.1: it must not be negative"),
+        (["--lambda", "0.1,zero"], "--lambda '0.1,zero' must be a number"),
+        ([], "give --lambda L .or a list., or --keep N"),
+        (["--keep", "99"], "--keep 99: there are "),
+        (["--lambda", "1", "--sites", "cros"], "--sites cros: this model has encoder-self, decoder-self, cross"),
+        (["--lambda", "1", "--freeze", "all"], "--freeze 'all' is not known"),
+        (["--lambda", "1", "--lambda-as", "mean"], "--lambda-as 'mean' is not known; choose paper or code"),
+        (["--lambda", "1", "--protect", "cross.9.*"], "no head of this model is called 'cross.9."),
+        (["--lambda", "1", "--updates", "0"], "--updates 0: at least 1"),
+        (["--lambda", "1", "--resume", "--force"], "--resume goes on"),
+    ],
+)
+def test_bad_options_are_one_line(options: list[str], message: str, tmp_path: Path) -> None:
+    texts = text(tmp_path)
+    command = ["prune", "l0", str(saved(tmp_path)), "--source", str(texts["source"]), "--target", str(texts["target"])]
+    found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run"), "--device", "cpu", *options])
+    assert isinstance(found.exception, HeadscopeError), found.output
+    with pytest.raises(HeadscopeError, match=message):
+        raise found.exception
+    assert "\n" not in str(found.exception) and not (tmp_path / "run").exists()
+
+
+def test_the_output_is_not_replaced_unasked_and_the_input_never(tmp_path: Path) -> None:
+    learnt(tmp_path, "run", strength=0.1, updates=1)
+    with pytest.raises(HeadscopeError, match="already holds"):
+        learnt(tmp_path, "run", strength=0.1, updates=1)
+    learnt(tmp_path, "run", strength=0.1, updates=1, force=True)
+    with pytest.raises(HeadscopeError, match="holds the checkpoint itself"):
+        learnt(tmp_path, "whole", strength=0.1, updates=1, force=True)
+
+
+def test_several_lambdas_from_the_command_line(tmp_path: Path) -> None:
+    texts = text(tmp_path)
+    command = ["prune", "l0", str(saved(tmp_path)), "--source", str(texts["source"]), "--target", str(texts["target"])]
+    more = ["--lambda", "0,2", "--updates", "12", "--gate-lr", "0.5", "--start", "open", "--device", "cpu"]
+    found = CliRunner().invoke(app, [*command, *more, "--out", str(tmp_path / "run"), "--batch-tokens", "100"])
+    assert found.exit_code == 0, found.output
+    table = pd.read_csv(tmp_path / "run" / "sweep.csv")
+    assert table["lambda"].tolist() == [0, 2] and table.kept[0] > table.kept[1]
+    for name in ("lambda-0", "lambda-2"):
+        assert (tmp_path / "run" / name / "pruning.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "bart"])
+def test_hugging_face_models_learn_lose_heads_and_open_again(kind: str, tmp_path: Path) -> None:
+    """Masked and causal language models and translation, from a folder to a smaller folder."""
+    its = checkpoints.hugging(kind)
+    its.model.float().save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+    its.tokenizer.save_pretrained(tmp_path / "whole")
+    (tmp_path / "a").write_text("dog runs\na dog\nthe old man sat\n" * 8, encoding="utf-8")
+    given: dict[str, Any] = {"source": tmp_path / "a", "target": tmp_path / "a" if kind == "bart" else None}
+    config = LearnConfig(
+        checkpoint=str(tmp_path / "whole"),
+        out=tmp_path / "run",
+        method=L0Options(keep=4),
+        updates=5,
+        device="cpu",
+        remove=True,
+        **given,
+    )
+    choice = run_learning(config)
+    smaller = open_checkpoint(str(choice.removed_to))
+    assert sum(smaller.layout.values()) == 4 == len(choice.kept)
+    trained = open_checkpoint(str(tmp_path / "run" / "model"))
+    assert trained.layout == its.layout
+    assert any(
+        not torch.equal(value, its.model.state_dict()[name]) for name, value in trained.model.state_dict().items()
+    )
+
+
+def test_models_that_say_no_words_are_refused(tmp_path: Path) -> None:
+    its = checkpoints.hugging("bert-without-head")
+    its.model.float().save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+    its.tokenizer.save_pretrained(tmp_path / "whole")
+    (tmp_path / "a").write_text("dog runs\n", encoding="utf-8")
+    config = LearnConfig(
+        checkpoint=str(tmp_path / "whole"), out=tmp_path / "run", method=L0Options(keep=4), source=tmp_path / "a"
+    )
+    with pytest.raises(ConfigError, match="predicts no words, so text alone teaches it nothing; `prune rank`"):
+        run_learning(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_gates_of_the_checkpoint_itself_do_not_learn() -> None:
+    its = checkpoints.small(self_mixing="hard-concrete.v1")
+    names = {id(parameter): name for name, parameter in its.model.named_parameters()}
+    left = set(names.values()) - {names[id(each)] for each in trained_parameters(its, "none")}
+    assert left and all(name.endswith("mixing.log_a") for name in left)
+
+
+def test_options_from_a_file_by_their_long_names(tmp_path: Path) -> None:
+    texts, path = text(tmp_path), saved(tmp_path)
+    (tmp_path / "options.toml").write_text(
+        f'lambda = [0, 1]\nlambda-as = "code"\nupdates = 2\nsource = "{texts["source"]}"\n', encoding="utf-8"
+    )
+    command = ["prune", "l0", str(path), "--target", str(texts["target"]), "--out", str(tmp_path / "run")]
+    found = CliRunner().invoke(app, [*command, "--device", "cpu", "--config", str(tmp_path / "options.toml")])
+    assert found.exit_code == 0, found.output
+    record = json.loads((tmp_path / "run" / "lambda-1" / "pruning.json").read_text())
+    assert record["learning"]["lambda_code"] == 1 and record["learning"]["updates"] == 2
+    assert any("are still between 0 and 1" in remark for remark in record["remarks"])
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, path = text(tmp_path), saved(tmp_path)
+    real = L0.updated
+
+    def dies(self: L0) -> None:
+        real(self)
+        if self.update == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(L0, "updated", dies)
+    command = ["prune", "l0", str(path), "--source", str(texts["source"]), "--target", str(texts["target"])]
+    more = ["--lambda", "0.1", "--updates", "5", "--save-every", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
+    found = CliRunner().invoke(app, [*command, *more])
+    assert found.exit_code == 130 and "--resume" in found.stderr
+    monkeypatch.undo()
+    assert CliRunner().invoke(app, [*command, *more, "--resume"]).exit_code == 0
+
+
+def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared: Path, tmp_path: Path) -> None:
+    """The story-of-heads oracle on its own pairs; the gates alone learn, from the program's random start."""
+    folder = shared / "oracles" / "story-of-heads"
+    pairs = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))
+    for side, name in (("src", "a"), ("dst", "b")):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+    kept = []
+    for strength in (0.0, 0.01, 0.1):
+        config = LearnConfig(
+            checkpoint=str(folder / "model.npz"),
+            source=tmp_path / "a",
+            target=tmp_path / "b",
+            out=tmp_path / f"{strength}",
+            method=L0Options(strength=strength),
+            updates=60,
+            gate_lr=0.2,
+            freeze="model",
+            device="cpu",
+        )
+        choice = run_learning(config)
+        kept.append(len(choice.kept))
+        if strength == 0:
+            assert choice.nll["masked"] <= choice.nll["before"] and choice.nll["gated"] <= choice.nll["before"]
+        assert not choice.model and not (tmp_path / f"{strength}" / "model").exists()
+    assert 36 >= kept[0] > 30 > kept[1] > kept[2], kept

@@ -1,0 +1,247 @@
+"""Rankings: which heads go by their scores, in one step or several, and what the command reads and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from oracles import checkpoints, speakers
+from typer.testing import CliRunner
+
+from headscope.cli.main import app
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.formats.base import open_checkpoint
+from headscope.formats.native import NATIVE
+from headscope.heads import HeadId, Site, all_heads
+from headscope.pruning.gating import Gating, gating
+from headscope.pruning.rank_run import RankConfig, run_ranking
+from headscope.pruning.ranking import rank
+
+SCORES = dict(enumerate(np.random.default_rng(1).permutation(60).tolist()))
+
+
+def by_number(gates: Gating) -> dict[HeadId, float]:
+    return {head: float(SCORES[number]) for number, head in enumerate(all_heads(gates.counts))}
+
+
+def test_the_lowest_scores_go() -> None:
+    gates = gating(checkpoints.small().places)
+    scores = by_number(gates)
+    for keep in (0, 1, 7, gates.heads):
+        found = rank(gates, keep, lambda gone: scores)
+        gone = gates.closed(found.kept)
+        assert len(gone) == gates.heads - keep
+        stay = [head for head in scores if head not in gone]
+        assert not gone or not stay or max(scores[head] for head in gone) < min(scores[head] for head in stay)
+        assert [gates.units[number][0] for number in found.order()] == sorted(scores, key=lambda head: -scores[head])
+
+
+def test_every_layer_keeps_its_share() -> None:
+    gates = gating(checkpoints.small().places)
+    scores = by_number(gates)
+    for keep in range(gates.heads + 1):
+        found = rank(gates, keep, lambda gone: scores, per_layer=True)
+        gone = set(gates.closed(found.kept))
+        assert len(gone) == gates.heads - keep
+        for (site, layer), count in gates.counts.items():
+            mine = [HeadId(site, layer, head) for head in range(count)]
+            left = [head for head in mine if head not in gone]
+            assert abs(len(left) - keep * count / gates.heads) < 1
+            best = sorted(mine, key=lambda head: -scores[head])[: len(left)]
+            assert set(best) == set(left)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
+    """The measure turns round when heads have gone: the second half is chosen by the second answer."""
+    gates = gating(checkpoints.small().places)
+    scores, asked = by_number(gates), []
+
+    def score(gone: list[HeadId]) -> dict[HeadId, float]:
+        asked.append(list(gone))
+        return {head: -value if gone else value for head, value in scores.items()}
+
+    keep = gates.heads - 8
+    found = rank(gates, keep, score, steps=2, per_layer=per_layer)
+    assert asked[0] == [] and len(asked) == 2 and set(asked[1]) == set(_at(gates, found.step.tolist(), 1))
+    assert set(asked[1]) < set(gates.closed(found.kept)) and len(gates.closed(found.kept)) == 8
+    if not per_layer:
+        low = sorted(scores, key=lambda head: scores[head])
+        assert set(asked[1]) == set(low[:4]) and set(_at(gates, found.step.tolist(), 2)) == set(low[-4:])
+    last = [found.step[number].item() for number in found.order()]
+    assert last == sorted(last, key=lambda step: -step if step else -99)
+
+
+def _at(gates: Gating, steps: list[int], step: int) -> list[HeadId]:
+    return [gates.units[number][0] for number, its in enumerate(steps) if its == step]
+
+
+def test_groups_go_together_by_their_mean() -> None:
+    gates = gating(speakers.checkpoint("llama").places)
+    scores = {head: float(head.head == 4) * 10 + head.layer for head in all_heads(gates.counts)}
+    found = rank(gates, 3, lambda gone: scores)
+    assert {str(head) for head in gates.closed(~found.kept)} == {f"decoder-self.1.{head}" for head in (3, 4, 5)}
+
+
+def test_heads_without_a_number_are_named() -> None:
+    gates = gating(checkpoints.small().places)
+    scores = by_number(gates) | {HeadId(Site.CROSS, 1, 0): float("nan")}
+    with pytest.raises(ConfigError, match=r"1 of \d+ heads have no score, such as cross.1.0; choose --sites"):
+        rank(gates, 3, lambda gone: scores)
+
+
+# The whole command, on a small model on disk.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("rank")
+    NATIVE.save(checkpoints.small(), place / "whole")
+    (place / "a").write_text("a b c\nb c\nd e f g\na\n" * 6, encoding="utf-8")
+    (place / "b").write_text("a b\nb c a\nd e f g d\na b\n" * 6, encoding="utf-8")
+    return place
+
+
+def ranked(folder: Path, out: Path, **options: Any) -> Any:
+    texts = {"source": folder / "a", "target": folder / "b"}
+    given: dict[str, Any] = {"device": "cpu", **texts, **options}
+    return run_ranking(RankConfig(checkpoint=str(folder / "whole"), out=out, **given))
+
+
+def test_files_of_a_ranking_and_what_remove_makes_of_them(folder: Path, tmp_path: Path) -> None:
+    protect = "cross.0.0,encoder-self.0.*"
+    choice = ranked(folder, tmp_path / "run", by="gradient", keep=8, protect=protect, remove=True, steps=2)
+    ranking = pd.read_csv(tmp_path / "run" / "ranking.csv")
+    assert list(ranking.columns) == ["site", "layer", "head", "score", "rank", "kept", "step"]
+    removed = (tmp_path / "run" / "removed.txt").read_text().split()
+    kept = (tmp_path / "run" / "kept.txt").read_text().split()
+    assert len(kept) == 8 and "cross.0.0" in kept and sum(name.startswith("encoder-self.0.") for name in kept) >= 2
+    assert sorted([*removed, *kept]) == sorted(map(str, all_heads(choice.gating.counts)))
+    record = json.loads((tmp_path / "run" / "pruning.json").read_text())
+    assert record["removed"] == removed and record["kept"] == 8 and record["nll"].keys() == {"before", "masked"}
+    assert record["signature"].startswith("m:prune.rank|by:gradient|keep:8|steps:2|")
+    smaller = open_checkpoint(str(tmp_path / "run" / "pruned"))
+    assert sum(smaller.layout.values()) == 8
+
+
+def test_tuning_recovers_some_of_it_and_closed_heads_stay_closed(folder: Path, tmp_path: Path) -> None:
+    options = {"by": "random", "keep": 4, "tune_updates": 25, "lr": 3e-3, "batch_tokens": 100}
+    choice = ranked(folder, tmp_path / "run", **options)
+    assert choice.nll["tuned"] < choice.nll["masked"]
+    again = ranked(folder, tmp_path / "again", **options)
+    assert again.nll == choice.nll
+    other = ranked(folder, tmp_path / "other", **options | {"seed": 2})
+    assert other.removed != choice.removed
+    assert sum(open_checkpoint(str(tmp_path / "run" / "model")).layout.values()) == choice.gating.heads
+
+
+def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None:
+    first = ranked(folder, tmp_path / "one", by="taylor", keep=5)
+    table = pd.read_csv(tmp_path / "one" / "ranking.csv")
+    own = tmp_path / "own.csv"
+    table[["site", "layer", "head"]].assign(entropy=-table.score, other=1).to_csv(own, index=False)
+    for options in ({"by": str(tmp_path / "one" / "ranking.csv")}, {"by": str(own), "column": "entropy"}):
+        assert ranked(folder, tmp_path / Path(options["by"]).stem, keep=5, **options).removed == first.removed
+    (tmp_path / "analysed").mkdir()
+    table.assign(taylor=table.score, strange=-table.score).to_csv(tmp_path / "analysed" / "heads.csv", index=False)
+    for number, options in enumerate(({"by": "taylor"}, {"by": "strange", "lowest": True})):
+        found = ranked(folder, tmp_path / f"from{number}", keep=5, run=tmp_path / "analysed", **options)
+        assert found.removed == first.removed
+    assert ranked(folder, tmp_path / "low", keep=5, by="taylor", lowest=True).removed != first.removed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "gradeint", "keep": 3}, "unknown criterion 'gradeint'; did you mean 'gradient'"),
+        ({"by": "gradient"}, "give --keep N, the heads that stay, or --fraction F"),
+        ({"by": "gradient", "fraction": 1.5}, "--fraction 1.5: the share that stays is from 0 to 1"),
+        ({"by": "gradient", "keep": 99}, "--keep 99: there are"),
+        ({"by": "gradient", "keep": -1}, "--keep -1: there are"),
+        ({"by": "gradient", "keep": 1, "protect": "cross.*.*"}, "--keep 1 is less than the .* heads that --protect"),
+        ({"by": "gradient", "keep": 3, "source": None, "target": None}, "--by gradient is measured on text"),
+        ({"by": "magnitude", "keep": 3, "steps": 2}, "--steps 2: scores by magnitude do not change"),
+        ({"by": "gradient", "keep": 3, "sites": ("self",)}, "--sites self: this model has encoder-self"),
+        ({"by": "none.csv", "keep": 3}, "there is no file none.csv"),
+        ({"by": "random", "keep": 3, "column": "a"}, "--column is for --by FILE.csv"),
+        ({"by": "random", "keep": 3, "run": Path("x")}, "--by random is no column of heads.csv"),
+        ({"by": "lrp", "keep": 3, "run": Path("x"), "steps": 3}, "--steps 3 scores anew"),
+        ({"by": "random", "keep": 3, "export": ("masked",)}, "--export says what --remove writes"),
+        (
+            {"by": "random", "keep": 3, "export": ("self-contained",), "remove": True},
+            "--export self-contained is not for",
+        ),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(HeadscopeError, match=message):
+        ranked(folder, tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "site,layer,head,score\nencoder-self,0,0,1\ncross,9,1,2\n",
+            r"scores.csv:3: this model has no head cross.9.1;",
+        ),
+        ("site,layer,head,score\nmiddle,0,0,1\n", r"scores.csv:2: this model has no head middle.0.0;"),
+        ("site,layer,head,score\ncross,0,0,1\ncross,0,0,1\n", r"scores.csv:3: head cross.0.0 is there a second time"),
+        ("site,layer,score\ncross,0,1\n", "lacks the column 'head'"),
+        ("site,layer,head,a,b\ncross,0,0,1,2\n", "has several columns .a, b.; choose one with --column"),
+        ("site,layer,head,a\ncross,0,0,x\n", "has several columns .none.; choose one"),
+        ("site,layer,head,score\ncross,0,0,1\n", "heads have no score, such as"),
+        ("", "is no CSV file"),
+    ],
+)
+def test_bad_files_are_named_with_their_line(content: str, message: str, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "scores.csv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(HeadscopeError, match=message):
+        ranked(folder, tmp_path / "run", by=str(path), keep=3)
+
+
+def test_the_command_and_its_json(folder: Path, tmp_path: Path) -> None:
+    command = ["prune", "rank", str(folder / "whole"), "--by", "magnitude", "--fraction", "0.5", "--device", "cpu"]
+    found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run"), "--json", "--per-layer"])
+    assert found.exit_code == 0, found.output
+    record = json.loads(found.output)
+    assert record["kept"] == round(record["heads"] / 2) and record["method"] == "rank"
+    shown = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "two")])
+    assert shown.exit_code == 0 and "next: headscope prune remove" in shown.output
+
+
+def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    command = ["prune", "rank", str(folder / "whole"), "--by", "magnitude", "--keep", "3", "--out", str(tmp_path / "r")]
+    found = CliRunner().invoke(app, command)
+    with pytest.raises(ConfigError, match="prune rank runs in one process; start it without torchrun"):
+        raise found.exception or AssertionError(found.output)
+
+
+def test_a_model_that_was_pruned_before_is_ranked_again(folder: Path, tmp_path: Path) -> None:
+    """Layers without heads and layers with fewer heads than others."""
+    first = ranked(folder, tmp_path / "one", by="magnitude", keep=4, remove=True, source=None, target=None)
+    config = RankConfig(checkpoint=str(first.removed_to), by="magnitude", keep=2, out=tmp_path / "two", remove=True)
+    second = run_ranking(config)
+    assert sum(open_checkpoint(str(second.removed_to)).layout.values()) == 2 and second.gating.heads == 4
+
+
+def test_a_choice_stays_where_the_removal_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headscope.pruning import remove
+
+    def refuses(config: object) -> None:
+        raise CheckpointError("no")
+
+    monkeypatch.setattr(remove, "run_removal", refuses)
+    with pytest.raises(CheckpointError, match="no"):
+        ranked(folder, tmp_path / "run", by="magnitude", keep=3, remove=True)
+    assert json.loads((tmp_path / "run" / "pruning.json").read_text())["kept"] == 3
+    assert len((tmp_path / "run" / "kept.txt").read_text().split()) == 3

@@ -1,0 +1,158 @@
+"""Differentiable subset pruning: the soft top-K by loops, and exactly K heads at the end."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from oracles import checkpoints, speakers, subset
+from typer.testing import CliRunner
+
+from headscope.cli.main import app
+from headscope.errors import ConfigError, HeadscopeError
+from headscope.formats.native import NATIVE
+from headscope.pruning.examples import examples
+from headscope.pruning.gating import gating
+from headscope.pruning.learn import LearnConfig, run_learning
+from headscope.pruning.subset import Subset, SubsetOptions
+from headscope.pruning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
+from headscope.pruning.tuning import Recipe, Tuner, mean_nll
+
+
+@pytest.mark.parametrize("temperature", [1000.0, 1.0, 0.1, 1e-8])
+@pytest.mark.parametrize("k", [1, 3, 5, 7, 11])
+def test_soft_top_k(k: int, temperature: float) -> None:
+    scores = torch.randn(11, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+    found = soft_top_k(scores, k, temperature=temperature)
+    assert math.isclose(found.sum().item(), k, rel_tol=1e-12)
+    if 2 * k <= 11:
+        wanted = subset.soft_top_k(scores.tolist(), k, temperature)
+    else:  # the ones that are left out are drawn
+        wanted = [1 - share for share in subset.soft_top_k([-score for score in scores.tolist()], 11 - k, temperature)]
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-12)
+    if temperature == 1e-8:
+        np.testing.assert_allclose(found.numpy(), top_k(scores, k).double().numpy(), atol=1e-12)
+
+
+def test_a_single_entry_may_exceed_one_in_between() -> None:
+    scores = torch.zeros(144, dtype=torch.float64)
+    scores[0] = 6.0
+    assert 1.2 < soft_top_k(scores, 12, temperature=1.0).max() < 3
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 7])
+def test_gradients_of_the_soft_top_k(k: int) -> None:
+    scores = torch.randn(7, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
+    weights = torch.arange(7, dtype=torch.float64)
+
+    def value(at: torch.Tensor) -> torch.Tensor:
+        return soft_top_k(at, k, temperature=0.7) @ weights
+
+    if k in (0, 7):
+        assert not value(scores).requires_grad
+    else:
+        assert torch.autograd.gradcheck(value, scores)
+
+
+def test_exactly_k_also_where_scores_tie() -> None:
+    scores = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    assert top_k(scores, 2).tolist() == [False, True, True, False, False]
+    for k in range(6):
+        gates = straight_through(scores, k)
+        assert gates.sum().item() == k
+        (slopes,) = torch.autograd.grad((gates * torch.arange(5)).sum(), scores)
+        assert slopes.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_temperatures_and_noise() -> None:
+    values = [annealed(update, first=1000.0, last=1e-8, updates=10) for update in (0, 5, 10, 99)]
+    np.testing.assert_allclose(values, [1e3, 10**-2.5, 1e-8, 1e-8], rtol=1e-12)
+    drawn = gumbel(100_000, torch.Generator().manual_seed(1))
+    assert abs(drawn.mean() - 0.5772) < 0.02 and abs(drawn.std() - math.pi / math.sqrt(6)) < 0.02
+
+
+@pytest.mark.parametrize(("kind", "sites"), [("gpt2", ()), ("t5", ("cross",)), ("native-post", ("cross",))])
+def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, ...]) -> None:
+    """All subsets of that size are tried out; gates alone learn, so the loss says which are the best."""
+    its = speakers.checkpoint(kind)
+    gates = gating(its.places, sites=sites)
+    n, k = len(gates.units), len(gates.units) // 2
+    data = examples(its, speakers.corpus(kind), limit=60)
+    options = SubsetOptions(keep=k, first=1.0, last=1e-2)
+    learner = Subset(gates, options, updates=100, generator=torch.Generator().manual_seed(1))
+    Tuner(its, data, Recipe(updates=100, lr=0.0, gate_lr=0.1, tokens=500, smoothing=0.0), [], learner).run()
+    losses = {}
+    for chosen in itertools.combinations(range(n), k):
+        kept = torch.zeros(n, dtype=torch.float64)
+        kept[list(chosen)] = 1
+        losses[chosen] = mean_nll(its, data, tokens=500, seed=1, gates=gates.spread(kept))
+    found = tuple(learner.decide().nonzero()[:, 0].tolist())
+    better = sum(loss < losses[found] for loss in losses.values())
+    assert len(losses) >= 15 and better <= len(losses) / 5, (better, len(losses))
+
+
+def learnt(folder: Path, name: str, **options: Any) -> Any:
+    if not (folder / "whole").exists():
+        NATIVE.save(checkpoints.small(), folder / "whole")
+    (folder / "a").write_text("a b c\nb c\nd e f g\na\n" * 6, encoding="utf-8")
+    given: dict[str, Any] = {"updates": 5, "batch_tokens": 60, "lr": 1e-3, **options}
+    method = {each: given.pop(each) for each in ("keep", "straight_through", "cooldown") if each in given}
+    return run_learning(
+        LearnConfig(
+            checkpoint=str(folder / "whole"),
+            source=folder / "a",
+            target=folder / "a",
+            out=folder / name,
+            method=SubsetOptions(**method),
+            device="cpu",
+            **given,
+        )
+    )
+
+
+@pytest.mark.parametrize("straight", [False, True])
+def test_exactly_k_heads_and_the_same_bits(straight: bool, tmp_path: Path) -> None:
+    for keep in (1, 5, 12):
+        choice = learnt(tmp_path, f"{keep}", keep=keep, straight_through=straight)
+        again = learnt(tmp_path, f"{keep}-again", keep=keep, straight_through=straight)
+        assert len(choice.kept) == keep == sum(choice.ranking.kept)
+        assert choice.removed == again.removed
+        for name in ("gates.csv", "model/model.safetensors"):
+            assert (tmp_path / f"{keep}" / name).read_bytes() == (tmp_path / f"{keep}-again" / name).read_bytes()
+    gates = pd.read_csv(tmp_path / "5" / "gates.csv")
+    assert set(gates.groupby("update").gate.sum()) == {5.0} and gates["lambda"].isna().all()
+
+
+def test_all_heads_and_none(tmp_path: Path) -> None:
+    total = learnt(tmp_path, "some", keep=3).gating.heads
+    for keep in (0, total):
+        choice = learnt(tmp_path, f"{keep}", keep=keep)
+        assert len(choice.removed) == total - keep
+        assert (tmp_path / f"{keep}" / "removed.txt").read_text().count("\n") == total - keep
+    with pytest.raises(ConfigError, match=f"--keep {total + 1}: there are {total} heads"):
+        learnt(tmp_path, "more", keep=total + 1)
+
+
+def test_what_the_command_refuses(tmp_path: Path) -> None:
+    NATIVE.save(checkpoints.small(), tmp_path / "whole")
+    text = tmp_path / "a"
+    text.write_text("a b\n", encoding="utf-8")
+    command = ["prune", "subset", str(tmp_path / "whole"), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    for options, message in (
+        (["--keep", "5"], "no text to learn from"),
+        (["--keep", "5", "--source", str(text)], "needs --target"),
+        (["--keep", "5", "--source", str(text), "--temperature", "0"], "--temperature 0 --end-temperature 1e-08"),
+        (["--keep", "5", "--source", str(text), "--cooldown", "0"], "--cooldown 0"),
+        (["--keep", "5", "--source", str(text), "--dtype", "bfloat16"], "--dtype bfloat16: small updates"),
+        (["--keep", "5", "--source", str(text), "--label-smoothing", "1"], "needs --target|--label-smoothing 1"),
+    ):
+        found = CliRunner().invoke(app, [*command, *options])
+        with pytest.raises(HeadscopeError, match=message):
+            raise found.exception or AssertionError(found.output)
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,466 @@
+"""`prune sweep`: its numbers against evaluation and slow loops, what is done again after a kill, what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from oracles import checkpoints, tiny
+from sacrebleu.metrics.bleu import BLEU
+
+from headscope.accumulate import Bootstrap
+from headscope.cli import main
+from headscope.config import EvaluateConfig
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
+from headscope.evaluate import run_evaluation
+from headscope.formats.base import TranslateOptions, open_checkpoint
+from headscope.formats.native import NATIVE
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.heads import Site
+from headscope.pruning import sweep_work
+from headscope.pruning.gating import gating
+from headscope.pruning.sweep import Sweep, run_sweep
+from headscope.pruning.sweep_config import Cell, SweepConfig, cells_of
+from headscope.pruning.sweep_quality import METRICS, bleu_sums, compare, grouped
+from headscope.pruning.sweep_scratch import shape_without
+from headscope.pruning.sweep_table import labels_of, unharmed
+from headscope.pruning.sweep_work import Launch
+from headscope.training.processes import Processes
+
+MINUTES = ["minutes"]
+
+
+def lines(folder: Path, name: str, texts: list[str]) -> Path:
+    path = folder / name
+    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def letters(count: int, alphabet: str, seed: int) -> list[str]:
+    luck = random.Random(seed)
+    return [" ".join(luck.choices(alphabet, k=luck.randint(2, 7))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A native model, and texts: what it is measured on is its own translation, but for every fifth line."""
+    folder = tmp_path_factory.mktemp("words")
+    its = checkpoints.small()
+    NATIVE.save(its, folder / "model")
+    asked = letters(17, "abcdefghijklmnopqr", 5)
+    said = [best[0].text or "a" for best in its.translations(asked, TranslateOptions(beam=3))]
+    said[::5] = letters(len(said[::5]), "abcdefg", 6)
+    return {
+        "checkpoint": str(folder / "model"),
+        "source": lines(folder, "train.src", letters(23, "abcdefghijklmnopqr", 1)),
+        "target": lines(folder, "train.tgt", letters(23, "abcdefghijklmn", 2)),
+        "valid_source": lines(folder, "valid.src", asked),
+        "valid_target": lines(folder, "valid.tgt", said),
+    }
+
+
+def config(words: dict[str, Any], out: Path, **options: Any) -> SweepConfig:
+    quick = {"methods": ("random",), "keep": (3,), "seeds": 1, "updates": 3, "batch_tokens": 61, "bootstrap": 50}
+    return SweepConfig(**words, out=out, **{"text": "tokenised-lowercase", **quick, **options})
+
+
+def evaluated(words: dict[str, Any], **options: Any) -> dict[str, float]:
+    """The metrics of `headscope evaluate`, by name."""
+    texts = {"source": words["valid_source"], "target": words.get("valid_target")}
+    found = run_evaluation(
+        EvaluateConfig(checkpoint=words["checkpoint"], **texts, bootstrap=2, **options)  # type: ignore[arg-type]
+    )
+    return {score.metric: score.value for score in found.scores}
+
+
+# Numbers.
+
+
+def test_sums_of_groups_give_sacrebleus_corpus_score() -> None:
+    hypotheses, references = letters(1031, "abcde", 3), letters(1031, "abcde", 4)
+    found = bleu_sums(hypotheses, references, raw=True)
+    wanted = BLEU().corpus_score(hypotheses, [references]).score
+    assert found.shape == (1024, 10) and wanted > 3
+    assert METRICS["bleu"].of(found.sum(axis=0, keepdims=True))[0] == pytest.approx(wanted, abs=1e-10)
+    rows = np.arange(2 * 1026.0).reshape(1026, 2)
+    assert grouped(rows)[:2].tolist() == (rows[:2] + rows[1024:]).tolist()
+
+
+@pytest.mark.parametrize("name", ["bleu", "perplexity", "accuracy"])
+def test_comparisons_equal_plain_loops(name: str) -> None:
+    luck = np.random.default_rng(2)
+    columns = 10 if name == "bleu" else 2
+    counts = luck.integers(3, 9, size=(13, columns)).astype(float)
+    if name == "bleu":
+        counts[:, 4:8] += 9
+    mine, other = counts, counts + np.eye(columns)[0] * luck.integers(0, 3, size=(13, 1))
+    metric, bootstrap = METRICS[name], Bootstrap(seed=4, replicates=19)
+    found = compare(metric, mine, other, bootstrap)
+
+    def value(sums: np.ndarray[Any, Any], times: list[int]) -> float:
+        total = [sum(times[i] * row[c] for i, row in enumerate(sums)) for c in range(columns)]
+        if name == "bleu":
+            precision = sum(math.log(total[n] / total[4 + n]) for n in range(4)) / 4
+            return 100 * math.exp(precision) * min(1.0, math.exp(1 - total[9] / total[8]))
+        return math.exp(total[0] / total[1]) if name == "perplexity" else total[0] / total[1]
+
+    draws = bootstrap.draws(13).int().tolist()
+    difference = value(mine, [1] * 13) - value(other, [1] * 13)
+    apart = [value(mine, times) - value(other, times) for times in draws]
+    mean = sum(apart) / len(apart)
+    extreme = sum(abs(each - mean) >= abs(difference) for each in apart)
+    assert found.value == pytest.approx(value(mine, [1] * 13)) and found.difference == pytest.approx(difference)
+    assert found.p == pytest.approx((1 + extreme) / 20)
+    assert found.low == pytest.approx(np.quantile([value(mine, times) for times in draws], 0.025))
+    assert found.difference_high == pytest.approx(np.quantile(apart, 0.975))
+    same = compare(metric, mine, mine, bootstrap)
+    assert (same.p, same.difference, same.difference_low) == (1.0, 0.0, 0.0)
+
+
+def test_p_is_about_twice_that_of_sacrebleus_one_tailed_test() -> None:
+    from sacrebleu.significance import PairedTest
+
+    references = letters(151, "abcdef", 1)
+    luck = random.Random(3)
+
+    def noisy(share: float) -> list[str]:
+        return [" ".join(w if luck.random() > share else "z" for w in text.split()) for text in references]
+
+    one, other = noisy(0.30), noisy(0.345)
+    systems = [("one", one), ("other", other)]
+    _, scores = PairedTest(systems, {"BLEU": BLEU(force=True)}, [references], test_type="bs", n_samples=2000)()
+    theirs = scores["BLEU"][1].p_value
+    sums = [bleu_sums(each, references, raw=True) for each in (one, other)]
+    mine = compare(METRICS["bleu"], *sums, Bootstrap(seed=1, replicates=2000)).p
+    assert 0.005 < theirs < 0.3 and mine == pytest.approx(2 * theirs, abs=0.05)
+
+
+def test_a_cell_is_what_evaluate_says_of_the_masked_model(words: dict[str, Any], tmp_path: Path) -> None:
+    found = run_sweep(config(words, tmp_path / "out", methods=("random", "confidence"), keep=(2, 7), seeds=2))
+    table = found.table.set_index("cell")
+    names = ["unpruned", *(f"random-keep{keep}-seed{seed}" for keep in (2, 7) for seed in (1, 2))]
+    assert table.index.tolist() == [*names, "confidence-keep2-seed1", "confidence-keep7-seed1"]
+    whole = evaluated(words, text="tokenised-lowercase")
+    assert 20 < whole["bleu"] < 100 and table.loc["unpruned", "value"] == pytest.approx(whole["bleu"], abs=1e-9)
+    for name in (names[1], names[4], "confidence-keep7-seed1"):
+        mine = found.survivors[found.survivors["cell"] == name]
+        kept = {f"{row.site}.{row.layer}.{row.head}" for row in mine.itertuples()}
+        every = {f"{row.site}.{row.layer}.{row.head}" for row in found.survivors[:16].itertuples()}
+        assert len(every) == 16 and len(kept) == table.loc[name, "kept"]
+        masked = evaluated(words, text="tokenised-lowercase", mask=",".join(sorted(every - kept)))
+        assert table.loc[name, "value"] == pytest.approx(masked["bleu"], abs=1e-9)
+        assert math.exp(table.loc[name, "loss"]) == pytest.approx(masked["perplexity"], rel=1e-9)
+        assert table.loc[name, "difference"] == pytest.approx(masked["bleu"] - whole["bleu"], abs=1e-9)
+    sites = table[["kept_encoder-self", "kept_decoder-self", "kept_cross"]]
+    assert (sites.sum(axis=1) == table["kept"]).all() and sites.loc["unpruned"].tolist() == [5, 5, 6]
+    places = [found.survivors[found.survivors["cell"] == name].iloc[:, 4:7] for name in names[3:5]]
+    assert places[0].to_numpy().tolist() != places[1].to_numpy().tolist()
+
+
+def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[str, Any], tmp_path: Path) -> None:
+    methods = {"methods": ("l0", "subset"), "keep": (7,), "seeds": 2, "sites": ("decoder-self", "cross")}
+    found = run_sweep(config(words, tmp_path / "out", **methods, keep_models=True))
+    learnt = found.table[found.table["method"] != "unpruned"]
+    assert learnt["kept"].tolist() == [7] * 4 and set(learnt["of"]) == {11} and "kept_encoder-self" not in learnt
+    assert learnt["lambda"].notna().tolist() == [True, True, False, False]
+    row = found.table.set_index("cell").loc["subset-keep7-seed2"]
+    run = tmp_path / "out" / "runs" / "subset-keep7-seed2"
+    again = evaluated(
+        words | {"checkpoint": str(run / "model")}, text="tokenised-lowercase", mask=str(run / "removed.txt")
+    )
+    assert row["value"] == pytest.approx(again["bleu"], abs=1e-9)
+    assert math.exp(row["loss"]) == pytest.approx(again["perplexity"], rel=1e-6)
+    assert (run / "gates.csv").is_file()
+    priced = run_sweep(config(words, tmp_path / "priced", methods=("l0",), keep=(), lambdas=(0.0, 0.3)))
+    assert priced.table["size"].tolist() == ["", "lambda 0", "lambda 0.3"]
+    assert not (tmp_path / "priced" / "runs" / "l0-lambda0-seed1" / "model").exists()
+
+
+def test_tuned_rankings_have_seeds_and_train(words: dict[str, Any], tmp_path: Path) -> None:
+    found = run_sweep(config(words, tmp_path / "out", methods=("magnitude",), seeds=2, tune_updates=2)).table
+    plain = run_sweep(config(words, tmp_path / "plain", methods=("magnitude",), seeds=2)).table
+    assert found["cell"].tolist() == ["unpruned", "magnitude-keep3-seed1", "magnitude-keep3-seed2"]
+    assert plain["cell"].tolist() == ["unpruned", "magnitude-keep3-seed1"]
+    assert len({*found["loss"][1:], plain["loss"][1]}) == 3
+    kept = [column for column in found if column.startswith("kept")]
+    assert found[kept].iloc[1].tolist() == found[kept].iloc[2].tolist() == plain[kept].iloc[1].tolist()
+
+
+def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_path: Path) -> None:
+    recipe = lines(tmp_path, "recipe.toml", ["max-updates = 3", "max-tokens = 61", "warmup = 1", "average = 0"])
+    options = {"methods": ("subset",), "keep": (5,), "from_scratch": True, "recipe": recipe, "keep_models": True}
+    found = run_sweep(config(words, tmp_path / "out", **options))
+    assert found.table["control"].tolist() == ["", "", "from scratch"]
+    kept = [column for column in found.table if column.startswith("kept")]
+    assert found.table[kept].iloc[1].tolist() == found.table[kept].iloc[2].tolist()
+    folder = tmp_path / "out" / "runs" / "subset-keep5-seed1"
+    trained = open_checkpoint(str(folder / "scratch" / "last"), dtype="float32")
+    mine = found.survivors[found.survivors["cell"] == "subset-keep5-seed1"]
+    counts = {(Site(site), int(layer)): len(rows) for (site, layer), rows in mine.groupby(["site", "layer"])}
+    assert {place: count for place, count in trained.layout.items() if count} == counts
+    again = evaluated(words | {"checkpoint": str(folder / "scratch" / "last")}, text="tokenised-lowercase")
+    assert math.exp(found.table["loss"].iloc[2]) == pytest.approx(again["perplexity"], rel=1e-6)
+    assert not set(found.survivors["cell"]) - {"unpruned", "subset-keep5-seed1"}
+    whole = checkpoints.small()
+    assert shape_without(whole.model, []) == whole.model.config
+    lines(tmp_path, "wrong.toml", ["max-updats = 3"])
+    with pytest.raises(ConfigError, match="--recipe: unknown option 'max_updats'; did you mean 'max_updates'"):
+        run_sweep(config(words, tmp_path / "x", **options | {"recipe": tmp_path / "wrong.toml"}))
+    with pytest.raises(ConfigError, match="how should it be trained"):
+        run_sweep(config(words, tmp_path / "x", **options | {"recipe": None}))
+
+
+def test_language_models_and_classifiers(tmp_path: Path) -> None:
+    text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)])
+    made = checkpoints.hugging("gpt2")
+    made.model.save_pretrained(tmp_path / "gpt2")  # type: ignore[operator]
+    made.tokenizer.save_pretrained(tmp_path / "gpt2")
+    words = {"checkpoint": str(tmp_path / "gpt2"), "source": text, "valid_source": text}
+    table = run_sweep(config(words, tmp_path / "a", keep=(2,))).table
+    assert table["metric"].tolist() == ["perplexity"] * 2
+    assert table["value"].iloc[0] == pytest.approx(evaluated(words)["perplexity"])
+    assert table["value"].tolist() == pytest.approx(np.exp(table["loss"]).tolist())
+
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11}
+    bert: Any = transformers.BertForSequenceClassification(
+        transformers.BertConfig(vocab_size=len(tiny.PIECES), **sizes, id2label={0: "bad", 1: "fair", 2: "good"})
+    ).eval()
+    with torch.no_grad():
+        for parameter in bert.parameters():
+            parameter.normal_(std=0.5 if parameter.ndim > 1 else 0.05)
+    tokenizer = tiny.tokenizer([tiny.START], [tiny.END])
+    texts = text.read_text().splitlines()
+    with torch.no_grad():  # no class is the likeliest everywhere
+        scores = torch.cat([bert(**tokenizer(each, return_tensors="pt")).logits for each in texts])
+        bert.classifier.bias -= scores.mean(dim=0)
+    bert.save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    said = (scores - scores.mean(dim=0)).argmax(dim=-1).tolist()
+    assert len(set(said)) > 1
+    classes = ["bad", "fair", "good"]
+    named = [classes[c] if n % 2 else str(c) for n, c in enumerate([said[0], *said[1:4], *[0] * 8])]
+    labels = lines(tmp_path, "labels", named)
+    words = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text, "valid_labels": labels}
+    table = run_sweep(config(words, tmp_path / "b", methods=("random", "gradient"), keep=(2,))).table
+    right = sum(mine == wanted for mine, wanted in zip(said, [*said[:4], *[0] * 8], strict=True)) / 12
+    assert table["metric"].tolist() == ["accuracy"] * 3 and table["value"].iloc[0] == pytest.approx(right)
+    with pytest.raises(ConfigError, match="this model classifies"):
+        run_sweep(config(words, tmp_path / "c", methods=("l0",)))
+    with pytest.raises(ConfigError, match="give --valid-labels FILE"):
+        run_sweep(config(words | {"valid_labels": None}, tmp_path / "c"))
+    with pytest.raises(DataError, match=r"labels2:1: the model has no class 'worse'; it has 0 \(bad\), 1"):
+        run_sweep(config(words | {"valid_labels": lines(tmp_path, "labels2", ["worse"] * 12)}, tmp_path / "c"))
+
+
+def test_functions_of_survivors_are_counted(words: dict[str, Any], tmp_path: Path) -> None:
+    layout = open_checkpoint(words["checkpoint"]).layout
+    labels = ["positional:-1;rare", "", "syntactic:nsubj>"]
+    heads = [(site.value, layer, head) for (site, layer), count in layout.items() for head in range(count)]
+    table = pd.DataFrame(heads, columns=["site", "layer", "head"]).assign(
+        functions=[labels[head] for *_, head in heads]
+    )
+    (tmp_path / "run").mkdir()
+    table.to_csv(tmp_path / "run" / "heads.csv", index=False)
+    found = run_sweep(config(words, tmp_path / "out", keep=(5,), functions=tmp_path / "run"))
+    counts = found.table.set_index("cell")
+    first, second, third = (sum(head == number for *_, head in heads) for number in range(3))
+    names = ["functions_positional", "functions_rare", "functions_none", "functions_syntactic"]
+    assert counts.loc["unpruned", names].tolist() == [first, first, second, third]
+    mine = found.survivors[found.survivors["cell"] == "random-keep5-seed1"]
+    assert counts.loc["random-keep5-seed1", "functions_rare"] == sum("rare" in each for each in mine["functions"])
+    assert labels_of(table)["cross.0.0"] == ("positional", "rare")
+
+
+def test_the_fewest_heads_that_do_no_harm() -> None:
+    rows = [
+        ("unpruned", 16, 30.0),
+        ("l0", 8, 29.9),
+        ("l0", 8, 29.7),
+        ("l0", 4, 29.9),
+        ("l0", 4, 29.5),
+        ("lrp", 8, 29.0),
+    ]
+    table = pd.DataFrame(rows, columns=["method", "kept", "value"]).assign(
+        control="", metric="bleu", of=16, p=1.0, loss=1.0, minutes=1.0
+    )
+    table["size"] = [f"keep {kept}" for kept in table["kept"]]
+    table["difference"] = table["value"] - 30
+    assert unharmed(table, within=None)[["method", "kept"]].to_numpy().tolist() == [["l0", 8]]
+    assert unharmed(table, within=0.3)["kept"].tolist() == [4]
+    worse = table.assign(metric="perplexity", difference=-table["difference"])
+    assert unharmed(worse, within=1.0)["method"].tolist() == ["l0", "lrp"]
+
+
+# Going on, sharing out, refusing.
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, *, stop_after: int = 99) -> list[str]:
+    """Names of the cells that are done; Ctrl-C comes after some."""
+    done: list[str] = []
+    run = sweep_work.run_cell
+
+    def run_cell(bench: Any, cell: Cell) -> Any:
+        if len(done) == stop_after:
+            raise KeyboardInterrupt
+        found = run(bench, cell)
+        done.append(cell.name)
+        return found
+
+    monkeypatch.setattr(sweep_work, "run_cell", run_cell)
+    return done
+
+
+def numbers(found: Sweep) -> pd.DataFrame:
+    return found.table.drop(columns=MINUTES)
+
+
+def test_only_what_is_missing_is_done(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"methods": ("subset", "random"), "keep": (3, 7), "seeds": 2}
+    with monkeypatch.context() as patch:
+        assert len(counted(patch, stop_after=3)) == 0
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(config(words, tmp_path / "out", **options))
+    assert pd.read_csv(tmp_path / "out" / "sweep.csv")["cell"].tolist() == [
+        "unpruned", "subset-keep3-seed1", "subset-keep3-seed2",
+    ]  # fmt: skip
+    done = counted(monkeypatch)
+    whole = run_sweep(config(words, tmp_path / "out", **options))
+    assert len(done) == 6 and "subset-keep3-seed1" not in done
+    clean = run_sweep(config(words, tmp_path / "clean", **options))
+    pd.testing.assert_frame_equal(numbers(whole), numbers(clean), rtol=1e-12)
+    done.clear()
+    (tmp_path / "out" / "cells" / ".half.json").write_text("{")
+    run_sweep(config(words, tmp_path / "out", **options))
+    assert done == []
+    more = run_sweep(config(words, tmp_path / "out", **options | {"keep": (3, 5), "seeds": 1}))
+    assert done == ["subset-keep5-seed1", "random-keep5-seed1"] and len(more.table) == 11
+    (tmp_path / "out" / "cells" / "unpruned.json").write_text("{}")
+    with pytest.raises(DataError, match=r"unpruned.json is no finished cell .* remove it, and it is made anew"):
+        run_sweep(config(words, tmp_path / "out", **options))
+
+
+def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
+    run_sweep(config(words, tmp_path / "out"))
+    with pytest.raises(ConfigError, match="has --updates 3, now 4; give the same options, another --out, or --force"):
+        run_sweep(config(words, tmp_path / "out", updates=4))
+    other = words | {"valid_source": words["source"], "valid_target": words["target"]}
+    with pytest.raises(ConfigError, match="was made with another validation text"):
+        run_sweep(config(other, tmp_path / "out"))
+    NATIVE.save(checkpoints.small(1), tmp_path / "model")
+    with pytest.raises(ConfigError, match="was made with another checkpoint"):
+        run_sweep(config(words | {"checkpoint": str(tmp_path / "model")}, tmp_path / "out"))
+    (tmp_path / "out" / "mine.txt").write_text("stays")
+    found = run_sweep(config(words, tmp_path / "out", updates=4, keep=(5,), force=True))
+    assert found.table["kept"].tolist() == [16, 5] and (tmp_path / "out" / "mine.txt").is_file()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    with pytest.raises(HeadscopeError, match="already holds x"):
+        run_sweep(config(words, tmp_path / "full"))
+
+
+def test_several_processes_find_the_same(words: dict[str, Any], tmp_path: Path) -> None:
+    one = run_sweep(config(words, tmp_path / "one", keep=(2, 7)))
+    two = run_sweep(config(words, tmp_path / "two", keep=(2, 7), jobs=2))
+    pd.testing.assert_frame_equal(numbers(one), numbers(two), rtol=1e-12)
+
+
+def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> None:
+    plain = [Cell("unpruned"), *(Cell("l0", keep=keep, seed=seed) for keep in (2, 4) for seed in (1, 2))]
+    cells = [*plain, *(Cell(each.method, each.keep, None, each.seed, control=True) for each in plain[1:])]
+    shares = []
+    for rank in range(3):
+        launch = Launch()
+        launch.processes = Processes(rank, 3)
+        shares.append(launch.share(cells))
+    assert sorted(cell.name for share in shares for cell in share) == sorted(cell.name for cell in cells)
+    for share in shares:
+        for cell in share:
+            assert not cell.control or any(other.name == cell.folder for other in share)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": (17,)}, "--keep 17: there are 16 heads"),
+        ({"keep": ()}, "no sizes: give --keep"),
+        ({"keep": (3, 3)}, "--keep holds the same entry twice"),
+        ({"fractions": (1.2,)}, "--fractions 1.2: the share that stays is from 0 to 1"),
+        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1: it must not be negative"),
+        ({"lambdas": (1.0,)}, "--lambda is for l0, which --methods does not name"),
+        ({"methods": ("lrb",)}, "unknown method 'lrb'; did you mean 'lrp'"),
+        ({"sites": ("middle",)}, "--sites middle: this model has encoder-self"),
+        ({"seeds": 0}, "--seeds 0: at least 1"),
+        ({"from_scratch": True}, "--from-scratch trains what l0 and subset leave"),
+        ({"source": None, "target": None, "methods": ("subset",)}, "no text to learn from"),
+        ({"source": None, "target": None, "methods": ("gradient",)}, "gradient is measured on text"),
+        ({"valid_target": None}, "needs --target and --valid-target"),
+        ({"target": None, "methods": ("subset",)}, "needs --target"),
+        ({"valid_labels": Path("x")}, "is no classifier; leave out --valid-labels"),
+        ({"text": "lower"}, "--text 'lower' is not known; choose from raw, tokenised-lowercase"),
+    ],
+)  # fmt: skip
+def test_bad_input(words: dict[str, Any], tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        texts = {name: options.pop(name, value) for name, value in words.items()}
+        run_sweep(config(texts, tmp_path / "out", **options))
+    assert not (tmp_path / "out").exists()
+
+
+def test_sizes_seeds_and_names() -> None:
+    its = gating(checkpoints.small().places)
+    asked = {"checkpoint": "x", "out": Path("x"), "source": Path("x"), "target": Path("x")}
+    made = SweepConfig(**asked, methods=("l0", "lrp", "random"), fractions=(0.25, 0.5), keep=(4,), seed=5, seeds=2)
+    names = [cell.name for cell in cells_of(made, its)]
+    assert names == [
+        "unpruned",
+        *(f"l0-keep{keep}-seed{seed}" for keep in (4, 8) for seed in (5, 6)),
+        "lrp-keep4-seed5", "lrp-keep8-seed5",
+        *(f"random-keep{keep}-seed{seed}" for keep in (4, 8) for seed in (5, 6)),
+    ]  # fmt: skip
+
+
+def test_the_command(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def run(*more: str) -> int:
+        texts = {name: str(value) for name, value in words.items() if name != "checkpoint"}
+        given = [part for name, value in texts.items() for part in (f"--{name.replace('_', '-')}", value)]
+        call = ["headscope", "prune", "sweep", words["checkpoint"], *given, "--out", str(tmp_path / "out"), *more]
+        monkeypatch.setattr(sys, "argv", call)
+        with pytest.raises(SystemExit) as stopped:
+            main.run()
+        return int(stopped.value.code or 0)
+
+    asked = ["--methods", "random", "--seeds", "1", "--bootstrap", "20", "--within", "99"]
+    assert run(*asked, "--keep", "3,x") == 2 and "--keep '3,x' must be whole numbers" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        counted(patch, stop_after=1)
+        assert run(*asked, "--keep", "3,7") == 130
+    assert "1 finished cells are kept" in capsys.readouterr().err
+    assert run(*asked, "--keep", "3,7", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["kept"] for row in found["cells"]] == [16, 3, 7] and found["unharmed"][0]["kept"] == 3
+    assert run(*asked, "--keep", "3,7") == 0
+    shown = capsys.readouterr().out
+    assert "random: 3 of 16 heads are enough within 99" in shown and "m:prune.sweep|metric:bleu" in shown
+    record = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert record["heads_per_site"] == {"encoder-self": 5, "decoder-self": 5, "cross": 6}
+
+
+def test_controls_need_a_transformer_that_is_trained_here(tmp_path: Path) -> None:
+    made = checkpoints.hugging("gpt2")
+    made.model.save_pretrained(tmp_path / "gpt2")  # type: ignore[operator]
+    made.tokenizer.save_pretrained(tmp_path / "gpt2")
+    text = lines(tmp_path, "text", ["ah bi ck", "aj bl"])
+    words = {"checkpoint": str(tmp_path / "gpt2"), "source": text, "valid_source": text}
+    assert not isinstance(made, TransformerCheckpoint)
+    with pytest.raises(CheckpointError, match="--from-scratch trains native Transformers"):
+        run_sweep(config(words, tmp_path / "out", methods=("l0",), from_scratch=True))

@@ -1,0 +1,225 @@
+"""The figures of pruning: what they read, what each of them shows, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+from headscope.cli.main import app
+from headscope.errors import ConfigError
+from headscope.report.pruning import SEVERAL, function_counts, kind_of, pruning_figure
+from headscope.report.pruning_runs import load_pruned
+from headscope.report.run import RunError
+
+SITES = {"encoder-self": 24, "decoder-self": 24, "cross": 24}
+LABELS = ("positional:-1", "syntactic:nsubj>", "rare", "", "", "positional:1;rare", "syntactic:obj<;syntactic:nsubj>")
+METHODS = {"l0": 3, "subset": 3, "random": 3, "magnitude": 1, "confidence": 1, "lrp": 1}
+SIZES = (4, 8, 16, 32, 48)
+
+
+def heads() -> list[tuple[str, int, int]]:
+    return [(site, layer, head) for site in SITES for layer in range(3) for head in range(8)]
+
+
+def sweep(folder: Path, *, labels: bool = True, controls: bool = True, metric: str = "bleu") -> Path:
+    """A sweep that was never run: learnt methods lose little, random ones much."""
+    luck = np.random.default_rng(7)
+    folder.mkdir(parents=True)
+    rows: list[dict[str, Any]] = []
+    survivors: list[dict[str, Any]] = []
+
+    def cell(method: str, keep: int, seed: int | None, loss: float, *, control: bool = False) -> None:
+        size = "" if method == "unpruned" else f"keep {keep}"
+        name = f"{method}-{size}-{seed}-{control}"
+        kept = [heads()[number] for number in sorted(luck.permutation(72)[:keep])]
+        value = 38.5 - loss + luck.normal(0, 0.15 * (method != "unpruned"))
+        per_site = {f"kept_{site}": sum(head[0] == site for head in kept) for site in SITES}
+        rows.append(
+            {"method": method, "control": "from scratch" if control else "", "size": size, "seed": seed, "kept": keep}
+            | {"of": 72, **per_site, "metric": metric, "value": value, "low": value - 0.8, "high": value + 0.8}
+            | {"difference": value - 38.5, "p": 0.04, "loss": 1.4 + loss / 9, "minutes": 1.0, "cell": name}
+        )
+        if not control:
+            place = [{"site": site, "layer": layer, "head": head} for site, layer, head in kept]
+            more = [{"functions": LABELS[(each["layer"] * 8 + each["head"]) % 7]} if labels else {} for each in place]
+            same = {"method": method, "size": size, "seed": seed, "cell": name}
+            survivors.extend(same | its | label for its, label in zip(place, more, strict=True))
+
+    cell("unpruned", 72, None, 0.0)
+    for number, (method, seeds) in enumerate(METHODS.items()):
+        for keep in SIZES:
+            for seed in range(1, seeds + 1):
+                cell(method, keep, seed, (0.4 + number) * (72 - keep) ** 2 / 5184)
+                if controls and number < 2:
+                    cell(method, keep, seed, (1.1 + number) * (72 - keep) ** 2 / 5184, control=True)
+    pd.DataFrame(rows).to_csv(folder / "sweep.csv", index=False)
+    pd.DataFrame(survivors).to_csv(folder / "survivors.csv", index=False)
+    meta = {"kind": "sweep", "signature": "m:prune.sweep|v:0.1.0", "source": {"path": "run/averaged"}, "metric": metric}
+    (folder / "sweep.json").write_text(json.dumps(meta))
+    for method, keep in (("l0", 4), ("l0", 16), ("subset", 16)):
+        gates(folder / "runs" / f"{method}-keep {keep}-1-False", keep)
+    return folder
+
+
+def gates(folder: Path, keep: int) -> None:
+    folder.mkdir(parents=True)
+    luck = np.random.default_rng(keep)
+    goal = luck.permutation(72) < keep
+    rows = [
+        {"update": update, "site": site, "layer": layer, "head": head, "gate": 1.0, "open": float(open_), "lambda": 0.1}
+        for update in range(0, 1001, 50)
+        for (site, layer, head), open_ in zip(
+            heads(), 1 / (1 + np.exp(-(0.2 + (goal * 2 - 1.2) * update / 150 + luck.normal(0, 0.2, 72)))), strict=True
+        )
+    ]
+    pd.DataFrame(rows).to_csv(folder / "gates.csv", index=False)
+
+
+def choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> Path:
+    """A run of `prune l0` with a price, as it writes itself down."""
+    folder.mkdir(parents=True)
+    names = [f"{site}.{layer}.{head}" for site, layer, head in heads()]
+    kept = {
+        site: {"kept": sum(name.startswith(site) for name in names[-keep:]), "of": of} for site, of in SITES.items()
+    }
+    record = {"kind": "choice", "method": "l0", "signature": "m:prune.l0", "heads": 72, "kept": keep}
+    record |= {"kept_per_site": kept, "removed": names[:-keep], "options": {"seed": seed}, "source": {"path": "x/m"}}
+    record |= {"learning": {"lambda_paper": strength, "lambda_searched": False}}
+    (folder / "pruning.json").write_text(json.dumps(record))
+    (folder / "kept.txt").write_text("".join(name + "\n" for name in names[-keep:]))
+    return folder
+
+
+def analysed(folder: Path) -> Path:
+    """A run of `analyze` that labels some heads."""
+    folder.mkdir()
+    rows = [
+        {"site": site, "layer": layer, "head": head, "functions": LABELS[head % 7]} for site, layer, head in heads()
+    ]
+    pd.DataFrame(rows).to_csv(folder / "heads.csv", index=False)
+    layout = {site: [8, 8, 8] for site in SITES}
+    (folder / "run.json").write_text(json.dumps({"signature": "m:all", "layout": layout}))
+    return folder
+
+
+def panels(figure: Figure) -> dict[str, Any]:
+    return {axes.get_title(loc="left"): axes for axes in figure.axes}
+
+
+def words(figure: Figure) -> set[str]:
+    return {text.get_text() for text in figure.texts}
+
+
+def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) -> None:
+    figure = pruning_figure(load_pruned([sweep(tmp_path / "s")]))
+    assert list(panels(figure)) == ["BLEU", "loss (nats)"]
+    table = pd.read_csv(tmp_path / "s" / "sweep.csv").fillna({"control": ""})
+    lines = {line.get_label(): line for line in panels(figure)["BLEU"].lines}
+    unpruned, *others = lines.values()
+    assert set(np.asarray(unpruned.get_ydata())) == {table["value"].iloc[0]}
+    assert len(others) == len(METHODS) + 2
+    mine = table[(table["method"] == "l0") & (table["control"] == "")].groupby("kept")["value"].mean()
+    drawn = next(line for line in others if np.allclose(line.get_ydata(), mine))
+    assert list(drawn.get_xdata()) == list(SIZES) and drawn.get_linestyle() == "-"
+    assert sum(line.get_linestyle() == "--" for line in others) == 2
+    assert panels(figure)["BLEU"].get_xscale() == "log"
+    bands = [each for each in panels(figure)["BLEU"].collections if type(each).__name__ == "FillBetweenPolyCollection"]
+    assert len(bands) == 5  # l0, subset and their controls, random: those with seeds
+    low, high = (
+        table[table["method"] == "random"].groupby("kept")["value"].agg(each).loc[4] for each in ("min", "max")
+    )
+    corners = bands[-1].get_paths()[0].vertices
+    at = corners[np.isclose(corners[:, 0], 4)][:, 1]
+    assert np.isclose(at.min(), low) and np.isclose(at.max(), high)
+    assert "run/averaged · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
+
+
+def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> None:
+    both = [sweep(tmp_path / "a", controls=False), sweep(tmp_path / "b", metric="perplexity", controls=False)]
+    figure = pruning_figure(load_pruned(both), "quality")
+    assert list(panels(figure)) == ["a: BLEU", "a: loss (nats)", "b: perplexity"]
+    assert "the same heads per layer, trained from scratch" not in words(figure)
+
+
+def test_sites_against_all_that_is_pruned(tmp_path: Path) -> None:
+    figure = pruning_figure(load_pruned([sweep(tmp_path / "s")]), "sites")
+    assert list(panels(figure)) == list(METHODS)
+    encoder, decoder, cross = panels(figure)["magnitude"].lines
+    assert list(encoder.get_xdata()) == [0, 24, 40, 56, 64, 68]
+    total = np.array([encoder.get_ydata(), decoder.get_ydata(), cross.get_ydata()]).sum(axis=0)
+    assert total.tolist() == [72, 48, 32, 16, 8, 4]
+
+
+def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
+    for keep, strength in ((60, 0.01), (30, 0.05), (9, 0.2)):
+        choice(tmp_path / "sweep" / f"lambda-{strength:g}", keep, strength)
+    figure = pruning_figure(load_pruned([tmp_path / "sweep"]))
+    encoder, _, cross = panels(figure)["l0"].lines
+    assert list(encoder.get_xdata()) == [0, 12, 42, 63]
+    assert list(encoder.get_ydata()) == [24, 12, 0, 0] and list(cross.get_ydata()) == [24, 24, 24, 9]
+    with pytest.raises(RunError, match="no numbers of quality"):
+        pruning_figure(load_pruned([tmp_path / "sweep"]), "quality")
+    with pytest.raises(RunError, match="give --functions RUN"):
+        pruning_figure(load_pruned([tmp_path / "sweep"]), "functions")
+    labelled = load_pruned([tmp_path / "sweep"], functions=analysed(tmp_path / "run"))
+    assert list(panels(pruning_figure(labelled, "functions"))) == ["l0"]
+
+
+def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> None:
+    (run,) = load_pruned([sweep(tmp_path / "s")])
+    its = run.cells[(run.cells["method"] == "l0") & (run.cells["control"] == "")]
+    counts = function_counts(run, its)
+    assert counts.index.tolist() == [72, 48, 32, 16, 8, 4]
+    np.testing.assert_allclose(counts.sum(axis=1), counts.index)
+    first = [LABELS[(layer * 8 + head) % 7] for _, layer, head in heads()]
+    assert counts["positional"].iloc[0] == first.count("positional:-1")
+    assert counts[SEVERAL].iloc[0] == first.count("positional:1;rare")
+    one = run.survivors[(run.survivors["method"] == "l0") & (run.survivors["size"] == "keep 4")]
+    rare = sum(kind_of(labels) == "rare" for labels in one["functions"]) / 3
+    assert counts["rare"].iloc[-1] == pytest.approx(rare)
+    bars = panels(pruning_figure([run], "functions"))["l0"].patches
+    assert sum(bar.get_height() for bar in bars) == pytest.approx(sum(counts.index))
+
+
+def test_gates_of_the_first_seed_of_each_size(tmp_path: Path) -> None:
+    (run,) = load_pruned([sweep(tmp_path / "s")])
+    figure = pruning_figure([run], "gates")
+    assert list(panels(figure)) == ["l0, keep 4", "l0, keep 16", "subset, keep 16"]
+    lines = panels(figure)["l0, keep 4"].lines
+    assert len(lines) == 3 * 25
+    thick = [line for line in lines if line.get_linewidth() > 1]
+    table = run.trajectory("l0-keep 4-1-False")
+    mean = table[table["site"] == "encoder-self"].groupby("update")["open"].mean()
+    np.testing.assert_allclose(thick[0].get_ydata(), mean)
+
+
+def test_labels_of_heads() -> None:
+    kinds = [kind_of(each) for each in ("positional:-1", "syntactic:obj<;syntactic:nsubj>", "rare;sink", "", "own:3")]
+    assert kinds == ["positional", "syntactic", SEVERAL, "no function found", "own"]
+
+
+def test_the_command_writes_and_refuses(tmp_path: Path) -> None:
+    folder = sweep(tmp_path / "s", labels=False)
+    found = CliRunner().invoke(app, ["plot", "pruning", str(folder), "--out", str(tmp_path / "x.svg"), "--json"])
+    assert found.exit_code == 0 and json.loads(found.output)["written"][0]["runs"] == ["s"]
+    assert "heads kept" in (tmp_path / "x.svg").read_text()
+    with pytest.raises(ConfigError, match="--figure 'lines' is not known; choose from quality, sites"):
+        pruning_figure(load_pruned([folder]), "lines")
+    with pytest.raises(RunError, match="give --functions RUN"):
+        pruning_figure(load_pruned([folder]), "functions")
+    with pytest.raises(RunError, match=r"has neither sweep.json nor pruning.json"):
+        load_pruned([tmp_path])
+    (folder / "sweep.csv").write_text("method,kept\nl0,3\n")
+    with pytest.raises(RunError, match=r"sweep.csv has no column control"):
+        load_pruned([folder])
+    broken = choice(tmp_path / "c", 5, 0.1)
+    (broken / "pruning.json").write_text('{"kind": "removal"}')
+    with pytest.raises(RunError, match="is no run that chose heads"):
+        load_pruned([broken])
