@@ -79,22 +79,30 @@ def test_temperatures_and_noise() -> None:
 
 @pytest.mark.parametrize(("kind", "sites"), [("gpt2", ()), ("t5", ("cross",)), ("native-post", ("cross",))])
 def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, ...]) -> None:
-    """All subsets of that size are tried out; gates alone learn, so the loss says which are the best."""
-    its = speakers.checkpoint(kind)
-    gates = gating(its.places, sites=sites)
-    n, k = len(gates.units), len(gates.units) // 2
-    data = examples(its, speakers.corpus(kind), limit=60)
-    options = SubsetOptions(keep=k, first=1.0, last=1e-2)
-    learner = Subset(gates, options, updates=100, generator=torch.Generator().manual_seed(1))
-    Tuner(its, data, Recipe(updates=100, lr=0.0, gate_lr=0.1, tokens=500, smoothing=0.0), [], learner).run()
-    losses = {}
-    for chosen in itertools.combinations(range(n), k):
-        kept = torch.zeros(n, dtype=torch.float64)
-        kept[list(chosen)] = 1
-        losses[chosen] = mean_nll(its, data, tokens=500, seed=1, gates=gates.spread(kept))
-    found = tuple(learner.decide().nonzero()[:, 0].tolist())
-    better = sum(loss < losses[found] for loss in losses.values())
-    assert len(losses) >= 15 and better <= len(losses) / 5, (better, len(losses))
+    """All subsets of that size are tried out; gates alone learn, so the loss says which are the best.
+
+    0 is the best subset, 1 the worst: at random the mean over seeds would be near a half.
+    """
+    places = []
+    for seed in range(1, 5):
+        its = speakers.checkpoint(kind)
+        gates = gating(its.places, sites=sites)
+        n, k = len(gates.units), len(gates.units) // 2
+        data = examples(its, speakers.corpus(kind), limit=60)
+        options = SubsetOptions(keep=k, first=1.0, last=1e-2)
+        torch.manual_seed(seed)  # the model's own dropout
+        learner = Subset(gates, options, updates=200, generator=torch.Generator().manual_seed(seed))
+        Tuner(its, data, Recipe(updates=200, lr=0.0, gate_lr=0.1, tokens=500, smoothing=0.0), [], learner).run()
+        losses = {}
+        for chosen in itertools.combinations(range(n), k):
+            kept = torch.zeros(n, dtype=torch.float64)
+            kept[list(chosen)] = 1
+            losses[chosen] = mean_nll(its, data, tokens=500, seed=1, gates=gates.spread(kept))
+        found = losses[tuple(learner.decide().nonzero()[:, 0].tolist())]
+        best, worst = min(losses.values()), max(losses.values())
+        assert len(losses) >= 15
+        places.append((found - best) / (worst - best))
+    assert sum(places) / len(places) < 0.3, places
 
 
 def learnt(folder: Path, name: str, **options: Any) -> Any:
