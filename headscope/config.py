@@ -14,10 +14,10 @@ class AnalyzeConfig:
     """Everything that `headscope analyze` can be told.
 
     `only`, `skip` and `also` name analyses or groups of them, `importance` adds that group, `faithfulness` tests the
-    rankings; `objective` is what
-    importances explain (empty: what fits the model); `parse` is "stanza" or a CoNLL-U file; `max_length` None is
-    512 pieces or the model's limit, whichever is less; `relations` is "default", "all" or a list; `mask` names
-    heads that are off while the others are measured; `dicts`, `hp` and `bpe` belong to the checkpoint.
+    rankings; `objective` is what importances explain (empty: what fits the model); `parse` is "stanza" or a CoNLL-U
+    file; `max_length` None is 512 pieces or the model's limit, whichever is less; `relations` is "default", "all" or a
+    list; `mask` names heads that are off while the others are measured; `dicts`, `hp` and `bpe` belong to the
+    checkpoint.
     """
 
     checkpoint: str

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from headscope.assets import captions, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.evaluate import Evaluation, run_evaluation
+from headscope.progress import Progress, no_progress
 from headscope.pruning.choice import Choice
 from headscope.pruning.learn import LearnConfig, run_learning
 from headscope.pruning.remove import RemoveConfig, Removed, run_removal
@@ -17,7 +17,6 @@ from headscope.pruning.subset import SubsetOptions
 from headscope.results import check_folder
 from headscope.runs import Finished, run_analysis
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 LEARN = 140  # captions that gates learn from; the others are translated
 KEEP = 12  # of the 24 heads of encoder self attention, where Voita et al. 2019 find the most to spare
 UPDATES = 200
@@ -35,11 +34,7 @@ class Demonstration:
     figures: tuple[Path, ...]
 
 
-def _no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    return nullcontext(lambda count: None)
-
-
-def run_demonstration(out: Path, *, force: bool = False, progress: Progress = _no_progress) -> Demonstration:
+def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no_progress) -> Demonstration:
     """Analyse the model on the sample corpus, learn which heads stay, cut the others out, translate before and after.
 
     Everything lies in `out`: `analysis` (relevance, functions, figures), `gates`, `gates/pruned` (the smaller

@@ -15,10 +15,8 @@ from headscope.config import EvaluateConfig
 from headscope.evaluate import (
     OF_TRANSLATIONS,
     Opened,
-    Progress,
     check_file,
     look_tokenised,
-    no_progress,
     open_all,
     perplexity,
     reference_texts,
@@ -30,6 +28,7 @@ from headscope.evaluate import (
 from headscope.gates import masked
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.likelihood import Likelihood, likelihood
+from headscope.progress import Progress, no_progress
 from headscope.results import Signature, written
 
 if TYPE_CHECKING:

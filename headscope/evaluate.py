@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +26,7 @@ from headscope.formats.base import Checkpoint, Companions, TranslateOptions, ope
 from headscope.gates import masked
 from headscope.heads import HeadId, Site, select_heads
 from headscope.likelihood import Likelihood, Reading, likelihood
+from headscope.progress import Progress, no_progress
 from headscope.results import Signature, written
 from headscope.translate import translate_lines
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TextMode = Literal["raw", "tokenised-lowercase"]
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 OF_TRANSLATIONS = ("bleu", "chrf")
 
 
@@ -76,11 +75,6 @@ class Opened:
     reading: Reading
     options: TranslateOptions
     remarks: list[str] = field(default_factory=list)
-
-
-def no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """Shows nothing."""
-    return nullcontext(lambda count: None)
 
 
 def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) -> Evaluation:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from headscope.heads import select_heads
 from headscope.likelihood import Reading
 from headscope.mhr_pickles import mhr_pickles
 from headscope.objectives.base import choose_objective
+from headscope.progress import Progress, no_progress
 from headscope.results import Signature, check_folder, clear_run
 from headscope.runfiles import write_run
 from headscope.survey import explained
@@ -28,8 +28,6 @@ from headscope.syntax import Parse, parse_with_stanza
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,7 @@ class Finished:
     figures: list[Path]
 
 
-def _no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    return nullcontext(lambda count: None)
-
-
-def run_analysis(config: AnalyzeConfig, *, progress: Progress = _no_progress) -> Finished:
+def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> Finished:
     """Open checkpoint and corpus, measure, write `config.out`.
 
     Nothing is written, and nothing of an earlier run removed, before the numbers are there. HeadscopeError

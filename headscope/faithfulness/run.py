@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +16,7 @@ from headscope.faithfulness.orders import randomised, scores_of
 from headscope.faithfulness.trial import Verdict, judge, plan, with_randomised
 from headscope.formats.base import Checkpoint
 from headscope.likelihood import Reading
-
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+from headscope.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
+from headscope.progress import Progress, no_progress
 from headscope.pruning.choice import STATE, Choice, ChoiceConfig, Opened, clear, open_choice, signature, write_choice
 from headscope.pruning.examples import Examples, examples
 from headscope.pruning.gating import Gating
@@ -27,7 +27,6 @@ from headscope.pruning.trained import Freeze, default_freeze, trained_parameters
 from headscope.pruning.tuning import Recipe, Tuner, mean_nll, smoothing_of
 from headscope.results import written
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 POINTS = 50  # of the trajectory
 VERSION = 1
 
@@ -76,11 +75,6 @@ class LearnConfig(ChoiceConfig):
 
 _KINDS: Mapping[type[Any], type[L0] | type[Subset]] = {L0Options: L0, SubsetOptions: Subset}
 _GATE_LR = {"l0": 0.1, "subset": 0.2}
-
-
-def no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """Shows nothing."""
-    return nullcontext(lambda count: None)
 
 
 def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Choice:

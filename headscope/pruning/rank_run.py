@@ -17,11 +17,15 @@ from headscope.data import Corpus
 from headscope.errors import CheckpointError, ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.heads import HeadId
+from headscope.progress import Progress, no_progress
 from headscope.pruning.choice import Choice, ChoiceConfig, Opened, clear, open_choice, signature, write_choice
 from headscope.pruning.criterion import CRITERIA, Criterion, Measured, Question, column_named, criterion_named
 from headscope.pruning.examples import Examples, examples
 from headscope.pruning.gating import Gating
-from headscope.pruning.learn import Progress, default_lr, no_progress, tune
+from headscope.pruning.learn import (
+    default_lr,
+    tune,
+)
 from headscope.pruning.ranking import Ranked, rank
 from headscope.pruning.scores_file import read_heads, read_scores
 from headscope.pruning.trained import Freeze, default_freeze, trained_parameters

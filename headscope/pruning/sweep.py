@@ -19,6 +19,7 @@ import pandas as pd
 import headscope
 from headscope.errors import ConfigError, OutputError
 from headscope.heads import SITES
+from headscope.progress import Progress, no_progress
 from headscope.pruning.choice import ChoiceConfig, signature
 from headscope.pruning.scores_file import read_heads
 from headscope.pruning.sweep_bench import RUNS, SCORES, Bench
@@ -26,7 +27,11 @@ from headscope.pruning.sweep_config import Cell, SweepConfig, identity
 from headscope.pruning.sweep_files import CELLS, cell_names, cell_path, read_cell
 from headscope.pruning.sweep_scratch import recipe, transformer
 from headscope.pruning.sweep_table import make_table, survivors, unharmed
-from headscope.pruning.sweep_work import Launch, Progress, no_progress, until, work
+from headscope.pruning.sweep_work import (
+    Launch,
+    until,
+    work,
+)
 from headscope.results import Signature, check_folder, write_json, written
 
 RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"

@@ -8,9 +8,13 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from headscope.errors import ConfigError
+from headscope.progress import Progress, no_progress
 from headscope.pruning.choice import Choice, check_out, clear
 from headscope.pruning.l0 import L0Options
-from headscope.pruning.learn import LearnConfig, Progress, no_progress, run_learning
+from headscope.pruning.learn import (
+    LearnConfig,
+    run_learning,
+)
 from headscope.results import written
 
 

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 import torch
 
 from headscope.errors import ConfigError, HeadscopeError, TrainingError
+from headscope.progress import Progress, no_progress
 from headscope.pruning.sweep_bench import Bench, is_ranking
 from headscope.pruning.sweep_cell import run_cell
 from headscope.pruning.sweep_config import Cell, SweepConfig
@@ -24,14 +25,8 @@ from headscope.pruning.sweep_files import write_cell
 from headscope.training.processes import Processes, join, leave
 
 T = TypeVar("T")
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 Task = Cell | tuple[str, int]
 POLL = 0.5  # seconds
-
-
-def no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """Shows nothing."""
-    return nullcontext(lambda count: None)
 
 
 class Launch:

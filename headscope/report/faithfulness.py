@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -59,7 +57,7 @@ def faithfulness_figure(run: Run, metric: str | None = None) -> Figure:
         axes.set_ylim(lowest - 0.03 * (highest - lowest), highest * 1.05 or 1.0)
         axes.set_title(f"{number + 1}  {name}", size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
         if left == 0:
-            axes.set_ylabel(_short(metric), size=TICK, labelpad=3)
+            axes.set_ylabel(METRICS.get(metric, metric), size=TICK, labelpad=3)
     return page.figure
 
 
@@ -101,12 +99,3 @@ def _curves(axes: Axes, its: pd.DataFrame, chance_low: pd.Series, chance_high: p
     axes.set_xlabel("heads removed", size=TICK, labelpad=2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(length=1.5, width=0.4, color=RULE)
-
-
-def _short(metric: str) -> str:
-    return METRICS.get(metric, metric)
-
-
-def metrics_of(curves: pd.DataFrame) -> Sequence[str]:
-    """The metrics that curves are there for, the one that areas are of first."""
-    return list(dict.fromkeys(curves["metric"]))
