@@ -155,7 +155,9 @@ def interval(samples: Tensor) -> Estimate:
     tail = (1 - LEVEL) / 2
     flat = replicates.reshape(len(replicates), -1).T.contiguous()  # [cells r]
     ordered = torch.from_numpy(np.sort(flat.numpy(), axis=-1))  # NaN sorts last; numpy sorts rows much faster
-    counted = (~ordered.isnan()).sum(dim=-1)  # [cells]
+    counted = torch.full((len(ordered),), ordered.shape[1])  # [cells]
+    some = ordered[:, -1:].isnan().any(dim=-1)
+    counted[some] = (~ordered[some].isnan()).sum(dim=-1)
     low, high = (_quantile(ordered, counted, share).reshape(value.shape) for share in (tail, 1 - tail))
     return Estimate(value, low, high)
 

@@ -60,8 +60,9 @@ class Heads:
 
     @cached_property
     def _peak(self) -> tuple[Tensor, Tensor]:
-        hidden = self.shared("hidden", lambda: ~(self.visible & self.keys[:, None])[:, None])  # [b 1 t s]
-        return peaks(self.weights.masked_fill(hidden, -1.0))
+        weights = self.weights  # no weight is above one, so two less is below all that are seen
+        hidden = self.shared("hidden", lambda: (self.visible & self.keys[:, None])[:, None].to(weights.dtype) * 2 - 2)
+        return peaks(weights + hidden)  # [b h t s] + [b 1 t s]
 
     @property
     def peak(self) -> Tensor:
@@ -106,9 +107,11 @@ def peaks(values: Tensor) -> tuple[Tensor, Tensor]:
     A model may give two keys the same weight, as T5 does for one token twice in one bucket of distance:
     their last digits change with the shape of the batch, and the place must not.
     """
-    peak = values.amax(dim=-1)
-    near = values >= (peak * (1 - TIE[values.dtype]))[..., None]
-    return peak, near.to(torch.uint8).argmax(dim=-1)
+    peak, s = values.amax(dim=-1), values.shape[-1]
+    near = values >= torch.minimum(peak, peak * (1 - TIE[values.dtype]))[..., None]
+    left = torch.arange(s, 0, -1, device=values.device, dtype=torch.uint8 if s < 256 else torch.int32)
+    first = s - (near * left).amax(dim=-1).long()  # half the time of argmax
+    return peak, first.clamp(max=s - 1)
 
 
 @dataclass(frozen=True)

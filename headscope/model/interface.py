@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -50,6 +52,7 @@ _WITHOUT_EFFECT = frozenset(
     ]
 )
 
+_INSIDE: ContextVar[Mapping[int, str]] = ContextVar("headscope_implementations", default=MappingProxyType({}))
 _HEAD_MASKS = frozenset({"head_mask", "decoder_head_mask", "cross_attn_head_mask"})
 
 
@@ -111,19 +114,24 @@ AttentionMaskInterface.register(NAME, eager_mask)
 def through_attend(model: nn.Module, *, implementation: str = NAME) -> Iterator[None]:
     """Within the block a transformers model calls `attend`; leaving restores what it called before.
 
-    A model of another library (one whose layers call `attend` themselves) is left alone.
+    A model of another library (one whose layers call `attend` themselves) is left alone. Blocks within a block
+    cost nothing, as a pass through a small batch would notice it otherwise: the model's modules are not listed again.
     """
     if not isinstance(model, PreTrainedModel):
         yield
         return
-    before = _implementations(model)
-    if all(name == implementation for _, name in before):
+    inside = _INSIDE.get()
+    if inside.get(id(model)) == implementation == model.config._attn_implementation:
         yield
         return
+    before = _implementations(model)
+    token = _INSIDE.set({**inside, id(model): implementation})
     try:
-        model.set_attn_implementation(implementation)
+        if any(name != implementation for _, name in before):
+            model.set_attn_implementation(implementation)
         yield
     finally:
+        _INSIDE.reset(token)
         for config, name in before:
             config._attn_implementation_internal = name
 

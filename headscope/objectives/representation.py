@@ -50,4 +50,4 @@ class Representation(Objective):
 def pooled(states: Tensor, real: Tensor) -> Tensor:
     """Mean of states [b t d] over real positions [b t]: [b d]."""
     weights = real.to(states.dtype)
-    return torch.einsum("btd,bt->bd", states, weights) / weights.sum(dim=-1, keepdim=True)
+    return (weights[:, None] @ states)[:, 0] / weights.sum(dim=-1, keepdim=True)
