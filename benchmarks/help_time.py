@@ -23,8 +23,8 @@ LIMIT = 0.3
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every command and group, by the words that call it."""
     yield path
-    for name, command in getattr(group, "commands", {}).items():
-        yield from commands(command, (*path, name))
+    for name in group.list_commands(None) if hasattr(group, "list_commands") else ():
+        yield from commands(group.get_command(None, name), (*path, name))
 
 
 def seconds(words: tuple[str, ...]) -> float:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from headscope.cli.analyze import analyze
-from headscope.cli.convert import convert
-from headscope.cli.demo import demo
-from headscope.cli.evaluate import evaluate
-from headscope.cli.plot import app as plot
-from headscope.cli.prune import app as prune
-from headscope.cli.show import show
-from headscope.cli.train import app as train
-from headscope.cli.translate import translate
-from headscope.errors import HeadscopeError
+from headscope.errors import ConfigError, HeadscopeError
+
+COMMANDS = {
+    "show": "show",
+    "analyze": "analyze",
+    "train": "app",
+    "plot": "app",
+    "prune": "app",
+    "evaluate": "evaluate",
+    "translate": "translate",
+    "convert": "convert",
+    "demo": "demo",
+}
+"""Every command, which is a module of this folder, and what it is called there: a function, or an app of its own."""
 
 EPILOG = """\
 Start here:  headscope demo
@@ -24,7 +31,31 @@ Start here:  headscope demo
 Your own:  headscope show CKPT,  headscope analyze CKPT --source text.en --out run,
 headscope plot heads run --out heads.pdf"""
 
+
+class Commands(TyperGroup):
+    """The commands; each is imported when it is asked for, so that one's help does not wait for the others."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; ConfigError with the nearest one where there is none."""
+        if cmd_name not in COMMANDS:
+            from headscope.registry import unknown
+
+            raise ConfigError(unknown("command", cmd_name, list(COMMANDS)))
+        found = getattr(import_module(f"headscope.cli.{cmd_name}"), COMMANDS[cmd_name])
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(add_completion=False)
+            found.command()(function)
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+
 app = typer.Typer(
+    cls=Commands,
     name="headscope",
     help="What the attention heads of a trained Transformer do, how much each one matters, and which can go.",
     epilog=EPILOG,
@@ -32,15 +63,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(show)
-app.command()(analyze)
-app.add_typer(train, name="train")
-app.add_typer(plot, name="plot")
-app.add_typer(prune, name="prune")
-app.command()(evaluate)
-app.command()(translate)
-app.command()(convert)
-app.command()(demo)
 
 
 def _version(wanted: bool) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside 
     from headscope.heads import HeadId
     from headscope.report.run import Run
 
-app = typer.Typer(help="Draw figures from the files of finished runs.", no_args_is_help=True)
+app = typer.Typer(help="Draw figures from the files of finished runs.", no_args_is_help=True, add_completion=False)
 
 RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that `headscope analyze --out` wrote.")]
 RunsArg = Annotated[

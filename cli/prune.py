@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from headscope.pruning.remove import Removed
 
 app = typer.Typer(
-    name="prune", help="Take heads out of a model, and prove that nothing else changed.", no_args_is_help=True
+    name="prune",
+    help="Take heads out of a model, and prove that nothing else changed.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 HEADS = "Which heads"

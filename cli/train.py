@@ -40,6 +40,7 @@ app = typer.Typer(
     cls=Variants,
     help="Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 
