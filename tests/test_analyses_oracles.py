@@ -29,6 +29,7 @@ from oracles import (
 from oracles.seen import Place, Seen, Term
 from oracles.tiny import PIECES
 
+from headscope.analyses.distinctness import Bases, principal_cosines
 from headscope.analysis import ANALYSES, Options, peaks
 from headscope.analyze import Pace, Study, analyze, random_batches
 from headscope.data import Corpus, Sentence
@@ -309,6 +310,28 @@ def test_distinctness(trial: Trial) -> None:
             for i in heads:
                 rank = distinctness.effective_rank(cut[left][i], cut[right][i])
                 same(trial.found(column, place, i), (rank,) * 3)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e2, 9e4, 2e5, 9e5, 2e6])
+def test_bases_of_slices_that_nearly_lack_rank(condition: float) -> None:
+    """Both ways of taking slices apart, on either side of the condition numbers at which they change."""
+    generator = torch.Generator().manual_seed(3)
+    left, _, right = torch.linalg.svd(
+        torch.randn(3, 5, 17, generator=generator, dtype=torch.float64), full_matrices=False
+    )
+    sizes = torch.logspace(0, -torch.tensor(condition).log10().item(), 5, dtype=torch.float64)
+    weights = left @ (sizes[:, None] * right)
+    bases = Bases.of(weights)
+    eye = torch.eye(5, dtype=torch.float64).expand(3, 5, 5)
+    torch.testing.assert_close(bases.basis @ bases.basis.transpose(1, 2), eye, rtol=0, atol=1e-13)
+    torch.testing.assert_close(bases.triangle @ bases.basis, weights, rtol=0, atol=1e-14)
+    assert bases.lacking.tolist() == [condition > 1e6] * 3
+    found = principal_cosines(bases)
+    if condition > 1e6:
+        assert found.isnan().all()
+    else:
+        expected = np.cos(np.radians(distinctness.principal_angles(right[0].numpy(), right[2].numpy())))
+        np.testing.assert_allclose(found[0, 2].numpy(), expected, atol=1e-9)
 
 
 def test_capture_is_what_transformers_computes(trial: Trial) -> None:

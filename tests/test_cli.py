@@ -47,6 +47,11 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
+def test_an_unknown_command_is_answered_with_the_nearest_one(headscope: Command) -> None:
+    status, _, said = headscope("analyse", "x")
+    assert (status, len(said.splitlines())) == (2, 1) and "did you mean 'analyze'?" in said
+
+
 def test_analyze_writes_what_the_design_lists(headscope: Command, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     status, shown, _ = headscope("analyze", MODEL, "--source", text, "--out", out, "--detail", "--bootstrap", 100)

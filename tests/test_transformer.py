@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from headscope.capture import capture
 from headscope.errors import ConfigError, DataError
 from headscope.gates import gated
 from headscope.heads import HeadId, Site
-from headscope.model.layers import Attention
+from headscope.model.layers import Attention, Layer
 from headscope.model.places import places_of
 from headscope.model.projections import projections
 from headscope.model.transformer import Transformer
@@ -136,6 +137,24 @@ def test_parameter_counts_of_canonical_wide_and_narrow_attention(options: dict[s
     """papers.md §7: k = 256 and h = 8; 4k² + k, 4hk² + k, 3k²/h + k² + k, 3(k/h)² + k² + k."""
     attention = Attention(_narrow(**options), 8, d_memory=256)
     assert sum(parameter.numel() for parameter in attention.parameters()) == count
+
+
+def test_a_new_model_starts_as_fairseq_starts_one() -> None:
+    """Glorot-uniform: ± gain · √(6 / (in + out)); the gain of query, key and value is 1/√2, of all others 1."""
+    torch.manual_seed(5)
+    layer = Layer(
+        StackConfig(vocabulary=2, d_model=96, d_ffn=160, d_head=24, self_heads=(4,), cross_heads=(4,)), 0, d_memory=96
+    )
+    square, wide = sqrt(6 / (96 + 96)), sqrt(6 / (96 + 160))
+    for attention in (layer.self_attention, layer.cross_attention):
+        for part, bound in (("query", square / sqrt(2)), ("key", square / sqrt(2)), ("value", square / sqrt(2))):
+            weight = getattr(attention, part).weight
+            assert 0.99 * bound < weight.abs().max() <= bound, part
+            assert weight.std().item() == pytest.approx(bound / sqrt(3), rel=0.03)
+        assert 0.99 * square < attention.output.weight.abs().max() <= square
+        assert not attention.query.bias.any() and not attention.output.bias.any()
+    for linear in (layer.ffn.inner, layer.ffn.outer):
+        assert 0.99 * wide < linear.weight.abs().max() <= wide
 
 
 def test_a_layer_without_heads_adds_its_bias_only() -> None:

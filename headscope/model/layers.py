@@ -21,6 +21,8 @@ ACTIVATION: Mapping[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "linear": nn.Identity,
 }
+GAIN = 2**-0.5
+"""Of query, key and value at the start, as in fairseq: with 1 a post-norm model learns late to read its source."""
 
 
 @dataclass
@@ -64,9 +66,9 @@ class Attention(nn.Module):
         self.chunks = config.chunks if self.sliced else 1
         rows = min(heads, 1) if self.shared else heads
         bias, d = config.qkv_bias, config.d_model
-        self.query = linear(d // self.chunks, rows * self.d_head, bias=bias)
-        self.key = linear(d_memory // self.chunks, rows * self.d_head, bias=bias)
-        self.value = linear(d_memory // self.chunks, rows * self.d_value, bias=bias)
+        self.query = linear(d // self.chunks, rows * self.d_head, bias=bias, gain=GAIN)
+        self.key = linear(d_memory // self.chunks, rows * self.d_head, bias=bias, gain=GAIN)
+        self.value = linear(d_memory // self.chunks, rows * self.d_value, bias=bias, gain=GAIN)
         self.output = linear(heads * self.d_value, d, bias=config.attention_bias)
         self.context_dropout = nn.Dropout(config.context_dropout)
         self.mixing: Mixing | None = None
@@ -215,11 +217,11 @@ class Layer(nn.Module):
         return found
 
 
-def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+def linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
     """A linear layer, Glorot-uniform with zero bias; may have no inputs or no outputs (a layer without heads)."""
     made = nn.Linear(max(inputs, 1), max(outputs, 1), bias=bias)
     with torch.no_grad():
-        nn.init.xavier_uniform_(made.weight)
+        nn.init.xavier_uniform_(made.weight, gain=gain)
         if made.bias is not None:
             made.bias.zero_()
             made.bias = nn.Parameter(made.bias[:outputs].detach())

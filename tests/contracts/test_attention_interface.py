@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from headscope.capture import Captured, capture, capture_once
 from headscope.gates import gated
 from headscope.heads import HeadId, Site
+from headscope.model.interface import through_attend
 from headscope.model.places import places_of
 from headscope.model.projections import projections
 
@@ -66,6 +67,29 @@ def test_logits_in_double_precision_equal_eager_ones(
     expected = logits(build(architecture, implementation="eager", dtype="float64"), inputs)
     assert found.dtype == torch.float64
     assert_near(found, expected, 1e-10)
+
+
+def test_blocks_within_blocks_have_the_implementation_that_they_ask_for() -> None:
+    model = build(BY_NAME["bert"], implementation="sdpa")
+    inner = [part.config for part in model.modules() if hasattr(part, "config")]
+
+    def now() -> set[str]:
+        return {config._attn_implementation for config in inner}
+
+    with through_attend(model):
+        with through_attend(model):
+            assert now() == {"headscope"}
+        with through_attend(model, implementation="eager"):
+            assert now() == {"eager"}
+            with through_attend(model):
+                assert now() == {"headscope"}
+            assert now() == {"eager"}
+        assert now() == {"headscope"}
+        model.set_attn_implementation("eager")  # somebody else's doing, in the middle
+        with through_attend(model):
+            assert now() == {"headscope"}
+        assert now() == {"eager"}
+    assert now() == {"sdpa"}
 
 
 def in_full_precision(softmax: Callable[..., Tensor]) -> Callable[..., Tensor]:
