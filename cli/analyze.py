@@ -15,30 +15,31 @@ from headscope.cli.options import (
     OUTPUT,
     Bpe,
     CheckpointName,
-    Config,
     Device,
     Dicts,
     Dtype,
-    Force,
+    Ending,
     FormatName,
     HyperParameters,
-    Json,
     Mask,
     Seed,
-    names,
+    settings_of,
+    takes,
 )
 
 if TYPE_CHECKING:
     from headscope.runs import Finished
 
 
-def analyze(
-    checkpoint: CheckpointName,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the results.", rich_help_panel=OUTPUT)],
+class Text:
+    """The text, its translations and its parses."""
+
+    checkpoint: CheckpointName
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the results.", rich_help_panel=OUTPUT)]
     source: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text, one sentence a line (.gz too).", rich_help_panel=DATA),
-    ] = None,
+    ] = None
     target: Annotated[
         Path | None,
         typer.Option(
@@ -46,7 +47,7 @@ def analyze(
             help="Translations of the lines, for decoders with an encoder.",
             rich_help_panel=DATA,
         ),
-    ] = None,
+    ] = None
     parse: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +56,7 @@ def analyze(
             "whose text is analysed where --source is absent.",
             rich_help_panel=DATA,
         ),
-    ] = None,
+    ] = None
     stanza_dir: Annotated[
         Path | None,
         typer.Option(
@@ -63,22 +64,27 @@ def analyze(
             help="Where stanza's models lie; default: stanza's own place.",
             rich_help_panel=DATA,
         ),
-    ] = None,
-    lang: Annotated[str, typer.Option(help="Language of the source, for stanza.", rich_help_panel=DATA)] = "en",
-    download: Annotated[
-        bool, typer.Option("--download", help="Let stanza fetch its models.", rich_help_panel=DATA)
-    ] = False,
+    ] = None
+    lang: Annotated[str, typer.Option(help="Language of the source, for stanza.", rich_help_panel=DATA)] = "en"
+    download: Annotated[bool, typer.Option("--download", help="Let stanza fetch its models.", rich_help_panel=DATA)] = (
+        False
+    )
     max_sentences: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N lines.", rich_help_panel=DATA)
-    ] = None,
+    ] = None
     max_length: Annotated[
         int | None,
         typer.Option(min=2, help="Pieces a sentence may have; default 512 or the model's limit.", rich_help_panel=DATA),
-    ] = None,
+    ] = None
     long: Annotated[
         str,
         typer.Option(metavar="truncate|refuse", help="What happens to longer sentences.", rich_help_panel=DATA),
-    ] = "truncate",
+    ] = "truncate"
+
+
+class Chosen:
+    """Which analyses run."""
+
     only: Annotated[
         str | None,
         typer.Option(
@@ -86,20 +92,20 @@ def analyze(
             help="Run only these analyses, comma-separated; `headscope show CKPT` lists them.",
             rich_help_panel=ANALYSES,
         ),
-    ] = None,
+    ] = None
     skip: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Leave these analyses out.", rich_help_panel=ANALYSES)
-    ] = None,
+    ] = None
     also: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Run these beside the default ones.", rich_help_panel=ANALYSES),
-    ] = None,
+    ] = None
     importance: Annotated[
         bool,
         typer.Option(
             "--importance", help="Add every importance: how much the model needs a head.", rich_help_panel=ANALYSES
         ),
-    ] = False,
+    ] = False
     faithfulness: Annotated[
         bool,
         typer.Option(
@@ -107,17 +113,22 @@ def analyze(
             help="Test the rankings: remove heads in each order and see which harms. Adds --importance unless --only.",
             rich_help_panel=ANALYSES,
         ),
-    ] = False,
+    ] = False
     faithfulness_steps: Annotated[
         int, typer.Option(min=2, metavar="N", help="Steps of these removals.", rich_help_panel=ANALYSES)
-    ] = 10,
+    ] = 10
     faithfulness_seeds: Annotated[
         int, typer.Option(min=1, metavar="N", help="Random orders beside them.", rich_help_panel=ANALYSES)
-    ] = 5,
+    ] = 5
     faithfulness_bleu: Annotated[
         bool,
         typer.Option("--faithfulness-bleu", help="Also translate at every step.", rich_help_panel=ANALYSES),
-    ] = False,
+    ] = False
+
+
+class Measured:
+    """How they measure."""
+
     objective: Annotated[
         str,
         typer.Option(
@@ -125,7 +136,7 @@ def analyze(
             help="What importances explain: loss, top1, log-probability, representation; default: what fits.",
             rich_help_panel=ANALYSES,
         ),
-    ] = "",
+    ] = ""
     granularity: Annotated[
         str,
         typer.Option(
@@ -133,7 +144,7 @@ def analyze(
             help="What gradients are summed over before they lose their sign.",
             rich_help_panel=ANALYSES,
         ),
-    ] = "example",
+    ] = "example"
     ablate_with: Annotated[
         str,
         typer.Option(
@@ -141,15 +152,15 @@ def analyze(
             help="What an ablated head gives: nothing, its mean over the sentence, its context of another position.",
             rich_help_panel=ANALYSES,
         ),
-    ] = "zero",
+    ] = "zero"
     shapley_samples: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="Random orders of all heads for `shapley`.", rich_help_panel=ANALYSES),
-    ] = 25,
+    ] = 25
     ig_steps: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="Points of `integrated_gradients`.", rich_help_panel=ANALYSES),
-    ] = 16,
+    ] = 16
     rules: Annotated[
         str,
         typer.Option(
@@ -157,7 +168,7 @@ def analyze(
             help="Rule sets of `lrp`, comma-separated: voita, attnlrp, cp, epsilon, gradient, …; default: what fits.",
             rich_help_panel=ANALYSES,
         ),
-    ] = "",
+    ] = ""
     target_token: Annotated[
         str,
         typer.Option(
@@ -165,7 +176,7 @@ def analyze(
             help="Which logit `lrp` explains at each position.",
             rich_help_panel=ANALYSES,
         ),
-    ] = "top1",
+    ] = "top1"
     steps: Annotated[
         str,
         typer.Option(
@@ -173,7 +184,7 @@ def analyze(
             help="`lrp`: all positions of a sentence in one backward pass, or each by itself; default: by rule set.",
             rich_help_panel=ANALYSES,
         ),
-    ] = "",
+    ] = ""
     relations: Annotated[
         str,
         typer.Option(
@@ -181,14 +192,14 @@ def analyze(
             help="UD relations: a list, all, or default (nsubj,obj,amod,advmod).",
             rich_help_panel=ANALYSES,
         ),
-    ] = "default",
+    ] = "default"
     min_instances: Annotated[
         int, typer.Option(min=1, help="With --relations all: leave rarer ones out.", rich_help_panel=ANALYSES)
-    ] = 30,
+    ] = 30
     frequencies: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Token and count a line, for rare_words.", rich_help_panel=ANALYSES),
-    ] = None,
+    ] = None
     frequency_corpus: Annotated[
         Path | None,
         typer.Option(
@@ -196,7 +207,7 @@ def analyze(
             help="Text to count tokens over; default: the source itself.",
             rich_help_panel=ANALYSES,
         ),
-    ] = None,
+    ] = None
     keep_special: Annotated[
         bool,
         typer.Option(
@@ -204,26 +215,36 @@ def analyze(
             help="Count special tokens (start, end) as queries and keys too.",
             rich_help_panel=ANALYSES,
         ),
-    ] = False,
+    ] = False
     bootstrap: Annotated[
         int, typer.Option(min=10, help="Resamples for the 95 % intervals.", rich_help_panel=ANALYSES)
-    ] = 1000,
-    seed: Seed = 1,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)] = 2048,
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
-    mask: Mask = None,
+    ] = 1000
+    seed: Seed = 1
+
+
+class Running:
+    """How the model is read and run."""
+
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)] = 2048
+    format: FormatName = None
+    dicts: Dicts = None
+    hp: HyperParameters = None
+    bpe: Bpe = None
+    mask: Mask = None
+
+
+class Written:
+    """What is written."""
+
     detail: Annotated[
         bool, typer.Option("--detail", help="Also write every sentence's values.", rich_help_panel=OUTPUT)
-    ] = False,
+    ] = False
     figures: Annotated[
         bool,
         typer.Option("--figures/--no-figures", help="Draw the standard figures.", rich_help_panel=OUTPUT),
-    ] = True,
+    ] = True
     mhr_pickles: Annotated[
         bool,
         typer.Option(
@@ -231,7 +252,7 @@ def analyze(
             help="Also write pickles/mhr: confidence, cosine, L2 and alphas as the MHR fork writes them.",
             rich_help_panel=OUTPUT,
         ),
-    ] = False,
+    ] = False
     mhr_rows: Annotated[
         str,
         typer.Option(
@@ -239,20 +260,16 @@ def analyze(
             help="What a row of these is: the corpus, a batch of the fork, or (decoders) its last decoding step.",
             rich_help_panel=OUTPUT,
         ),
-    ] = "corpus",
-    config: Config = None,
-    json: Json = False,
-    force: Force = False,
-) -> None:
+    ] = "corpus"
+
+
+@takes(Text, Chosen, Measured, Running, Written, Ending)
+def analyze(given: dict[str, Any]) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass."""
     from headscope.config import AnalyzeConfig
     from headscope.runs import run_analysis
 
-    settings: dict[str, Any] = dict(locals())
-    for name in ("config", "json", "AnalyzeConfig", "run_analysis"):
-        settings.pop(name)
-    for name in ("only", "skip", "also"):
-        settings[name] = tuple(names(settings[name]))
+    json, settings = settings_of(given, lists=("only", "skip", "also"))
     finished = run_analysis(AnalyzeConfig(**settings), progress=console.progress)
     if json:
         console.print_json(_as_json(finished))

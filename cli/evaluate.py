@@ -15,20 +15,19 @@ from headscope.cli.options import (
     Beam,
     Bpe,
     CheckpointName,
-    Config,
     Device,
     Dicts,
     Dtype,
-    Force,
+    Ending,
     FormatName,
     HyperParameters,
-    Json,
     LengthPenalty,
     Mask,
     MaxLenA,
     MaxLenB,
     MaxSentences,
-    names,
+    settings_of,
+    takes,
 )
 
 if TYPE_CHECKING:
@@ -40,26 +39,33 @@ METRICS, EACH = "Metrics", "Each head off"
 SHOWN = 20
 
 
-def evaluate(
-    checkpoint: CheckpointName,
+class Text:
+    """The text and its references."""
+
+    checkpoint: CheckpointName
     source: Annotated[
         Path, typer.Option(metavar="FILE", help="Text, one sentence a line (.gz too).", rich_help_panel=DATA)
-    ],
+    ]
     target: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", help="References, for models with an encoder and a decoder.", rich_help_panel=DATA
         ),
-    ] = None,
-    max_sentences: MaxSentences = None,
+    ] = None
+    max_sentences: MaxSentences = None
     max_length: Annotated[
         int | None,
         typer.Option(min=2, help="Pieces a sentence may have; default 512 or the model's limit.", rich_help_panel=DATA),
-    ] = None,
+    ] = None
     long: Annotated[
         str,
         typer.Option(metavar="truncate|refuse", help="What happens to longer sentences.", rich_help_panel=DATA),
-    ] = "truncate",
+    ] = "truncate"
+
+
+class Scores:
+    """What is measured, and how sure it is."""
+
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -67,7 +73,7 @@ def evaluate(
             help="bleu,chrf,perplexity,accuracy; default: all that fit the model.",
             rich_help_panel=METRICS,
         ),
-    ] = None,
+    ] = None
     text: Annotated[
         str,
         typer.Option(
@@ -75,7 +81,7 @@ def evaluate(
             help="BLEU and chrF of detokenised text as it is, or of tokenised text whatever its case.",
             rich_help_panel=METRICS,
         ),
-    ] = "raw",
+    ] = "raw"
     hiding: Annotated[
         str,
         typer.Option(
@@ -83,13 +89,18 @@ def evaluate(
             help="Encoders alone: hide each token in turn (pseudo-log-likelihood), or 15 % of them at once.",
             rich_help_panel=METRICS,
         ),
-    ] = "each",
+    ] = "each"
     bootstrap: Annotated[
         int, typer.Option(min=10, help="Resamples for the 95 % intervals.", rich_help_panel=METRICS)
-    ] = 1000,
+    ] = 1000
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the bootstrap and of --hiding random.", rich_help_panel=METRICS)
-    ] = 1,
+    ] = 1
+
+
+class Heads:
+    """Scores with heads off."""
+
     each_head: Annotated[
         bool,
         typer.Option(
@@ -98,44 +109,57 @@ def evaluate(
             "in one pass; bleu and chrf translate the whole text for every head, which is slow.",
             rich_help_panel=EACH,
         ),
-    ] = False,
+    ] = False
     heads: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="Only these heads: cross.0.*,decoder-self.1.3.", rich_help_panel=EACH),
-    ] = None,
+    ] = None
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="Write the table of all heads.", rich_help_panel=EACH)
-    ] = None,
-    beam: Beam = None,
-    lenpen: LengthPenalty = None,
-    max_len_a: MaxLenA = None,
-    max_len_b: MaxLenB = None,
-    mask: Mask = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    batch_tokens: BatchTokens = 2048,
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
+    ] = None
+
+
+class Search:
+    """How translations are found."""
+
+    beam: Beam = None
+    lenpen: LengthPenalty = None
+    max_len_a: MaxLenA = None
+    max_len_b: MaxLenB = None
+
+
+class Running:
+    """How the model is read and run."""
+
+    mask: Mask = None
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    batch_tokens: BatchTokens = 2048
+    format: FormatName = None
+    dicts: Dicts = None
+    hp: HyperParameters = None
+    bpe: Bpe = None
+
+
+class Written:
+    """What is written."""
+
     per_sentence: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.csv", help="Write sentence, tokens, nll (nats), hypothesis.", rich_help_panel=OUTPUT
         ),
-    ] = None,
-    config: Config = None,
-    json: Json = False,
-    force: Force = False,
-) -> None:
+    ] = None
+
+
+@takes(Text, Scores, Heads, Search, Running, Written, Ending)
+def evaluate(given: dict[str, Any]) -> None:
     """Score translations of a text (BLEU, chrF) and how well the model predicts it (perplexity, accuracy)."""
-    settings: dict[str, Any] = dict(locals())
     from headscope.config import EvaluateConfig
 
-    del settings["config"], settings["json"]
-    settings["metrics"] = tuple(names(metrics))
+    json, settings = settings_of(given, lists=("metrics",))
     asked = EvaluateConfig(**settings)
-    complete = _each_head(asked, json=json) if each_head else _evaluate(asked, json=json)
+    complete = _each_head(asked, json=json) if asked.each_head else _evaluate(asked, json=json)
     if not complete:
         console.say("interrupted: the numbers are of the sentences that were done, see n= in the signature")
         raise typer.Exit(130)

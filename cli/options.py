@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -103,6 +105,66 @@ Config = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+
+
+class Companions:
+    """What belongs to a checkpoint and is not in it."""
+
+    format: FormatName = None
+    dicts: Dicts = None
+    hp: HyperParameters = None
+    bpe: Bpe = None
+
+
+class Ending:
+    """What every command that writes results takes last."""
+
+    config: Config = None
+    json: Json = False
+    force: Force = False
+
+
+Command = Callable[[dict[str, Any]], None]
+
+
+def takes(*groups: type[Any]) -> Callable[[Command], Callable[..., None]]:
+    """The options of a command are the annotated attributes of these classes, in their order.
+
+    The command itself is called with one mapping, of every option's value by its name.
+    """
+
+    def decorate(function: Command) -> Callable[..., None]:
+        def command(**given: Any) -> None:
+            function(given)
+
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        return declared(command, (each for group in groups for each in _attributes(group)))
+
+    return decorate
+
+
+def _attributes(group: type[Any]) -> Iterable[inspect.Parameter]:
+    for name, annotation in get_type_hints(group, include_extras=True).items():
+        yield parameter(name, annotation, getattr(group, name, inspect.Parameter.empty))
+
+
+def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """An option as typer reads it from a signature."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def declared(function: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """A function of any keywords, with these as its signature."""
+    every = list(parameters)
+    function.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    function.__annotations__ = {each.name: each.annotation for each in every}
+    return function
+
+
+def settings_of(given: Mapping[str, Any], *, lists: Sequence[str] = ()) -> tuple[bool, dict[str, Any]]:
+    """Whether the result is wanted as JSON, and the fields of the command's config: lists as tuples of names."""
+    found = {name: value for name, value in given.items() if name not in ("config", "json")}
+    return given["json"], found | {name: tuple(names(found[name])) for name in lists}
 
 
 def _known(context: typer.Context) -> dict[str, str]:

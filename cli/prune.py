@@ -12,17 +12,13 @@ from headscope.cli.options import (
     DATA,
     MODEL,
     OUTPUT,
-    Bpe,
     CheckpointName,
-    Config,
+    Companions,
     Device,
-    Dicts,
     Dtype,
-    Force,
-    FormatName,
-    HyperParameters,
-    Json,
-    names,
+    Ending,
+    settings_of,
+    takes,
 )
 from headscope.cli.prune_learn import l0, subset
 from headscope.cli.prune_rank import rank
@@ -52,10 +48,11 @@ app.command()(rank)
 app.command()(sweep)
 
 
-@app.command()
-def remove(
-    checkpoint: CheckpointName,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.", rich_help_panel=OUTPUT)],
+class Removal:
+    """Which heads go, where to, and what the result is compared on."""
+
+    checkpoint: CheckpointName
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.", rich_help_panel=OUTPUT)]
     heads: Annotated[
         str | None,
         typer.Option(
@@ -63,11 +60,11 @@ def remove(
             help="Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.",
             rich_help_panel=HEADS,
         ),
-    ] = None,
+    ] = None
     keep_only: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="Heads that stay, of the sites that the list names.", rich_help_panel=HEADS),
-    ] = None,
+    ] = None
     export: Annotated[
         str | None,
         typer.Option(
@@ -76,7 +73,7 @@ def remove(
             "Add onnx for a graph besides: self-contained,onnx.",
             rich_help_panel=OUTPUT,
         ),
-    ] = None,
+    ] = None
     source: Annotated[
         Path | None,
         typer.Option(
@@ -84,38 +81,34 @@ def remove(
             help="Text to compare and time on (.gz too); default: the sample that ships with headscope.",
             rich_help_panel=DATA,
         ),
-    ] = None,
+    ] = None
     target: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Its translation, for the decoder.", rich_help_panel=DATA)
-    ] = None,
-    max_sentences: Annotated[int, typer.Option(min=1, help="Lines to compare on.", rich_help_panel=DATA)] = 32,
+    ] = None
+    max_sentences: Annotated[int, typer.Option(min=1, help="Lines to compare on.", rich_help_panel=DATA)] = 32
     batch: Annotated[
         int, typer.Option(min=1, help="Sentences in the large batch that is timed.", rich_help_panel=MODEL)
-    ] = 64,
+    ] = 64
     rounds: Annotated[
         int, typer.Option(min=0, help="Runs of each model that are timed; 0: none.", rich_help_panel=MODEL)
-    ] = 5,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
-    config: Config = None,
-    json: Json = False,
-    force: Force = False,
-) -> None:
+    ] = 5
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+
+
+@app.command()
+@takes(Removal, Companions, Ending)
+def remove(given: dict[str, Any]) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 
     The output has the input's format. A Hugging Face class has one number of heads for all layers, so its
     folder is self-contained: headscope opens it, and transformers does with trust_remote_code=True, without
     headscope. Differences, savings and times are printed and kept in pruning.json.
     """
-    settings: dict[str, Any] = dict(locals())
     from headscope.pruning.remove import RemoveConfig, record, run_removal
 
-    del settings["config"], settings["json"]
-    asked = RemoveConfig(**settings | {"export": tuple(names(export))})
+    json, settings = settings_of(given, lists=("export",))
+    asked = RemoveConfig(**settings)
     found = run_removal(asked)
     if json:
         console.print_json({"out": str(found.path), **record(found, asked)})

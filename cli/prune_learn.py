@@ -8,46 +8,24 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.options import (
-    Bpe,
-    CheckpointName,
-    Config,
-    Device,
-    Dicts,
-    Dtype,
-    Force,
-    FormatName,
-    HyperParameters,
-    Json,
-    MaxSentences,
+    Companions,
+    Ending,
     names,
+    settings_of,
+    takes,
 )
 from headscope.cli.prune_options import (
     HEADS,
     LEARNING,
-    Clip,
-    ExportKind,
-    Freeze,
     Keep,
-    LearningRate,
-    LearnSeed,
-    LearnTokens,
-    MaxLength,
-    Out,
-    Protect,
-    Remove,
-    Schedule,
-    Sites,
-    Smoothing,
-    Source,
-    Target,
-    TuneUpdates,
+    Placed,
+    Result,
+    Running,
+    Start,
+    Texts,
+    Tuning,
     Updates,
-    ValidSentences,
-    ValidSource,
-    ValidTarget,
-    Warmup,
     one_process,
-    settings_of,
     show_choice,
 )
 from headscope.errors import ConfigError
@@ -73,22 +51,15 @@ Resume = Annotated[
 ]
 
 
-def l0(
-    checkpoint: CheckpointName,
-    out: Out,
-    source: Source = None,
-    target: Target = None,
-    valid_source: ValidSource = None,
-    valid_target: ValidTarget = None,
-    max_sentences: MaxSentences = None,
-    valid_sentences: ValidSentences = 1000,
-    max_length: MaxLength = None,
+class L0:
+    """Which heads go by their price."""
+
     strength: Annotated[
         str | None,
         typer.Option(
             "--lambda", metavar="L[,L…]", help="Price of an open head; several: one run each.", rich_help_panel=HEADS
         ),
-    ] = None,
+    ] = None
     strength_as: Annotated[
         str,
         typer.Option(
@@ -98,116 +69,71 @@ def l0(
             "(the story-of-heads program's concrete_coef).",
             rich_help_panel=HEADS,
         ),
-    ] = "paper",
-    keep: Keep = None,
-    sites: Sites = None,
-    protect: Protect = None,
-    freeze: Freeze = None,
+    ] = "paper"
+    keep: Keep = None
     start: Annotated[
         str,
         typer.Option(
             metavar="glorot|open", help="Gates at the start: random, as the program's; or open.", rich_help_panel=HEADS
         ),
-    ] = "glorot",
-    temperature: Annotated[float, typer.Option(help="Of the gates' noise.", rich_help_panel=HEADS)] = 0.33,
-    updates: Updates = 1000,
-    tune_updates: TuneUpdates = 0,
-    lr: LearningRate = None,
-    gate_lr: GateRate = None,
-    schedule: Schedule = "constant",
-    warmup: Warmup = 0,
-    label_smoothing: Smoothing = None,
-    clip: Clip = 1.0,
-    batch_tokens: LearnTokens = 2048,
-    seed: LearnSeed = 1,
-    log_every: LogEvery = None,
-    save_every: SaveEvery = 500,
-    resume: Resume = False,
-    remove: Remove = False,
-    export: ExportKind = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
-    config: Config = None,
-    json: Json = False,
-    force: Force = False,
-) -> None:
+    ] = "glorot"
+    temperature: Annotated[float, typer.Option(help="Of the gates' noise.", rich_help_panel=HEADS)] = 0.33
+
+
+class Gates:
+    """How gates learn."""
+
+    updates: Updates = 1000
+    gate_lr: GateRate = None
+    log_every: LogEvery = None
+    save_every: SaveEvery = 500
+    resume: Resume = False
+
+
+@takes(Start, Texts, L0, Placed, Gates, Tuning, Result, Running, Companions, Ending)
+def l0(given: dict[str, Any]) -> None:
     """Learn hard concrete gates under a price for open ones, from a trained checkpoint (Voita et al. 2019).
 
     λ is given, a list, or searched for a number of heads (--keep). Writes removed.txt, kept.txt, ranking.csv,
     gates.csv (the trajectory), pruning.json, and DIR/model, the checkpoint as it has learnt, with all its heads.
     """
-    settings = settings_of(locals())
+    json, settings = settings_of(given, lists=("sites", "export"))
     one_process("l0")
     from headscope.pruning.l0 import L0Options
 
-    given = _numbers(settings.pop("strength"))
+    prices = _numbers(settings.pop("strength"))
     mine = {name: settings.pop(name) for name in ("strength_as", "keep", "start", "temperature")}
-    _words("--lambda-as", strength_as, "paper", "code")
-    _words("--start", start, "glorot", "open")
-    method = L0Options(strength=given[0] if given else None, **mine)
-    _learn(settings, method, given, json=json)
+    _words("--lambda-as", mine["strength_as"], "paper", "code")
+    _words("--start", mine["start"], "glorot", "open")
+    method = L0Options(strength=prices[0] if prices else None, **mine)
+    _learn(settings, method, prices, json=json)
 
 
-def subset(
-    checkpoint: CheckpointName,
-    out: Out,
-    keep: Annotated[int, typer.Option(metavar="K", help="Heads that stay, of those sites.", rich_help_panel=HEADS)],
-    source: Source = None,
-    target: Target = None,
-    valid_source: ValidSource = None,
-    valid_target: ValidTarget = None,
-    max_sentences: MaxSentences = None,
-    valid_sentences: ValidSentences = 1000,
-    max_length: MaxLength = None,
-    sites: Sites = None,
-    protect: Protect = None,
-    freeze: Freeze = None,
-    temperature: Annotated[float, typer.Option(help="Of the soft choice at the start.", rich_help_panel=HEADS)] = 0.1,
-    end_temperature: Annotated[float, typer.Option(help="And at the end.", rich_help_panel=HEADS)] = 1e-8,
+class Subset:
+    """How many heads stay, and how the choice hardens."""
+
+    keep: Annotated[int, typer.Option(metavar="K", help="Heads that stay, of those sites.", rich_help_panel=HEADS)]
+    temperature: Annotated[float, typer.Option(help="Of the soft choice at the start.", rich_help_panel=HEADS)] = 0.1
+    end_temperature: Annotated[float, typer.Option(help="And at the end.", rich_help_panel=HEADS)] = 1e-8
     cooldown: Annotated[
         int | None,
         typer.Option(help="Updates in which it falls; default: two thirds of all.", rich_help_panel=HEADS),
-    ] = None,
+    ] = None
     straight_through: Annotated[
         bool,
         typer.Option(
             "--straight-through", help="Exact top-K forward, identity backward; no temperature.", rich_help_panel=HEADS
         ),
-    ] = False,
-    updates: Updates = 1000,
-    tune_updates: TuneUpdates = 0,
-    lr: LearningRate = None,
-    gate_lr: GateRate = None,
-    schedule: Schedule = "constant",
-    warmup: Warmup = 0,
-    label_smoothing: Smoothing = None,
-    clip: Clip = 1.0,
-    batch_tokens: LearnTokens = 2048,
-    seed: LearnSeed = 1,
-    log_every: LogEvery = None,
-    save_every: SaveEvery = 500,
-    resume: Resume = False,
-    remove: Remove = False,
-    export: ExportKind = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
-    config: Config = None,
-    json: Json = False,
-    force: Force = False,
-) -> None:
+    ] = False
+
+
+@takes(Start, Subset, Texts, Placed, Gates, Tuning, Result, Running, Companions, Ending)
+def subset(given: dict[str, Any]) -> None:
     """Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021).
 
     Writes what `prune l0` writes.
     """
-    settings = settings_of(locals())
+    json, settings = settings_of(given, lists=("sites", "export"))
     one_process("subset")
     from headscope.pruning.subset import SubsetOptions
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import DATA, MODEL, OUTPUT, names
+from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, Device, Dtype, MaxSentences
 from headscope.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,10 +99,58 @@ ExportKind = Annotated[
 ]
 
 
-def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command was given, as fields of its config: without what is the command line's own, lists split."""
-    found = {name: value for name, value in given.items() if name not in ("config", "json")}
-    return found | {name: tuple(names(found[name])) for name in ("sites", "export")}
+class Start:
+    """What is pruned, and where the result goes."""
+
+    checkpoint: CheckpointName
+    out: Out
+
+
+class Texts:
+    """What is learnt from, and what the result is measured on."""
+
+    source: Source = None
+    target: Target = None
+    valid_source: ValidSource = None
+    valid_target: ValidTarget = None
+    max_sentences: MaxSentences = None
+    valid_sentences: ValidSentences = 1000
+    max_length: MaxLength = None
+
+
+class Placed:
+    """Where heads may go."""
+
+    sites: Sites = None
+    protect: Protect = None
+
+
+class Tuning:
+    """How the model learns."""
+
+    tune_updates: TuneUpdates = 0
+    freeze: Freeze = None
+    lr: LearningRate = None
+    schedule: Schedule = "constant"
+    warmup: Warmup = 0
+    label_smoothing: Smoothing = None
+    clip: Clip = 1.0
+    batch_tokens: LearnTokens = 2048
+    seed: LearnSeed = 1
+
+
+class Result:
+    """What comes of the choice."""
+
+    remove: Remove = False
+    export: ExportKind = None
+
+
+class Running:
+    """Where the model runs."""
+
+    device: Device = "auto"
+    dtype: Dtype = "auto"
 
 
 def show_choice(choice: Choice, *, json: bool) -> None:

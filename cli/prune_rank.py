@@ -3,56 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import (
-    Bpe,
-    CheckpointName,
-    Config,
-    Device,
-    Dicts,
-    Dtype,
-    Force,
-    FormatName,
-    HyperParameters,
-    Json,
-    MaxSentences,
-)
+from headscope.cli.options import DATA, Companions, Ending, settings_of, takes
 from headscope.cli.prune_options import (
     HEADS,
-    Clip,
-    ExportKind,
-    Freeze,
     Keep,
-    LearningRate,
-    LearnSeed,
-    LearnTokens,
-    MaxLength,
-    Out,
-    Protect,
-    Remove,
-    Schedule,
-    Sites,
-    Smoothing,
-    Source,
-    Target,
-    TuneUpdates,
-    ValidSentences,
-    ValidSource,
-    ValidTarget,
-    Warmup,
+    Placed,
+    Result,
+    Running,
+    Start,
+    Texts,
+    Tuning,
     one_process,
-    settings_of,
     show_choice,
 )
 
 
-def rank(
-    checkpoint: CheckpointName,
-    out: Out,
+class Ranking:
+    """What heads are ranked by, and how many stay."""
+
     by: Annotated[
         str,
         typer.Option(
@@ -61,65 +34,41 @@ def rank(
             "heads.csv; or a CSV file with site,layer,head and scores.",
             rich_help_panel=HEADS,
         ),
-    ],
-    source: Source = None,
-    target: Target = None,
-    valid_source: ValidSource = None,
-    valid_target: ValidTarget = None,
-    max_sentences: MaxSentences = None,
-    score_sentences: Annotated[int, typer.Option(min=1, help="Lines of --source to score on.")] = 500,
-    valid_sentences: ValidSentences = 1000,
-    max_length: MaxLength = None,
-    keep: Keep = None,
+    ]
+    keep: Keep = None
     fraction: Annotated[
         float | None, typer.Option(metavar="F", help="Share of the heads that stays.", rich_help_panel=HEADS)
-    ] = None,
+    ] = None
     run: Annotated[
         Path | None,
         typer.Option(
             "--from", metavar="RUN", help="Read heads.csv of this run instead of measuring.", rich_help_panel=HEADS
         ),
-    ] = None,
+    ] = None
     column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Column of --by FILE.csv.", rich_help_panel=HEADS)
-    ] = None,
+    ] = None
     lowest: Annotated[
         bool, typer.Option("--lowest", help="Keep low values where high ones would stay.", rich_help_panel=HEADS)
-    ] = False,
+    ] = False
     steps: Annotated[
         int, typer.Option(help="Take heads out in N steps, and score anew before each.", rich_help_panel=HEADS)
-    ] = 1,
+    ] = 1
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="The same share of every layer stays.", rich_help_panel=HEADS)
-    ] = False,
-    sites: Sites = None,
-    protect: Protect = None,
-    tune_updates: TuneUpdates = 0,
-    freeze: Freeze = None,
-    lr: LearningRate = None,
-    schedule: Schedule = "constant",
-    warmup: Warmup = 0,
-    label_smoothing: Smoothing = None,
-    clip: Clip = 1.0,
-    batch_tokens: LearnTokens = 2048,
-    seed: LearnSeed = 1,
-    remove: Remove = False,
-    export: ExportKind = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
-    config: Config = None,
-    json: Json = False,
-    force: Force = False,
-) -> None:
+    ] = False
+    score_sentences: Annotated[
+        int, typer.Option(min=1, help="Lines of --source to score on.", rich_help_panel=DATA)
+    ] = 500
+
+
+@takes(Start, Ranking, Texts, Placed, Tuning, Result, Running, Companions, Ending)
+def rank(given: dict[str, Any]) -> None:
     """Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.
 
     Writes removed.txt, kept.txt, ranking.csv and pruning.json; with --tune-updates also DIR/model.
     """
-    settings = settings_of(locals())
+    json, settings = settings_of(given, lists=("sites", "export"))
     one_process("rank")
     from headscope.pruning.rank_run import RankConfig, run_ranking
 

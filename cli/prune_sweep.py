@@ -13,17 +13,15 @@ from headscope.cli.options import (
     MODEL,
     OUTPUT,
     Beam,
-    Bpe,
-    CheckpointName,
+    Companions,
     Config,
     Device,
-    Dicts,
     Dtype,
-    FormatName,
-    HyperParameters,
     Json,
     MaxSentences,
     names,
+    settings_of,
+    takes,
 )
 from headscope.cli.prune_options import (
     HEADS,
@@ -33,12 +31,11 @@ from headscope.cli.prune_options import (
     LearningRate,
     LearnTokens,
     MaxLength,
-    Out,
-    Protect,
+    Placed,
     Schedule,
-    Sites,
     Smoothing,
     Source,
+    Start,
     Target,
     TuneUpdates,
     Updates,
@@ -55,9 +52,9 @@ if TYPE_CHECKING:
 MEASURING = "Measuring"
 
 
-def sweep(
-    checkpoint: CheckpointName,
-    out: Out,
+class Cells:
+    """Methods, sizes and seeds."""
+
     methods: Annotated[
         str,
         typer.Option(
@@ -65,14 +62,14 @@ def sweep(
             help="l0, subset, and what `prune rank --by` takes: random, magnitude, confidence, gradient, lrp, …",
             rich_help_panel=HEADS,
         ),
-    ] = "l0,subset,random,magnitude,confidence,gradient,lrp",
+    ] = "l0,subset,random,magnitude,confidence,gradient,lrp"
     keep: Annotated[
         str | None,
         typer.Option(metavar="N,N,…", help="Sizes: heads that stay, of those sites.", rich_help_panel=HEADS),
-    ] = None,
+    ] = None
     fractions: Annotated[
         str | None, typer.Option(metavar="F,F,…", help="Sizes: shares of them that stay.", rich_help_panel=HEADS)
-    ] = None,
+    ] = None
     lambdas: Annotated[
         str | None,
         typer.Option(
@@ -81,49 +78,57 @@ def sweep(
             help="l0: these prices of an open head, instead of searching for --keep.",
             rich_help_panel=HEADS,
         ),
-    ] = None,
+    ] = None
     strength_as: Annotated[
         str, typer.Option("--lambda-as", metavar="paper|code", help="As prune l0 has it.", rich_help_panel=HEADS)
-    ] = "paper",
-    start: Annotated[
-        str, typer.Option(metavar="glorot|open", help="As prune l0 has it.", rich_help_panel=HEADS)
-    ] = "glorot",
+    ] = "paper"
+    start: Annotated[str, typer.Option(metavar="glorot|open", help="As prune l0 has it.", rich_help_panel=HEADS)] = (
+        "glorot"
+    )
     seeds: Annotated[
         int, typer.Option(help="Seeds of what is learnt or drawn; other rankings run once.", rich_help_panel=HEADS)
-    ] = 3,
+    ] = 3
     seed: Annotated[
         int, typer.Option(min=0, help="The first of them, and that of the bootstrap.", rich_help_panel=HEADS)
-    ] = 1,
-    source: Source = None,
-    target: Target = None,
-    valid_source: ValidSource = None,
-    valid_target: ValidTarget = None,
+    ] = 1
+
+
+class Texts:
+    """What is learnt from, and what every cell is measured on."""
+
+    source: Source = None
+    target: Target = None
+    valid_source: ValidSource = None
+    valid_target: ValidTarget = None
     valid_labels: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", help="Classifiers: the class of every line, by number or name.", rich_help_panel=DATA
         ),
-    ] = None,
-    max_sentences: MaxSentences = None,
-    valid_sentences: ValidSentences = 1000,
-    score_sentences: Annotated[
-        int, typer.Option(min=1, help="Lines of --source to rank on.", rich_help_panel=DATA)
-    ] = 500,
-    max_length: MaxLength = None,
-    sites: Sites = None,
-    protect: Protect = None,
-    freeze: Freeze = None,
-    updates: Updates = 1000,
-    tune_updates: TuneUpdates = 0,
-    lr: LearningRate = None,
+    ] = None
+    max_sentences: MaxSentences = None
+    valid_sentences: ValidSentences = 1000
+    score_sentences: Annotated[int, typer.Option(min=1, help="Lines of --source to rank on.", rich_help_panel=DATA)] = (
+        500
+    )
+    max_length: MaxLength = None
+
+
+class Learning:
+    """How gates and model learn."""
+
+    updates: Updates = 1000
     gate_lr: Annotated[
         float | None,
         typer.Option(help="Adam's rate for the gates; default: 0.1 (l0), 0.2 (subset).", rich_help_panel=LEARNING),
-    ] = None,
-    schedule: Schedule = "constant",
-    warmup: Warmup = 0,
-    label_smoothing: Smoothing = None,
-    clip: Clip = 1.0,
+    ] = None
+    tune_updates: TuneUpdates = 0
+    freeze: Freeze = None
+    lr: LearningRate = None
+    schedule: Schedule = "constant"
+    warmup: Warmup = 0
+    label_smoothing: Smoothing = None
+    clip: Clip = 1.0
     from_scratch: Annotated[
         bool,
         typer.Option(
@@ -131,7 +136,7 @@ def sweep(
             help="Also train what l0 and subset leave from scratch, as a control.",
             rich_help_panel=LEARNING,
         ),
-    ] = False,
+    ] = False
     recipe: Annotated[
         Path | None,
         typer.Option(
@@ -139,7 +144,12 @@ def sweep(
             help="How: a run of `headscope train` or a file of its options; default: the run CKPT lies in.",
             rich_help_panel=LEARNING,
         ),
-    ] = None,
+    ] = None
+
+
+class Measures:
+    """What is measured."""
+
     functions: Annotated[
         Path | None,
         typer.Option(
@@ -147,57 +157,64 @@ def sweep(
             help="A run of `analyze` of CKPT: count the functions of survivors.",
             rich_help_panel=MEASURING,
         ),
-    ] = None,
+    ] = None
     text: Annotated[
         str,
         typer.Option(
             metavar="raw|tokenised-lowercase", help="What BLEU compares, as in evaluate.", rich_help_panel=MEASURING
         ),
-    ] = "raw",
-    beam: Beam = None,
+    ] = "raw"
+    beam: Beam = None
     hiding: Annotated[
         str,
         typer.Option(metavar="each|random", help="Encoders alone: as in evaluate.", rich_help_panel=MEASURING),
-    ] = "each",
+    ] = "each"
     bootstrap: Annotated[
         int, typer.Option(help="Resamples of intervals and paired tests.", rich_help_panel=MEASURING)
-    ] = 1000,
+    ] = 1000
     within: Annotated[
         float | None,
         typer.Option(
             help="How much worse counts as no harm; default: 0.25 BLEU, 0.1 perplexity, 0.01 accuracy.",
             rich_help_panel=MEASURING,
         ),
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Cells to do at once, a process each.", rich_help_panel=MODEL)] = 1,
+    ] = None
+
+
+class Running:
+    """Where cells run, and what they leave."""
+
+    jobs: Annotated[int, typer.Option(help="Cells to do at once, a process each.", rich_help_panel=MODEL)] = 1
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep the weights of every cell.", rich_help_panel=OUTPUT)
-    ] = False,
-    batch_tokens: LearnTokens = 2048,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
-    config: Config = None,
-    json: Json = False,
+    ] = False
+    batch_tokens: LearnTokens = 2048
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+
+
+class Last:
+    """What comes last."""
+
+    config: Config = None
+    json: Json = False
     force: Annotated[
         bool, typer.Option("--force", help="Begin anew, without the cells that DIR holds.", rich_help_panel=OUTPUT)
-    ] = False,
-) -> None:
+    ] = False
+
+
+@takes(Start, Cells, Texts, Placed, Learning, Measures, Running, Companions, Last)
+def sweep(given: dict[str, Any]) -> None:
     """Prune by several methods, to several sizes, with several seeds, and measure every result: one table.
 
     Learnt methods train a copy of the model; rankings close the heads that score lowest, one-shot. Each finished
     cell is kept: the same command does what is missing, also after a kill; methods, sizes and seeds may be
     added. Under torchrun the cells are shared out. Writes sweep.csv, survivors.csv and sweep.json.
     """
-    settings: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("config", "json")}
-    for name in ("methods", "sites"):
-        settings[name] = tuple(names(settings[name]))
-    settings["keep"] = _numbers("--keep", keep, int)
-    settings["fractions"] = _numbers("--fractions", fractions, float)
-    settings["lambdas"] = _numbers("--lambda", lambdas, float)
+    json, settings = settings_of(given, lists=("methods", "sites"))
+    settings["keep"] = _numbers("--keep", given["keep"], int)
+    settings["fractions"] = _numbers("--fractions", given["fractions"], float)
+    settings["lambdas"] = _numbers("--lambda", given["lambdas"], float)
     from headscope.pruning.sweep import run_sweep
     from headscope.pruning.sweep_config import SweepConfig
     from headscope.pruning.sweep_files import cell_names
@@ -206,8 +223,8 @@ def sweep(
     try:
         found = run_sweep(asked, progress=console.updates)
     except KeyboardInterrupt:
-        done = len(cell_names(out))
-        console.say(f"interrupted; {done} finished cells are kept in {out}: the same command goes on")
+        done = len(cell_names(asked.out))
+        console.say(f"interrupted; {done} finished cells are kept in {asked.out}: the same command goes on")
         raise typer.Exit(130) from None
     if found.main:
         _show(found, json=json)

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from headscope.cli import console
-from headscope.cli.options import Config, Force, Json
+from headscope.cli.options import Config, Force, Json, declared, parameter
 
 if TYPE_CHECKING:
     from headscope.training.config import TrainConfig
@@ -70,13 +70,13 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
     def command(**given: Any) -> None:
         _run(variant, classes, given)
 
-    parameters = [_parameter("context", typer.Context, inspect.Parameter.empty)]
+    parameters = [parameter("context", typer.Context, inspect.Parameter.empty)]
     for part, cls in classes.items():
         hints = get_type_hints(cls)
         panel = variant.name.capitalize() if part == "own" else None
         parameters += [_option(each, hints[each.name], panel) for each in fields(cls)]
     parameters.append(
-        _parameter(
+        parameter(
             "resume",
             Annotated[
                 bool,
@@ -91,14 +91,8 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
         )
     )
     for name, annotation, default in (("config", Config, None), ("json", Json, False), ("force", Force, False)):
-        parameters.append(_parameter(name, annotation, default))
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
-    return command
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        parameters.append(parameter(name, annotation, default))
+    return declared(command, parameters)
 
 
 def _option(each: Field[Any], hint: Any, panel: str | None) -> inspect.Parameter:
@@ -117,7 +111,7 @@ def _option(each: Field[Any], hint: Any, panel: str | None) -> inspect.Parameter
     about = typer.Option(
         help=each.metadata.get("help"), metavar=metavar, rich_help_panel=each.metadata.get("panel") or panel
     )
-    return _parameter(each.name, Annotated[kind | None if optional else kind, about], default)
+    return parameter(each.name, Annotated[kind | None if optional else kind, about], default)
 
 
 def _run(variant: type[Variant], classes: Mapping[str, type[Any]], given: dict[str, Any]) -> None:
