@@ -44,6 +44,12 @@ class IntegratedGradients(Analysis):
             self.whole += float((values.sum(dim=-1) - gap).double().abs().sum())
             return its.ratios("integrated_gradients", values)
 
+    def own(self) -> tuple[float, float]:  # noqa: D102
+        return self.whole, self.gap
+
+    def add(self, own: tuple[float, float]) -> None:  # noqa: D102
+        self.whole, self.gap = self.whole + own[0], self.gap + own[1]
+
     def report(self, tally: Tally) -> Findings:  # noqa: D102
         found = super().report(tally)
         share = self.gap / self.whole if self.whole else 0.0

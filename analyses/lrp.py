@@ -105,6 +105,12 @@ class Lrp(Analysis):
             its = normal[counts[:, row] > 0, row]
             self.kept.setdefault((number, site), {})[layer] = its.float().cpu()
 
+    def own(self) -> dict[tuple[int, Site], dict[int, Tensor]]:  # noqa: D102
+        return self.kept
+
+    def add(self, own: dict[tuple[int, Site], dict[int, Tensor]]) -> None:  # noqa: D102
+        self.kept = dict(sorted({**self.kept, **own}.items()))
+
     def report(self, tally: Tally) -> Findings:  # noqa: D102
         order = sorted(tally.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
         estimates = {key: tally.ratio(*key) for key in order}

@@ -271,6 +271,8 @@ def analyze(given: dict[str, Any]) -> None:
 
     json, settings = settings_of(given, lists=("only", "skip", "also"))
     finished = run_analysis(AnalyzeConfig(**settings), progress=console.progress)
+    if not finished.main:
+        return
     if json:
         console.print_json(_as_json(finished))
     else:

@@ -77,6 +77,21 @@ class GroupSums:
         self.total.index_add_(0, slots, total)
         self.count.index_add_(0, slots, count)
 
+    def merge(self, other: GroupSums) -> None:
+        """Add what was summed up elsewhere, over other sentences of the same corpus."""
+        while self.groups > other.groups:
+            self.halve()
+        while other.groups > self.groups:
+            other.halve()
+        if self.whole_numbers:
+            width = max(self.total.shape[-1], other.total.shape[-1])
+            self.total, other.total = widened(self.total, width), widened(other.total, width)
+            while self.total.nbytes > self.budget and self.groups > 2:
+                self.halve()
+                other.halve()
+        self.total, self.count = self.total + other.total, self.count + other.count
+        self.used = max(self.used, other.used)
+
     def halve(self) -> None:
         """Merge groups g and g + G/2: sentence i is then in group i mod G/2."""
         self.groups //= 2

@@ -269,6 +269,13 @@ class Analysis:
         names = dict.fromkeys(name for name, _, _ in tally.sums)
         return Findings(columns=[tally.column(name) for name in names])
 
+    def own(self) -> Any:
+        """What this instance has from the corpus beside its sums, if anything; `add` takes it in another process."""
+        return None
+
+    def add(self, own: Any) -> None:
+        """Take in what the same analysis has from another part of the corpus."""
+
     def notes(self) -> list[str]:
         """What to tell the user beside the numbers (sentences that did not align, say)."""
         return []

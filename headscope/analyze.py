@@ -15,10 +15,12 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.objectives.base import choose_objective
+from headscope.processes import Processes
 from headscope.survey import LeftOut as LeftOut
 from headscope.survey import Study as Study
 from headscope.survey import Survey, explained
 
+ALONE = Processes()
 DEFAULT_LIMIT = 512
 DEFAULT_TOKENS = 2048
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
@@ -65,8 +67,12 @@ def analyze(
     replicates: int = REPLICATES,
     detail: bool = False,
     progress: Callable[[int], None] = lambda sentences: None,
+    processes: Processes = ALONE,
 ) -> Study:
     """Measure every head of a checkpoint on a corpus with all `analyses` in one pass.
+
+    Of several `processes` each takes its share of the batches, and the first one's study is that of all of them;
+    the others' is of their share.
 
     `progress` is called with the number of sentences after each batch. A KeyboardInterrupt ends the pass;
     the study then covers what was done and says `complete=False`. Errors: CheckpointError where the
@@ -85,15 +91,21 @@ def analyze(
             one.inspect(checkpoint)
         streams = _streams(checkpoint, corpus, running, options, pace or Pace(), limit, losses)
         with survey.watching():
-            for batch in streams:
-                survey.run(batch)
+            for number, batch in enumerate(streams):
+                mine = number % processes.world == processes.rank
+                if mine:
+                    survey.run(batch)
                 if batch.kind == "text":
-                    done += len(batch.indices)
+                    done += len(batch.indices) if mine else 0
                     progress(len(batch.indices))
     except KeyboardInterrupt:
         if done == 0:
             raise
         complete = False
+    _, *others = processes.gathered((survey.part(), done, complete))
+    for part, its_done, its_complete in others:
+        survey.take(part)
+        done, complete = done + its_done, complete and its_complete
     study = survey.conclude(Bootstrap(seed=options.seed, replicates=replicates))
     study.left_out[:0] = left_out
     study.losses, study.sentences, study.complete = losses, done, complete

@@ -20,6 +20,7 @@ from headscope.heads import select_heads
 from headscope.likelihood import Reading
 from headscope.mhr_pickles import mhr_pickles
 from headscope.objectives.base import choose_objective
+from headscope.processes import Processes, join, leave
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature, check_folder, clear_run
 from headscope.runfiles import write_run
@@ -32,12 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has been written."""
+    """A run that has been written; `main` is False in those of several processes that wrote nothing."""
 
     study: Study
     folder: Path
     signature: Signature
     figures: list[Path]
+    main: bool = True
 
 
 def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> Finished:
@@ -45,8 +47,17 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
 
     Nothing is written, and nothing of an earlier run removed, before the numbers are there. HeadscopeError
     for whatever the user can fix. Interrupted by Ctrl-C, it writes what was done (`complete` is then false).
+    Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
     """
-    check_folder(config.out, force=config.force)
+    processes = join()
+    try:
+        check_folder(config.out, force=config.force)
+        return _run(config, processes, progress if processes.main else no_progress)
+    finally:
+        leave()
+
+
+def _run(config: AnalyzeConfig, processes: Processes, progress: Progress) -> Finished:
     wanted = config.importance or (config.faithfulness and not config.only)
     also = (*config.also, *(["importance"] if wanted else []))
     analyses = choose(only=config.only, skip=config.skip, also=also)
@@ -70,7 +81,7 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
     pace = Pace(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
     limit = sentence_limit(checkpoint, pace)
     if config.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
-        corpus = _with_stanza(corpus, config, progress)
+        corpus = _with_stanza(corpus, config, progress, processes)
     options = _options(config, checkpoint, corpus, analyses, limit)
     with masked(checkpoint.model, off), progress("analysing", corpus.count) as step:
         study = analyze(
@@ -82,7 +93,10 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
             replicates=config.bootstrap,
             detail=config.detail,
             progress=step,
+            processes=processes,
         )
+        if not processes.main:
+            return Finished(study, config.out, Signature({}), [], main=False)
         if config.faithfulness and study.complete:
             _try_rankings(study, checkpoint, corpus, config, options, analyses, limit, progress)
         pickles = {}
@@ -135,16 +149,18 @@ def _conllu(config: AnalyzeConfig) -> Path | None:
     return Path(config.parse) if config.parse is not None and config.parse != "stanza" else None
 
 
-def _with_stanza(corpus: Corpus, config: AnalyzeConfig, progress: Progress) -> Corpus:
-    """The corpus with parses; stanza runs once here, later passes read what it left in the cache."""
+def _with_stanza(corpus: Corpus, config: AnalyzeConfig, progress: Progress, processes: Processes) -> Corpus:
+    """The corpus with parses; stanza runs once, in the first process, and all passes read what it left in the cache."""
 
     def parses() -> Iterator[Parse]:
         lines = (sentence.source for sentence in corpus)
         return parse_with_stanza(lines, lang=config.lang, resources=config.stanza_dir, download=config.download)
 
-    with progress("parsing", corpus.count) as step:
-        for _ in parses():
-            step(1)
+    if processes.main:
+        with progress("parsing", corpus.count) as step:
+            for _ in parses():
+                step(1)
+    processes.wait()
     return corpus.with_parses(parses)
 
 

@@ -51,6 +51,16 @@ class Study:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one of several processes has found: its sums, values of single sentences, what it left out, the rest."""
+
+    sums: dict[str, dict[tuple[str, Site, int], GroupSums]]
+    detailed: dict[str, dict[str, dict[int, Tensor]]]
+    refused: list[LeftOut]
+    own: dict[str, Any]
+
+
 @dataclass
 class Survey:
     """Sums of every running analysis, batch by batch."""
@@ -209,6 +219,28 @@ class Survey:
         values = (ratio.total / ratio.count).float().cpu()  # [b h]
         for sentence, value in zip(batch.indices.tolist(), values, strict=True):
             self.detailed.setdefault(name, {}).setdefault(f"{sentence}/{site}", {})[layer] = value
+
+    def part(self) -> Part:
+        """What this process found, for the one that concludes."""
+        return Part(self.sums, self.detailed, self.refused, {one.name: one.own() for one in self.running})
+
+    def take(self, part: Part) -> None:
+        """Add what another process found in its share of the batches."""
+        gone = {each.analysis for each in part.refused}
+        self.running = [one for one in self.running if one.name not in gone]
+        self.refused += [each for each in part.refused if each not in self.refused]
+        for name, its in part.sums.items():
+            mine = self.sums.setdefault(name, {})
+            for key, sums in its.items():
+                if key in mine:
+                    mine[key].merge(sums)
+                else:
+                    mine[key] = sums
+        for name, sentences in part.detailed.items():
+            self.detailed[name] = {**self.detailed.get(name, {}), **sentences}
+        for one in self.running:
+            if part.own.get(one.name) is not None:
+                one.add(part.own[one.name])
 
     def conclude(self, bootstrap: Bootstrap) -> Study:
         """Turn sums into columns, tables and labels."""

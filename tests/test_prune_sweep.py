@@ -26,6 +26,7 @@ from headscope.formats.base import TranslateOptions, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
+from headscope.processes import Processes
 from headscope.pruning import sweep_work
 from headscope.pruning.gating import gating
 from headscope.pruning.sweep import Sweep, run_sweep
@@ -34,7 +35,6 @@ from headscope.pruning.sweep_quality import METRICS, bleu_sums, compare, grouped
 from headscope.pruning.sweep_scratch import shape_without
 from headscope.pruning.sweep_table import labels_of, unharmed
 from headscope.pruning.sweep_work import Launch
-from headscope.training.processes import Processes
 
 MINUTES = ["minutes"]
 

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import torch
 
 from headscope.errors import ConfigError, HeadscopeError, TrainingError
+from headscope.processes import Processes, join, leave
 from headscope.progress import Progress, no_progress
 from headscope.pruning.sweep_bench import Bench, is_ranking
 from headscope.pruning.sweep_cell import run_cell
 from headscope.pruning.sweep_config import Cell, SweepConfig
 from headscope.pruning.sweep_files import write_cell
-from headscope.training.processes import Processes, join, leave
 
 T = TypeVar("T")
 Task = Cell | tuple[str, int]

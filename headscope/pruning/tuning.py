@@ -22,11 +22,11 @@ from headscope.gates import closed, gated
 from headscope.heads import HeadId, Site
 from headscope.model.places import still
 from headscope.model.transformer import Transformer
+from headscope.processes import random_state, set_random_state
 from headscope.pruning.examples import Examples
 from headscope.pruning.learner import GateLearner
 from headscope.training.batches import Numbers
 from headscope.training.losses import smoothed_cross_entropy
-from headscope.training.processes import random_state, set_random_state
 
 BETAS, ADAM_EPSILON = (0.9, 0.98), 1e-9
 HELD_OUT = 0  # the epoch whose hidden tokens a masked language model is measured on

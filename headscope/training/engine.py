@@ -21,6 +21,7 @@ import headscope
 from headscope.errors import ConfigError, OutputError
 from headscope.formats.base import parameters_by_part, pick_device
 from headscope.memory import reuse_freed_memory
+from headscope.processes import Processes, join, leave
 from headscope.results import Signature, check_folder, write_json
 from headscope.training import checkpoints
 from headscope.training.architecture import build_model, open_init
@@ -30,7 +31,6 @@ from headscope.training.history import History
 from headscope.training.loop import Listener, Loop, Reason, Silent
 from headscope.training.prepare import FOLDER as DATA
 from headscope.training.prepare import Prepared, prepare
-from headscope.training.processes import Processes, join, leave
 from headscope.training.progress import Progress
 from headscope.training.run import Criterion, Run
 from headscope.training.state import FILE as STATE

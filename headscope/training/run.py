@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from headscope.errors import TrainingError
 from headscope.formats.base import IGNORED
 from headscope.model.transformer import Transformer
+from headscope.processes import Processes
 from headscope.training.batches import Batch, batches, plan
 from headscope.training.config import TrainConfig
 from headscope.training.losses import Sums, smoothed_cross_entropy
 from headscope.training.prepare import Prepared
-from headscope.training.processes import Processes
 from headscope.training.schedules import rate
 from headscope.training.variant import Moment, Variant
 

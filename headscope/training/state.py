@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from headscope.errors import CheckpointError, ConfigError
+from headscope.processes import random_state, set_random_state
 from headscope.results import written
 from headscope.training.config import flag
-from headscope.training.processes import random_state, set_random_state
 from headscope.training.progress import Progress
 from headscope.training.run import Run
 from headscope.training.variant import Moment

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 T = TypeVar("T")
+PATIENCE = timedelta(days=1)
+"""How long processes wait for each other: one may parse or validate a whole corpus meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,14 @@ class Processes:
         distributed.all_gather_object(found, value)
         return found
 
+    def gathered(self, value: T) -> list[T]:
+        """What every process says, told to the first one; to the others what they say themselves."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] | None = [None] * self.world if self.main else None
+        distributed.gather_object(value, found)
+        return [value] if found is None else found
+
     def wait(self) -> None:
         """Until all are here."""
         if self.world > 1:
@@ -65,7 +76,7 @@ def join() -> Processes:
     if not distributed.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
     return Processes(distributed.get_rank(), distributed.get_world_size())
 
 

