@@ -21,8 +21,9 @@ def reuse_freed_memory() -> bool:
 
     A forward pass on a CPU frees activations of some megabytes after every operation. By default glibc returns them
     to the system, which clears and hands out the same pages again a moment later: up to a tenth of the time of a
-    pass. At most `SPARE` bytes more stay with the process. The setting is the process's own; it is left alone where
-    the user has set one (MALLOC_…_ or GLIBC_TUNABLES), and where the C library is another.
+    pass. At most `SPARE` bytes more stay with the process at the end of the heap, and blocks of many sizes may leave
+    holes in it, so this is for many passes of one shape, not for a corpus. The setting is the process's own; it is
+    left alone where the user has set one (MALLOC_…_ or GLIBC_TUNABLES), and where the C library is another.
     """
     if any(name in os.environ for name in _SETTINGS):
         return False

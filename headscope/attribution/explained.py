@@ -16,6 +16,7 @@ from headscope.attribution.replacements import replacement
 from headscope.data import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site
+from headscope.memory import reuse_freed_memory
 from headscope.model.seats import Seats
 from headscope.objectives.base import Objective, Outcome
 
@@ -84,8 +85,10 @@ def explained(
 ) -> Iterator[Explained]:
     """Within the block: what every sentence of a batch is worth under head gates.
 
-    Closed heads give what `ablate_with` says (see `headscope.attribution.replacements`).
+    Closed heads give what `ablate_with` says (see `headscope.attribution.replacements`). The process reuses freed
+    memory from here on (`headscope.memory`): hundreds of passes over one batch follow.
     """
+    reuse_freed_memory()
     verdict = Verdict(checkpoint, objective, batch, of)
     replace = replacement(ablate_with)
     instead: Callable[[Contexts], Contexts] = lambda contexts: replace(contexts, batch, objective.seed)  # noqa: E731

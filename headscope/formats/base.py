@@ -18,7 +18,6 @@ from headscope.data import IGNORED as IGNORED
 from headscope.data import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Layout, Site
-from headscope.memory import reuse_freed_memory
 from headscope.model.places import Places, places_of
 from headscope.model.projections import Projections, projections
 from headscope.registry import Registry
@@ -259,10 +258,8 @@ def open_checkpoint(
     """Open a checkpoint: a file, a directory or a hub id; the format is found from content.
 
     `format` overrides that. CheckpointError where no format fits, ConfigError for an unknown format,
-    device or dtype, or for a companion file that the format has no use for. The process reuses freed memory from
-    here on (`headscope.memory`).
+    device or dtype, or for a companion file that the format has no use for.
     """
-    reuse_freed_memory()
     companions = companions or Companions()
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")

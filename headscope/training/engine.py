@@ -20,7 +20,6 @@ from torch import nn
 import headscope
 from headscope.errors import ConfigError, OutputError
 from headscope.formats.base import parameters_by_part, pick_device
-from headscope.memory import reuse_freed_memory
 from headscope.processes import Processes, join, leave
 from headscope.results import Signature, check_folder, write_json
 from headscope.training import checkpoints
@@ -233,7 +232,6 @@ def _clear(folder: Path) -> None:
 @contextmanager
 def _settled(config: TrainConfig) -> Iterator[None]:
     """The number of threads that the options say, within the block."""
-    reuse_freed_memory()
     before = torch.get_num_threads()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
