@@ -474,9 +474,10 @@ def test_a_run_that_could_not_begin_is_not_in_the_way(texts: Path, tmp_path: Pat
 def test_half_precision_learns_about_the_same(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"--precision {precision} needs a GPU"):
-        make_run(small(texts, out=tmp_path, precision=precision, device="cpu"), baseline())
-    monkeypatch.setattr(engine, "_device", lambda config, processes: torch.device("cpu"))
+    if precision == "fp16":
+        with pytest.raises(ConfigError, match="--precision fp16 needs a GPU"):
+            make_run(small(texts, out=tmp_path, precision=precision, device="cpu"), baseline())
+        monkeypatch.setattr(engine, "_device", lambda config, processes: torch.device("cpu"))
     more = {"dropout": 0.0, "warmup": 0, "lr": 0.01, "norm": "pre"}
     found, whole = (
         train(small(texts, out=tmp_path / kind, precision=kind, **more), baseline()) for kind in (precision, "float32")

@@ -108,7 +108,7 @@ def test_what_the_user_can_fix_ends_with_one_line_and_status_2(
         (["train", "baseline", *data, "--norm", "middle"], "--norm 'middle' is not known; choose from pre, post"),
         (["train", "baseline", *data, "--config", strange], "unknown option learning_rate"),
         (["train", "baseline", *data, "--init", tmp_path / "none"], "there is no file or directory"),
-        (["train", "baseline", *data, "--precision", "bf16", "--device", "cpu"], "--precision bf16 needs a GPU"),
+        (["train", "baseline", *data, "--precision", "fp16", "--device", "cpu"], "--precision fp16 needs a GPU"),
     ):
         status, shown, err = headscope(*arguments, "--out", out)
         assert (status, shown) == (2, ""), arguments

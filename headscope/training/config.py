@@ -121,7 +121,7 @@ class TrainConfig:
     seed: int = option(1, "Seed of weights, dropout and data order.", panel=MACHINE)
     device: str = option("auto", "auto, cpu, cuda or mps.", panel=MACHINE)
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
-        "float32", "float32, bf16 or fp16 (autocast on a GPU), or float64.", panel=MACHINE
+        "float32", "float32, bf16 (autocast), fp16 (autocast, on a GPU only), or float64.", panel=MACHINE
     )
     threads: int | None = option(None, "CPU threads; default: torch's.", panel=MACHINE)
     compile: bool = option(False, "torch.compile the model.", panel=MACHINE)

@@ -188,8 +188,8 @@ def _optimizer(config: TrainConfig, groups: list[dict[str, Any]], device: torch.
 
 def _device(config: TrainConfig, processes: Processes) -> torch.device:
     name = pick_device(config.device)
-    if config.precision in ("bf16", "fp16") and name == "cpu":
-        raise ConfigError(f"--precision {config.precision} needs a GPU; on a CPU take float32")
+    if config.precision == "fp16" and name == "cpu":
+        raise ConfigError("--precision fp16 needs a GPU; on a CPU take float32 or bf16")
     if name == "cuda" and processes.world > 1:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
