@@ -14,7 +14,6 @@ from headscope.data import Batch, Corpus, Encoded, Long, Losses, batches, side
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
-from headscope.memory import give_back_memory, reuse_freed_memory
 from headscope.objectives.base import choose_objective
 from headscope.processes import Processes
 from headscope.survey import LeftOut as LeftOut
@@ -25,7 +24,6 @@ ALONE = Processes()
 DEFAULT_LIMIT = 512
 DEFAULT_TOKENS = 2048
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
-TIDY_EVERY = 8  # batches
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ def analyze(
     model's heads cannot be seen, DataError where the corpus cannot be read.
     """
     began = time.monotonic()
-    reuse_freed_memory()
     if any(map(explained, analyses)):
         name = choose_objective(options.objective, checkpoint, has_target=corpus.has_target)
         options = replace(options, objective=name)
@@ -98,8 +95,6 @@ def analyze(
                 mine = number % processes.world == processes.rank
                 if mine:
                     survey.run(batch)
-                if number % TIDY_EVERY == TIDY_EVERY - 1:
-                    give_back_memory()
                 if batch.kind == "text":
                     done += len(batch.indices) if mine else 0
                     progress(len(batch.indices))

@@ -16,37 +16,19 @@ _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD
 
 
 @cache
-def _glibc() -> ctypes.CDLL | None:
-    """The C library, where it is glibc and the user has not told it what to do with memory."""
-    if any(name in os.environ for name in _SETTINGS):
-        return None
-    try:
-        library = ctypes.CDLL("libc.so.6")
-        return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
-    except OSError:
-        return None
-
-
-@cache
 def reuse_freed_memory() -> bool:
     """Let glibc keep freed blocks for the next tensor instead of handing them back page by page; whether it does.
 
     A forward pass on a CPU frees activations of some megabytes after every operation. By default glibc returns them
     to the system, which clears and hands out the same pages again a moment later: up to a tenth of the time of a
     pass. At most `SPARE` bytes more stay with the process at the end of the heap, and blocks of many sizes may leave
-    holes in it: over a corpus, `give_back_memory` every few batches. The setting is the process's own; it is
+    holes in it, so this is for many passes of one shape, not for a corpus. The setting is the process's own; it is
     left alone where the user has set one (MALLOC_…_ or GLIBC_TUNABLES), and where the C library is another.
     """
-    library = _glibc()
-    if library is None:
+    if any(name in os.environ for name in _SETTINGS):
         return False
-    return bool(library.mallopt(_MMAP_THRESHOLD, BLOCK)) and bool(library.mallopt(_TRIM_THRESHOLD, SPARE))
-
-
-def give_back_memory() -> None:
-    """Hand all free pages back to the system, those in holes of the heap too; some milliseconds.
-
-    Called now and then it bounds what `reuse_freed_memory` keeps where shapes change from batch to batch.
-    """
-    if (library := _glibc()) is not None:
-        library.malloc_trim(0)
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, BLOCK)) and bool(mallopt(_TRIM_THRESHOLD, SPARE))
