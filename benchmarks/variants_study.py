@@ -49,6 +49,7 @@ RECIPE: Mapping[str, Any] = {
     "lr": 0.003,
     "schedule": "cosine",
     "warmup": 500,
+    "precision": "bf16",
     "bleu_every": 0,
     "save_every": 100,
 }
