@@ -11,6 +11,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.transformer import Transformer
 from headscope.model.transformer_config import StackConfig, TransformerConfig
 from headscope.training.config import TrainConfig
+from headscope.training.initial import INITIAL
 from headscope.training.variant import Variant
 from headscope.vocabulary import Vocabulary
 
@@ -84,6 +85,7 @@ def build_model(
     """The model of a variant, with the weights of `init` where there is one; dropout is always the options'."""
     if init is None:
         model = Transformer(variant.shape(fresh_config(config, source, target)))
+        INITIAL[config.initial](model)
     else:
         shape = variant.shape(_with_dropout(init.model.config, config))
         model = Transformer(shape)

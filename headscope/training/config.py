@@ -77,6 +77,11 @@ class TrainConfig:
     positions: Literal["sinusoidal", "learned", "none"] = option(
         "sinusoidal", "sinusoidal, learned or none.", panel=MODEL
     )
+    initial: Literal["glorot", "fairseq"] = option(
+        "glorot",
+        "How new weights are drawn: glorot, or fairseq (as fairseq does since 0.10; see README).",
+        panel=MODEL,
+    )
     tie_output: bool = option(True, "The output projection is the decoder's embeddings.", panel=MODEL)
     dropout: float = option(0.1, "On embeddings and the output of every sublayer.", panel=MODEL)
     attention_dropout: float = option(0.0, "On attention weights.", panel=MODEL)
@@ -214,6 +219,7 @@ TINY: Mapping[str, Any] = {
     "d_ffn": 256,
     "heads": 4,
     "norm": "post",
+    "initial": "fairseq",
     "vocab_size": 10000,
     "dropout": 0.3,
     "lr": 0.005,

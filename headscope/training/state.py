@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from headscope.errors import CheckpointError, ConfigError
 from headscope.processes import random_state, set_random_state
 from headscope.results import written
-from headscope.training.config import flag
+from headscope.training.config import TrainConfig, flag, plain_value
 from headscope.training.progress import Progress
 from headscope.training.run import Run
 from headscope.training.variant import Moment
@@ -70,7 +70,8 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
     """ConfigError where a run is to go on with options that would have made it another run."""
-    before = state["settings"]
+    defaults = {each.name: plain_value(each.default) for each in fields(TrainConfig)}
+    before = defaults | state["settings"]  # an older state lacks newer options
     changed = [
         f"{flag(name)} (was {before.get(name)}, is {value})"
         for name, value in settings.items()
