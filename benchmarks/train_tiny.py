@@ -6,10 +6,10 @@ Text is made like Multi30k's own task-1 files: lower-cased, punctuation normalis
 rules (sacremoses). One joint SentencePiece BPE vocabulary of 10,000 pieces. BLEU is sacreBLEU's of tokenised,
 lower-cased text (pieces joined, nothing detokenised), beam 5.
 
-The published recipe ends after 8,000 updates with half of its peak rate. From the mean of its last ten epochs two
-trainings go on, 1,000 updates in which the rate falls to 0 (`ANNEALING`), each with a data order of its own; the mean
-of their weights is the model. All four are tested. Trainings go on where an earlier command with the same --out was
-stopped, however it was stopped.
+The model begins as fairseq's do since 0.10. The published recipe ends after 8,000 updates with half of its peak rate.
+From the mean of its last ten epochs two trainings go on, 1,000 updates in which the rate falls to 0 (`ANNEALING`),
+each with a data order of its own; the mean of their weights is the model. All four are tested. Trainings go on where
+an earlier command with the same --out was stopped, however it was stopped.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import torch
 from oracles import lessons
 from torch import nn
 
+from headscope.formats.base import open_checkpoint
 from headscope.training.config import PRESETS
 from headscope.training.engine import train
 from headscope.training.initial import INITIAL
@@ -19,7 +20,7 @@ from headscope.training.variant import VARIANTS
 def bounds(name: str, weight: torch.Tensor, initial: str) -> float:
     """The largest value that fairseq draws for a weight or bias of a linear layer."""
     outputs, inputs = weight.shape
-    if initial == "fairseq" and ("ffn" in name):
+    if initial == "fairseq" and "ffn" in name:
         return 1 / math.sqrt(inputs)
     gain = 1 / math.sqrt(2) if name.endswith(("query", "key", "value")) else 1.0
     return gain * math.sqrt(6 / (inputs + outputs))
@@ -47,8 +48,6 @@ def test_preset_tiny_begins_as_its_paper_and_a_checkpoint_is_left_alone(tmp_path
     (tmp_path / "b").mkdir()
     shared = {"init": str(first.folder / "last"), "initial": "fairseq"}
     again = lessons.begin(tmp_path / "b", "baseline", shared=shared)
-    from headscope.formats.base import open_checkpoint
-
     theirs = open_checkpoint(str(first.folder / "last"), device="cpu", dtype="float64").model.state_dict()
     for key, value in again.model.state_dict().items():
         torch.testing.assert_close(value.double(), theirs[key], rtol=0, atol=1e-6)
