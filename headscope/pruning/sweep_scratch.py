@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -30,6 +30,7 @@ from headscope.pruning.sweep_config import Cell, SweepConfig
 from headscope.pruning.sweep_files import read_cell
 from headscope.registry import unknown
 from headscope.training.config import TrainConfig, preset
+from headscope.training.initial import INITIAL
 
 NOT_THE_RECIPES = {
     *("out", "preset", "source", "target", "max_sentences", "tokenizer", "init", "dicts", "bpe", "seed", "device"),
@@ -48,8 +49,10 @@ def trained_from_scratch(bench: Bench, cell: Cell) -> Pruned:
     removed = removed_heads(bench, cell)
     assert cell.seed is not None
     fresh = folder / "fresh"
+    options = TrainConfig(**recipe(bench.config, bench.checkpoint))
     torch.manual_seed(cell.seed)
     model = Transformer(shape_without(whole.model, removed))
+    INITIAL[options.initial](model)
     made = TransformerCheckpoint(
         path=str(fresh),
         format="native",
@@ -62,8 +65,8 @@ def trained_from_scratch(bench: Bench, cell: Cell) -> Pruned:
     )
     NATIVE.save(made, fresh, force=True)
     run = folder / "scratch"
-    options = recipe(bench.config, bench.checkpoint) | {"out": run, "init": str(fresh), "seed": cell.seed}
-    outcome = train(TrainConfig(**options), Baseline(Baseline.Options()), resume=True)
+    options = replace(options, out=run, init=str(fresh), seed=cell.seed)
+    outcome = train(options, Baseline(Baseline.Options()), resume=True)
     if outcome.reason == "interrupted":
         raise KeyboardInterrupt
     name = next(name for name in LEFT if (run / name).is_dir())
