@@ -48,7 +48,8 @@ class Positional(Analysis):
             total, count = tally.bootstrap.sums(kept)  # [1+r h o], [1+r 1 1]
             middle = total.shape[-1] // 2
             shares = total / count
-            modal = total.argmax(dim=-1)  # [1+r h]
+            by_offset = total.permute(1, 2, 0).numpy()  # [h o 1+r], as it lies in memory
+            modal = torch.from_numpy(by_offset.argmax(axis=1)).T  # [1+r h]; the first one where several tie
             offset[site, layer] = interval((modal - middle).double())
             share[site, layer] = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
             tables.append(_table((site, layer), total[0], shares))

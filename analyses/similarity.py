@@ -25,9 +25,9 @@ class Similarity(Analysis):
     Contexts are those of counted queries (special tokens left out), before mixing and the output
     projection. Cosine is the mean over tokens of cos(c_i, c_j) (Li et al. 2018, disagreement on outputs),
     L2 the mean of ‖c_i − c_j‖, both per token (the MHR fork flattens whole sentences). CKA (Kornblith et
-    al. 2019, linear) compares centred contexts over the whole corpus, from one [d d] moment matrix a layer;
-    its interval resamples 8 folds of the corpus (fewer where the matrices are large). A head whose context
-    never changes has none (NaN) and is left out of the others' means.
+    al. 2019, linear) compares centred contexts over the whole corpus, from one [d d] moment matrix a layer, of
+    which the block of each pair of heads is kept; its interval resamples 8 folds of the corpus (fewer where the
+    matrices are large). A head whose context never changes has none (NaN) and is left out of the others' means.
     """
 
     name = "similarity"
@@ -35,17 +35,19 @@ class Similarity(Analysis):
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        b, h, _, k = heads.context.shape
+        b, h, t, k = heads.context.shape
         row = heads.shared("row", lambda: heads.queries.nonzero()[:, 0])  # [n] the sentence of each counted query
-        tokens = heads.context.transpose(1, 2)[heads.queries]  # [n h k]
+        place = heads.shared("place", lambda: heads.queries.flatten().nonzero()[:, 0])  # [n] and where it stands
+        flat = heads.context.transpose(1, 2).reshape(b * t, h * k).index_select(0, place)  # [n d]
+        tokens = flat.view(-1, h, k)
         first, second = torch.triu_indices(h, h, device=tokens.device)  # [p]: each pair of heads once
-        every = tokens.new_zeros(b, 2, h, h).index_add_(0, row, torch.stack(pairwise(tokens), dim=1))
-        pairs = every[..., first, second]
-        count = heads.queries.sum(dim=-1).to(tokens.dtype)[:, None, None]  # [b 1 1]
-        flat = tokens.reshape(len(tokens), h * k)  # [n d]
+        every = [tokens.new_zeros(b, h, h).index_add_(0, row, measure) for measure in pairwise(tokens)]
+        pairs = torch.stack(every, dim=1)[..., first, second]  # [b 2 p]
+        count = heads.shared("count", lambda: heads.queries.sum(dim=-1).to(tokens.dtype)[:, None, None])  # [b 1 1]
+        blocks = gram(flat).view(h, k, h, k)[first, :, second]  # [p k k]
         return {
             "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2 [b 2 p]
-            "moments": Ratio(gram(flat)[None], flat.sum(dim=0)[None, None], whole=True),
+            "moments": Ratio(blocks[None], flat.sum(dim=0)[None, None], whole=True),
             "tokens": Ratio(count.sum()[None], count.new_ones(1), whole=True),
         }
 
@@ -114,7 +116,7 @@ def pairwise(tokens: Tensor) -> tuple[Tensor, Tensor]:
     squares = dots.diagonal(dim1=1, dim2=2).clone()  # [n h]
     inverse = squares.sqrt().clamp(min=1e-12).reciprocal()
     both = squares[:, :, None] + squares[:, None]
-    away = torch.sub(both, dots, alpha=2).clamp_(min=0)
+    away = torch.sub(both, dots, alpha=2)  # below zero only by rounding, and where it is formed anew
     near = away <= both.mul_(NEAR)
     near.diagonal(dim1=1, dim2=2).fill_(False)
     if near.any():
@@ -138,22 +140,27 @@ def cka_samples(tally: Tally, place: tuple[Site, int], heads: int) -> Tensor:
 def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: int) -> Tensor:
     """Linear CKA between heads, each pair once, for every way of drawing folds: [r p].
 
-    moments [f d d] and sums [f d] of the contexts of each fold, tokens [f]; draws [r f] says how often
-    each fold counts. CKA is ‖X_iᵀX_j‖²_F / (‖X_iᵀX_i‖_F ‖X_jᵀX_j‖_F) with X centred on the corpus mean, in
-    every draw (Kornblith et al. 2019, §3). The squared norms are quadratic in the draws, so only products
-    between folds are formed, never a [d d] matrix for each draw.
+    moments [f p k k] of each pair of heads and sums [f h·k] of the contexts of each fold, tokens [f]; draws [r f]
+    says how often each fold counts. CKA is ‖X_iᵀX_j‖²_F / (‖X_iᵀX_i‖_F ‖X_jᵀX_j‖_F) with X centred on the corpus
+    mean, in every draw (Kornblith et al. 2019, §3). The squared norms are quadratic in the draws, so only products
+    between folds are formed, never a matrix of moments for each draw.
     """
-    f, d, _ = moments.shape
-    mean = sums.sum(dim=0) / tokens.sum()  # [d]
-    half = sums - tokens[:, None] * mean / 2  # [f d]
-    left, right = torch.stack([half, mean.expand_as(half)], 2), torch.stack([mean.expand_as(half), half], 1)
-    centred = torch.baddbmm(moments, left, right, alpha=-1)  # moments − half·meanᵀ − mean·halfᵀ
+    f, _, k, _ = moments.shape
     first, second = torch.triu_indices(heads, heads)  # [p]
-    flat = centred.view(f, heads, d // heads, heads, d // heads)[:, first, :, second].flatten(2)  # [p f k·k]
+    mean = sums.sum(dim=0) / tokens.sum()  # [d]
+    half = (sums - tokens[:, None] * mean / 2).view(f, heads, k)
+    mean = mean.expand_as(sums).view(f, heads, k)
+    left = torch.stack([half[:, first], mean[:, first]], dim=-1).flatten(0, 1)  # [f·p k 2]
+    right = torch.stack([mean[:, second], half[:, second]], dim=-2).flatten(0, 1)  # [f·p 2 k]
+    centred = torch.baddbmm(moments.flatten(0, 1), left, right, alpha=-1)  # moments − half·meanᵀ − mean·halfᵀ
+    flat = centred.view(f, -1, k * k).transpose(0, 1)  # [p f k·k]
     products = flat @ flat.transpose(-1, -2)  # [p f f]
     squared = torch.einsum("pra,ra->rp", draws @ products, draws).clamp(min=0)  # [r p]
-    own = squared[:, first == second]  # [r h]
-    energy, spread = (matrix.sum(dim=0).diagonal().view(heads, -1).sum(dim=-1) for matrix in (moments, centred))
+    same = first == second
+    own = squared[:, same]  # [r h]
+    energy, spread = (
+        its.view(f, -1, k, k)[:, same].sum(dim=0).diagonal(dim1=1, dim2=2).sum(dim=-1) for its in (moments, centred)
+    )
     own = own.masked_fill(spread <= CONSTANT * energy, torch.nan)
     return squared / (own[:, first] * own[:, second]).sqrt()
 

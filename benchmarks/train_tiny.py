@@ -116,6 +116,7 @@ def settings(asked: argparse.Namespace) -> TrainConfig:
         out=asked.out,
         normalise="moses-lowercase",
         max_sentences=asked.max_sentences,
+        precision="bf16",
         bleu_every=5,
         seed=asked.seed,
         threads=asked.threads,

@@ -10,8 +10,9 @@ cells (`Ratio.coarse`) use 256 groups, and fewer where they would take more than
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ GROUPS = 1024
 COARSE = 256
 FOLDS = 8
 BUDGET = 512 * 2**20  # bytes that the group sums of one statistic may take, all layers together
+CELLS = 4096  # of statistics that are resampled in one go
 REPLICATES = 1000
 LEVEL = 0.95
 EXACT = 2**21  # whole numbers up to eight times this are exact in float32; no replicate draws that much more
@@ -59,13 +61,13 @@ class GroupSums:
 
     def add(self, indices: Tensor, ratio: Ratio) -> None:
         """Add what a batch found; `indices` [b] are the sentences' numbers in the corpus."""
-        total, count = ratio.total.cpu().double(), ratio.count.cpu().double()
+        total, count = ratio.total.cpu(), ratio.count.cpu()
         if self.used == 0:
             self.groups = min(self.groups, COARSE) if ratio.coarse else self.groups
-            while self.groups > 2 and self.groups * total[0].nbytes > self.budget:
+            while self.groups > 2 and self.groups * total[0].numel() * torch.float64.itemsize > self.budget:
                 self.groups //= 2
-            self.total = total.new_zeros((self.groups, *total.shape[1:]))
-            self.count = count.new_zeros((self.groups, *count.shape[1:]))
+            self.total = torch.zeros(self.groups, *total.shape[1:], dtype=torch.float64)
+            self.count = torch.zeros(self.groups, *count.shape[1:], dtype=torch.float64)
         if ratio.centred:
             self.whole_numbers = True
             width = max(total.shape[-1], self.total.shape[-1])
@@ -74,8 +76,12 @@ class GroupSums:
             self.halve()
         self.used = max(self.used, min(self.groups, int(indices.max()) + 1))
         slots = indices % self.groups
-        self.total.index_add_(0, slots, total)
-        self.count.index_add_(0, slots, count)
+        if len(slots) == 1:  # no copy in float64: a moment matrix is large
+            self.total[int(slots)] += total[0]
+            self.count[int(slots)] += count[0]
+            return
+        self.total.index_add_(0, slots, total.double())
+        self.count.index_add_(0, slots, count.double())
 
     def merge(self, other: GroupSums) -> None:
         """Add what was summed up elsewhere, over other sentences of the same corpus."""
@@ -159,9 +165,35 @@ class Bootstrap:
         """Σ value / Σ count with its interval; NaN where nothing was counted."""
         return self.function(lambda total, count: total / count, kept)
 
+    def ratios(self, kept: Sequence[GroupSums]) -> list[Estimate]:
+        """`ratio` of each: those of the same shape in one go, which costs little more than one of them."""
+        found: dict[int, Estimate] = {}
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for number, one in enumerate(kept):
+            alike.setdefault((one.used, one.whole_numbers, one.total.shape, one.count.shape), []).append(number)
+        for (_, _, cells, counts), numbers in alike.items():
+            many = max(1, CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
+            for part in (numbers[first : first + many] for first in range(0, len(numbers), many)):
+                if len(part) == 1:
+                    found[part[0]] = self.ratio(kept[part[0]])
+                    continue
+                stacked = self.ratio(side_by_side([kept[number] for number in part]))
+                bounds = zip(stacked.value, stacked.low, stacked.high, strict=True)
+                found |= {number: Estimate(*each) for number, each in zip(part, bounds, strict=True)}
+        return [found[number] for number in range(len(kept))]
+
     def function(self, of: Callable[[Tensor, Tensor], Tensor], kept: GroupSums) -> Estimate:
         """Any function of a statistic's totals and counts (both with a leading replicate axis)."""
         return interval(of(*self.sums(kept)))
+
+
+def side_by_side(kept: Sequence[GroupSums]) -> GroupSums:
+    """Sums of several statistics of the same groups as those of one, with the statistic as its first cell axis."""
+    found, first = GroupSums(groups=kept[0].groups, budget=kept[0].budget), kept[0]
+    found.used, found.whole_numbers = first.used, first.whole_numbers
+    found.total = torch.stack([one.total for one in kept], dim=1)
+    found.count = torch.stack([one.count for one in kept], dim=1)
+    return found
 
 
 def interval(samples: Tensor) -> Estimate:

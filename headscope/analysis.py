@@ -167,7 +167,9 @@ class Tally:
 
     def column(self, name: str) -> Column:
         """A statistic of one number a head as a column."""
-        return Column(name, {place: self.ratio(name, *place) for place in self.places(name)})
+        places = self.places(name)
+        estimates = self.bootstrap.ratios([self.kept(name, place) for place in places])
+        return Column(name, dict(zip(places, estimates, strict=True)))
 
 
 @dataclass(frozen=True)

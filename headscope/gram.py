@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
-def gram(flat: Tensor) -> Tensor:
-    """flatᵀ flat of [n d]: halves are multiplied and the lower left quarter is copied, again in each half."""
+def gram(flat: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """flatᵀ flat of [n d], written to `out` if given: the lower left quarter is a copy, again in each half."""
     width = flat.shape[1]
+    found = flat.new_empty(width, width) if out is None else out
     if width < 128:
-        return flat.T @ flat
+        return torch.mm(flat.T, flat, out=found)
     half = width // 2
-    found = flat.new_empty(width, width)
-    found[:half, :half], found[half:, half:] = gram(flat[:, :half]), gram(flat[:, half:])
-    found[:half, half:] = flat[:, :half].T @ flat[:, half:]
+    gram(flat[:, :half], out=found[:half, :half])
+    gram(flat[:, half:], out=found[half:, half:])
+    torch.mm(flat[:, :half].T, flat[:, half:], out=found[:half, half:])
     found[half:, :half] = found[:half, half:].T
     return found
