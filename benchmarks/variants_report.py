@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,8 @@ from headscope.heads import SITES, Site
 from headscope.results import written
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from headscope.report.run import Run
 
 TEST = "test_2016_flickr"
@@ -123,7 +128,10 @@ def analysed(folder: Path) -> bool:
 
 
 def report(out: Path, arms: Sequence[Arm]) -> None:
-    """Write table.csv, table.md, runs.csv and figures/ of whatever is finished."""
+    """Write table.csv, table.md, runs.csv and figures/ of whatever is finished.
+
+    What an earlier runs.csv and figures/ there say of runs whose folders are gone stays.
+    """
     rows = list(rows_of(out))
     table = [line for arm in arms if (line := summary(arm, rows))]
     figures = draw(out, arms) if rows else []
@@ -137,11 +145,29 @@ def report(out: Path, arms: Sequence[Arm]) -> None:
 def rows_of(out: Path) -> Iterable[Row]:
     """A row for every finished run: its result, and what the analysis says of its heads."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / "runs").glob("*/result.json"))]
+    there = {(row["arm"], row["seed"]) for row in found}
+    found += [row for row in earlier(out / "runs.csv") if (row["arm"], row["seed"]) not in there]
     base = {row["seed"]: row["cpu_seconds"] for row in found if row["arm"] == "baseline"}
     for row in sorted(found, key=lambda row: (row["seed"], row["arm"])):
         ratio = {"time_ratio": row["cpu_seconds"] / base[row["seed"]]} if base.get(row["seed"]) else {}
         analysis = out / "analysis" / f"{row['arm']}-{row['seed']}"
         yield row | ratio | (of_heads(analysis) if analysed(analysis) else {})
+
+
+def earlier(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table of runs, if there is one: numbers as numbers, empty cells left out."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{name: number(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+
+
+def number(text: str) -> int | float | str:
+    """What a cell of a table holds."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def of_heads(folder: Path) -> dict[str, float]:
@@ -218,7 +244,7 @@ def judged(differences: Sequence[float], sign: int) -> str:
 
 
 def draw(out: Path, arms: Sequence[Arm]) -> list[tuple[str, str]]:
-    """The figures that the analyses of the first seed allow, with what each shows."""
+    """The figures that the analyses of the first seed allow, and those that are there already, with what each shows."""
     from headscope.report.alphas import alphas_figure
     from headscope.report.compare import compare_figure
     from headscope.report.run import load_run
@@ -227,22 +253,20 @@ def draw(out: Path, arms: Sequence[Arm]) -> list[tuple[str, str]]:
 
     runs = {arm.name: load_run(its) for arm in arms if analysed(its := out / "analysis" / f"{arm.name}-1")}
     done = [path for arm in arms if ((path := out / "runs" / f"{arm.name}-1") / "result.json").exists()]
-    made = []
+    wanted: list[tuple[str, str, Callable[[], Figure] | None]] = []
     for arm, site in (("mixing", Site.DECODER_SELF), ("swap-manual", Site.CROSS), ("swap-soft", Site.CROSS)):
-        if "baseline" in runs and arm in runs:
-            figure = compare_figure(of_site(runs["baseline"], site), of_site(runs[arm], site))
-            text = f"Confidence of {site} heads, baseline (A) and {arm} (B), seed 1, {TEST}"
-            made.append((f"confidence-{arm}-{site}.png", text, figure))
+        both = [of_site(runs[name], site) for name in ("baseline", arm)] if {"baseline", arm} <= runs.keys() else []
+        text = f"Confidence of {site} heads, baseline (A) and {arm} (B), seed 1, {TEST}"
+        wanted.append((f"confidence-{arm}-{site}.png", text, partial(compare_figure, *both) if both else None))
     for arm in ("mixing", "mixing-free"):
-        if arm in runs:
-            text = f"Matrices of {arm}, seed 1 ({'with' if arm == 'mixing' else 'without'} the nuclear-norm loss)"
-            made.append((f"alphas-{arm}.png", text, alphas_figure(runs[arm])))
-    if done:
-        figure = training_figure([load_course(path) for path in done])
-        made.append(("training.png", "Loss and histories of variants, seed 1", figure))
-    for name, _, figure in made:
-        write_figure(figure, out / "figures" / name, force=True)
-    return [(name, text) for name, text, _ in made]
+        text = f"Matrices of {arm}, seed 1 ({'with' if arm == 'mixing' else 'without'} the nuclear-norm loss)"
+        wanted.append((f"alphas-{arm}.png", text, partial(alphas_figure, runs[arm]) if arm in runs else None))
+    course = partial(training_figure, [load_course(path) for path in done]) if done else None
+    wanted.append(("training.png", "Loss and histories of variants, seed 1", course))
+    for name, _, make in wanted:
+        if make:
+            write_figure(make(), out / "figures" / name, force=True)
+    return [(name, text) for name, text, _ in wanted if (out / "figures" / name).exists()]
 
 
 def of_site(run: Run, site: Site) -> Run:

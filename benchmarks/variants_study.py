@@ -7,7 +7,8 @@ vocabulary of 4,000 pieces, the same for every variant: data order, updates, lea
 translates test_2016_flickr with beam 5 (BLEU: sacreBLEU 13a, both sides lower-cased), and its heads are analysed there.
 All variants of seed 1 come first, then those of seed 2, … Whatever is finished is skipped and what was stopped goes on,
 however it was stopped, so the same command continues; table.csv, table.md, runs.csv and figures/ are rewritten after
-every run from what there is, and by --report-only alone.
+every run from what there is, and by --report-only alone. A runs.csv and figures/ that lie in --out stand for runs whose
+folders are elsewhere: with those of benchmarks/variants, further seeds are added on another machine (--first-seed).
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with train.de.gz, train.en.gz, val.de.gz, …")
     parser.add_argument("--out", type=Path, required=True, help="directory of the study")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 1 to N")
+    parser.add_argument("--first-seed", type=int, default=1, help="leave out the seeds before")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--arms", help=f"some of {', '.join(arm.name for arm in ARMS)}, with commas")
     parser.add_argument("--max-sentences", type=int, help="a slice of the training text, to try the script")
@@ -90,7 +92,7 @@ def main() -> None:
     if unknown := sorted(set(wanted) - {arm.name for arm in ARMS}):
         parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(arm.name for arm in ARMS)}")
     begin(asked)
-    for seed in range(1, 1 if asked.report_only else asked.seeds + 1):
+    for seed in range(asked.first_seed, 1 if asked.report_only else asked.seeds + 1):
         for arm in (each for each in ARMS if each.name in wanted):
             if complete(asked, arm, seed):
                 report(asked.out, ARMS)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -81,3 +82,24 @@ def test_the_report_is_made_of_whatever_is_finished(study, tmp_path):
     assert "open, one seed only: -0.125, that direction" in text
     assert "headscope train mae --no-bcd" in text
     assert (tmp_path / "figures" / "training.png").exists()
+
+
+def test_seeds_are_added_to_a_table_whose_runs_are_elsewhere(study, tmp_path):
+    study_, report = study
+    (tmp_path / "study.json").write_text(json.dumps({"epochs": 5, "max_sentences": None, "recipe": {"lr": 0.002}}))
+    for seed in (1, 2, 3):
+        finished(tmp_path, "baseline", seed, 30.0 + seed / 7, 100.0, 0.25)
+        finished(tmp_path, "swap-manual", seed, 31.0, 110.0 + seed / 3, 0.125)
+    report.report(tmp_path, study_.ARMS)
+    expected = {name: (tmp_path / name).read_text() for name in ("table.md", "table.csv", "runs.csv")}
+    for seed in (1, 2):
+        for name in ("baseline", "swap-manual"):
+            shutil.rmtree(tmp_path / "runs" / f"{name}-{seed}")
+            shutil.rmtree(tmp_path / "analysis" / f"{name}-{seed}")
+    report.report(tmp_path, study_.ARMS)
+    assert {name: (tmp_path / name).read_text() for name in expected} == expected
+    finished(tmp_path, "baseline", 2, 50.0, 100.0, 0.25)
+    report.report(tmp_path, study_.ARMS)
+    rows = pd.read_csv(tmp_path / "runs.csv").set_index(["arm", "seed"])
+    assert rows.loc[("baseline", 2), "bleu"] == 50.0, "a run that is there comes before what was noted of it"
+    assert len(rows) == 6
