@@ -219,6 +219,19 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": None}))
 
 
+@pytest.mark.parametrize(("initial", "biased"), [("glorot", False), ("fairseq", True)])
+def test_the_control_begins_as_its_recipe_says(
+    words: dict[str, Any], tmp_path: Path, initial: str, biased: bool
+) -> None:
+    recipe = lines(tmp_path, "recipe.toml", ["max-updates = 1", "average = 0", f"initial = '{initial}'"])
+    options = {"methods": ("subset",), "keep": (5,), "from_scratch": True, "recipe": recipe, "keep_models": True}
+    run_sweep(config(words, tmp_path / "out", **options))
+    fresh = open_checkpoint(str(tmp_path / "out" / "runs" / "subset-keep5-seed1" / "fresh"), dtype="float32")
+    linear = [its for name, its in fresh.model.named_modules() if "ffn" in name and isinstance(its, torch.nn.Linear)]
+    biases = [its.bias for its in linear]
+    assert biases and all(bool(bias.any()) is biased for bias in biases)
+
+
 def test_language_models_and_classifiers(tmp_path: Path) -> None:
     text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)])
     made = checkpoints.hugging("gpt2")
