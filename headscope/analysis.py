@@ -88,9 +88,11 @@ class Heads:
 
     def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
         """Mean over counted queries of values [b h t] (and over those of `only` [b t])."""
-        counted = self.queries if only is None else self.queries & only
-        weights = counted.to(values.dtype)
-        total = torch.einsum("bht,bt->bh", values, weights)
+        if only is None:
+            weights = self.shared(f"counted/{values.dtype}", lambda: self.queries.to(values.dtype))
+        else:
+            weights = (self.queries & only).to(values.dtype)  # [b t]
+        total = (values @ weights[:, :, None])[..., 0]  # [b h t] · [b t 1]
         return Ratio(total, weights.sum(dim=-1, keepdim=True))
 
 
