@@ -309,7 +309,7 @@ def _signature(run: Run, options: Mapping[str, Any]) -> Signature:
 
 
 def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> Outcome:
-    run, progress, latest = loop.run, loop.progress, loop.latest
+    run, progress = loop.run, loop.progress
     measured = run.data.valid is not None and progress.best is not None
     return Outcome(
         folder=run.config.out,
@@ -318,8 +318,8 @@ def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> Outcome:
         update=run.moment.update,
         best=abs(progress.best or 0.0) if measured else None,
         best_update=progress.best_update,
-        nll=None if latest is None else latest.nll,
-        bleu=None if latest is None else latest.bleu,
+        nll=progress.nll,
+        bleu=progress.bleu,
         seconds=progress.seconds,
         parameters=int(about["parameters"]["total"]),
         signature=str(about["signature"]),

@@ -54,7 +54,6 @@ class Loop:
     listener: Listener
     interrupted: Callable[[], bool]
     mark: float = field(default_factory=time.monotonic)
-    latest: Validation | None = None
 
     def train(self) -> Reason:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
@@ -146,7 +145,7 @@ class Loop:
         found = validate(run, number=progress.validations + 1)
         value = found.value(run.config.best_by) if found.nll is not None else -float(run.moment.update)
         best = progress.validated(value, run.moment.update)
-        self.latest = found
+        progress.nll, progress.bleu = found.nll, found.bleu
         averaging = {"most": run.config.average, "best": run.config.average_of == "best"}
         keeps = run.config.average > 0 and progress.keep(value, run.moment.update, **averaging)  # type: ignore[arg-type]
         if run.processes.main:

@@ -14,7 +14,8 @@ class Progress:
 
     `best` is the best value so far (lower is better: BLEU is kept negated) at update `best_update`; `since_best`
     counts validations after it, `validations` all of them. `kept` are updates whose weights are kept for the
-    average, `values` their values. `window` sums what was trained since the last line of metrics.csv.
+    average, `values` their values; `nll` and `bleu` are the last validation's. `window` sums what was trained since
+    the last line of metrics.csv.
     """
 
     best: float | None = None
@@ -23,6 +24,8 @@ class Progress:
     validations: int = 0
     kept: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    nll: float | None = None
+    bleu: float | None = None
     window: Sums = Sums()  # noqa: RUF009 — a tuple
     seconds: float = 0.0
     latest: dict[str, float] = field(default_factory=dict)
