@@ -43,8 +43,8 @@ class RareWords(Analysis):
         for name, hits in zip(("rarest", "rarest_two"), rarest, strict=True):
             on_hit = hits[:, None].expand(*heads.focus.shape[:2], -1).gather(-1, heads.focus)  # [b h t]
             found[name] = heads.over_queries(on_hit.to(torch.float32), only=only)
-            chance = heads.shared(f"{name} chance", lambda hits=hits: _chance(heads, hits))  # type: ignore[misc]
-            found[f"{name}_chance"] = heads.over_queries(chance[:, None].expand(heads.focus.shape), only=only)
+            chance = heads.shared(f"{name} chance", lambda hits=hits: _chance(heads, hits, only))  # type: ignore[misc]
+            found[f"{name}_chance"] = Ratio(chance[:, None].expand_as(found[name].total), found[name].count)
         return found
 
     def report(self, tally: Tally) -> Findings:  # noqa: D102
@@ -81,7 +81,8 @@ def _outside_frequent(heads: Heads, ranks: Tensor) -> Tensor:
     return _ranks(heads, ranks).amax(dim=-1) > FREQUENT
 
 
-def _chance(heads: Heads, hits: Tensor) -> Tensor:
-    """Share of the counted keys that each query sees that are hits [b t]."""
+def _chance(heads: Heads, hits: Tensor, only: Tensor) -> Tensor:
+    """Summed over the counted queries of `only` [b t]: the share of the counted keys each sees that are hits [b]."""
     seen = (heads.visible & heads.keys[:, None]).to(heads.weights.dtype)  # [b t s]
-    return torch.einsum("bts,bs->bt", seen, hits.to(seen.dtype)) / seen.sum(dim=-1).clamp(min=1)
+    share = torch.einsum("bts,bs->bt", seen, hits.to(seen.dtype)) / seen.sum(dim=-1).clamp(min=1)
+    return (share * (heads.queries & only)).sum(dim=-1)

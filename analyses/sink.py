@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from headscope.accumulate import Ratio
 from headscope.analysis import Analysis, Findings, Heads, Tally, analysis, head_ids
@@ -26,13 +27,12 @@ class Sink(Analysis):
     summary = "mean weight on the first key, and on special tokens"
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        special = heads.key_side.special.to(heads.weights.dtype)  # [b s]
-        later = torch.ones_like(heads.queries)
-        if heads.site is not Site.CROSS:
-            later[:, 0] = False
+        special = heads.shared("special", lambda: heads.key_side.special.to(heads.weights.dtype)[:, :, None])  # [b s 1]
+        later = heads.shared("later", lambda: _later(heads))  # [b t]
+        on_special = (heads.weights.flatten(1, 2) @ special).view(heads.weights.shape[:-1])  # [b h t]
         return {
             "sink": heads.over_queries(heads.weights[..., 0], only=later),
-            "sink_special": heads.over_queries(torch.einsum("bhts,bs->bht", heads.weights, special), only=later),
+            "sink_special": heads.over_queries(on_special, only=later),
         }
 
     def report(self, tally: Tally) -> Findings:  # noqa: D102
@@ -43,3 +43,11 @@ class Sink(Analysis):
                 if max(first[place].value[head.head], special[place].value[head.head]) >= THRESHOLD:
                     findings.label(head, "sink")
         return findings
+
+
+def _later(heads: Heads) -> Tensor:
+    """The queries of which `sink` is a mean: in self attention not the first position."""
+    found = torch.ones_like(heads.queries)
+    if heads.site is not Site.CROSS:
+        found[:, 0] = False
+    return found

@@ -109,10 +109,11 @@ def peaks(values: Tensor) -> tuple[Tensor, Tensor]:
     A model may give two keys the same weight, as T5 does for one token twice in one bucket of distance:
     their last digits change with the shape of the batch, and the place must not.
     """
-    peak, s = values.amax(dim=-1), values.shape[-1]
-    near = values >= torch.minimum(peak, peak * (1 - TIE[values.dtype]))[..., None]
+    by_key = values.movedim(-1, 0).contiguous()  # [s …]: many short rows side by side, which is much faster
+    peak, s = by_key.amax(dim=0), len(by_key)
+    near = by_key >= torch.minimum(peak, peak * (1 - TIE[values.dtype]))
     left = torch.arange(s, 0, -1, device=values.device, dtype=torch.uint8 if s < 256 else torch.int32)
-    first = s - (near * left).amax(dim=-1).long()  # half the time of argmax
+    first = s - (near * left.view(-1, *[1] * peak.ndim)).amax(dim=0).long()  # half the time of argmax
     return peak, first.clamp(max=s - 1)
 
 

@@ -13,11 +13,12 @@ from headscope.analyze import Pace, Study, analyze, choose, sentence_limit
 from headscope.config import AnalyzeConfig
 from headscope.data import Corpus, open_corpus, read_lines
 from headscope.errors import ConfigError
-from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.formats.base import Checkpoint, Companions, open_checkpoint, pick_device
 from headscope.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.gates import masked
 from headscope.heads import select_heads
 from headscope.likelihood import Reading
+from headscope.memory import keep_few_kernels
 from headscope.mhr_pickles import mhr_pickles
 from headscope.objectives.base import choose_objective
 from headscope.processes import Processes, join, leave
@@ -70,6 +71,8 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress) -> Fin
     corpus = open_corpus(
         config.source, target=config.target, parses=_conllu(config), max_sentences=config.max_sentences
     )
+    if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
+        keep_few_kernels()
     checkpoint = open_checkpoint(
         config.checkpoint,
         format=config.format,

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.accumulate import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio
+from headscope.accumulate import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, Shelf
 from headscope.analysis import Analysis, Findings, Heads, Options, Tally
 from headscope.capture import observing
+from headscope.columns import heads_table, stacked
 from headscope.data import Batch, Losses, Side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.gradients import differentiable_contexts, frozen, gradients_of
 from headscope.heads import HeadId, Site, all_heads
+from headscope.memory import reuse_freed_memory
 from headscope.model.attention import AttentionCall
 from headscope.model.places import Place
 from headscope.objectives.base import OBJECTIVES
@@ -77,6 +78,7 @@ class Survey:
     kept: list[tuple[Heads, Tensor]] = field(default_factory=list)
     found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
     refused: list[LeftOut] = field(default_factory=list)
+    shelves: dict[tuple[tuple[str, tuple[str, Site, int]], ...], Shelf] = field(default_factory=dict)
 
     @property
     def differentiated(self) -> bool:
@@ -85,7 +87,8 @@ class Survey:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Entered around the whole corpus: within it `run` takes batches."""
+        """Entered around the whole corpus: within it `run` takes batches. Freed memory is reused from then on."""
+        reuse_freed_memory()
         with ExitStack() as stack:
             for one in self.running:
                 stack.enter_context(one.watching(self.checkpoint))
@@ -105,8 +108,7 @@ class Survey:
             for one in [each for each in self.running if explains(each)]:
                 self._explain(one, here)
         with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
-            for one, key, ratio in self.found:
-                self._add(one, key, batch, ratio)
+            self._add_up(batch)
 
     def _explain(self, one: Analysis, batch: Batch) -> None:
         """An analysis' own passes; where the model is none that it can explain, it is left out from then on."""
@@ -185,14 +187,14 @@ class Survey:
                 f"{place.site}.{place.layer} attends from {call.weights.shape[-2]} to {call.weights.shape[-1]} "
                 f"positions where the text has {expected[0]} and {expected[1]}; it cannot be analysed token by token"
             )
-        keys = self._counted(key_side)
+        queries, keys = self._counted(query_side, key_side)
         return Heads(
             site=place.site,
             layer=place.layer,
             weights=_precise(call.weights.detach()),
             context=_precise(call.context.detach()),
             value=call.value.detach(),
-            queries=self._counted(query_side) & keys.any(dim=-1, keepdim=True),
+            queries=queries,
             keys=keys,
             visible=_visible(call, key_side, cache),
             query_side=query_side,
@@ -201,8 +203,43 @@ class Survey:
             cache=cache,
         )
 
-    def _counted(self, its: Side) -> Tensor:
-        return its.real if self.options.keep_special else its.real & ~its.special
+    def _counted(self, query_side: Side, key_side: Side) -> tuple[Tensor, Tensor]:
+        """Which queries [b t] and keys [b s] count; the same tensors for every layer of a site."""
+        name = f"counted/{id(query_side)}/{id(key_side)}"
+        if name not in self.cache:
+            sides = (query_side, key_side)
+            queries, keys = (its.real if self.options.keep_special else its.real & ~its.special for its in sides)
+            self.cache[name] = (queries & keys.any(dim=-1, keepdim=True), keys)
+        found: tuple[Tensor, Tensor] = self.cache[name]
+        return found
+
+    def _add_up(self, batch: Batch) -> None:
+        """Add what the analyses found in a batch: statistics of one number a head together, the others one by one."""
+        alike: dict[Any, list[tuple[Analysis, tuple[str, Site, int], Ratio]]] = {}
+        for number, (one, key, ratio) in enumerate(self.found):
+            plain = ratio.total.ndim == 2 and not (ratio.whole or ratio.centred or ratio.coarse)
+            form = (ratio.total.shape, ratio.count.shape, ratio.total.dtype, ratio.count.dtype) if plain else number
+            alike.setdefault(form, []).append((one, key, ratio))
+        for found in alike.values():
+            if len(found) > 1 and not self.detail:
+                self._add_together(found, batch)
+            else:
+                for each in found:
+                    self._add(*each[:2], batch, each[2])
+
+    def _add_together(self, found: Sequence[tuple[Analysis, tuple[str, Site, int], Ratio]], batch: Batch) -> None:
+        """Through a shelf, if these statistics have been found together before or none of them has been found yet."""
+        keys = tuple((one.name, key) for one, key, _ in found)
+        ratios = [ratio for _, _, ratio in found]
+        if keys not in self.shelves:
+            if any(key in self.sums.get(name, ()) for name, key in keys):
+                for one, key, ratio in found:
+                    self._add(one, key, batch, ratio)
+                return
+            self.shelves[keys] = shelf = Shelf(ratios)
+            for (name, key), sums in zip(keys, shelf.sums, strict=True):
+                self.sums.setdefault(name, {})[key] = sums
+        self.shelves[keys].add(batch.indices, ratios)
 
     def _add(self, one: Analysis, key: tuple[str, Site, int], batch: Batch, ratio: Ratio) -> None:
         mine = self.sums.setdefault(one.name, {})
@@ -221,7 +258,9 @@ class Survey:
             self.detailed.setdefault(name, {}).setdefault(f"{sentence}/{site}", {})[layer] = value
 
     def part(self) -> Part:
-        """What this process found, for the one that concludes."""
+        """What this process found, for the one that concludes; it sees no more batches."""
+        for shelf in self.shelves.values():
+            shelf.clear()
         return Part(self.sums, self.detailed, self.refused, {one.name: one.own() for one in self.running})
 
     def take(self, part: Part) -> None:
@@ -260,7 +299,7 @@ class Survey:
             for head, texts in found.labels.items():
                 labels.setdefault(head, []).extend(texts)
         return Study(
-            heads=_heads_table(self._measured(), [found for _, found in findings], labels),
+            heads=heads_table(self._measured(), [found for _, found in findings], labels),
             tables={name: frame for _, found in findings for name, frame in found.tables.items()},
             arrays={name: array for _, found in findings for name, array in found.arrays.items()},
             labels=labels,
@@ -281,7 +320,7 @@ class Survey:
         return its | one.signature()
 
     def _detail(self, findings: Sequence[Findings]) -> dict[str, dict[str, Array]]:
-        found = {name: {key: _stacked(layers) for key, layers in its.items()} for name, its in self.detailed.items()}
+        found = {name: {key: stacked(layers) for key, layers in its.items()} for name, its in self.detailed.items()}
         for each in findings:
             for name, arrays in each.detail.items():
                 found.setdefault(name, {}).update(arrays)
@@ -327,39 +366,4 @@ def _visible(call: AttentionCall, key_side: Side, cache: dict[str, Any]) -> Tens
             visible = (call.mask[:, 0] > torch.finfo(call.mask.dtype).min / 2) & real
         cache[name] = (visible, call.mask)  # holding the mask keeps its id from being used again
     found: Tensor = cache[name][0]
-    return found
-
-
-def _heads_table(
-    heads: Sequence[HeadId], findings: Sequence[Findings], labels: Mapping[HeadId, list[str]]
-) -> pd.DataFrame:
-    """One row per head: site, layer, head, every measure with its interval, the labels."""
-    columns: dict[str, list[Any]] = {
-        "site": [head.site.value for head in heads],
-        "layer": [head.layer for head in heads],
-        "head": [head.head for head in heads],
-    }
-    for found in findings:
-        for name, texts in found.texts.items():
-            columns[name] = [texts.get(head, "") for head in heads]
-        for column in found.columns:
-            for end, part in (("", "value"), ("_low", "low"), ("_high", "high")):
-                columns[column.name + end] = _entries(column.estimates, heads, part)
-    columns["functions"] = [";".join(labels.get(head, [])) for head in heads]
-    return pd.DataFrame(columns)
-
-
-def _entries(estimates: Mapping[tuple[Site, int], Any], heads: Sequence[HeadId], part: str) -> list[float]:
-    """One bound of a column at every head; NaN where its place was not measured."""
-    known = {place: getattr(estimate, part).tolist() for place, estimate in estimates.items()}
-    nothing = float("nan")
-    return [known[head.site, head.layer][head.head] if (head.site, head.layer) in known else nothing for head in heads]
-
-
-def _stacked(layers: Mapping[int, Tensor]) -> Array:
-    """Per-layer values [h] as [layer h]; layers with fewer heads are filled with NaN."""
-    widest = max(len(values) for values in layers.values())
-    found = np.full((max(layers) + 1, widest), np.nan)
-    for layer, values in layers.items():
-        found[layer, : len(values)] = values.numpy()
     return found

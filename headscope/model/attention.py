@@ -182,7 +182,8 @@ def attend(
     context = torch.matmul(kept, states) if products is None else products.context(kept, states)  # [b h t k]
     early, taps = _BEFORE_MIXING.get(), _TAPS.get()
     call = None
-    if early or taps:
+    if early or taps:  # in memory as the output projection wants it, so that taps need no copy of their own
+        context = context.transpose(1, 2).contiguous().transpose(1, 2)
         call = AttentionCall(module, query, key, value, mask, weights, context, scaling, softcap)
     context = _through(early, call, context)
     if mixing is not None:
