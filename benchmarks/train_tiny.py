@@ -87,13 +87,15 @@ def main() -> None:
 def tested(asked: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
     """BLEU of the validation text by the power of the length, the best of these, and BLEU of the test sets with it."""
     model = open_checkpoint(str(checkpoint), device=asked.device)
-    validation = {power: bleu(asked, model, "val", power)["bleu"] for power in POWERS}
+    sides = {text: normalised(asked, text) for text in ("val", *PUBLISHED)}
+    validation = {power: bleu(model, sides["val"], power)["bleu"] for power in POWERS}
     power = max(validation, key=lambda power: validation[power])
+    plain = {name: bleu(model, sides[name], 1.0) for name in PUBLISHED}
     return {
         "validation": {str(power): value for power, value in validation.items()},
         "power": power,
-        "test": {name: bleu(asked, model, name, power) for name in PUBLISHED},
-        "test with power 1": {name: bleu(asked, model, name, 1.0) for name in PUBLISHED},
+        "test": plain if power == 1 else {name: bleu(model, sides[name], power) for name in PUBLISHED},
+        "test with power 1": plain,
     }
 
 
@@ -146,15 +148,20 @@ def settings(asked: argparse.Namespace) -> TrainConfig:
     )
 
 
-def bleu(asked: argparse.Namespace, model: Checkpoint, text: str, power: float) -> dict[str, Any]:
+def normalised(asked: argparse.Namespace, text: str) -> tuple[list[str], list[str]]:
+    """The English and the German lines of a text as the model was trained on them."""
+    english, german = (
+        list(map(normaliser("moses-lowercase", language), read_lines(asked.data / f"{text}.{language}.gz")))
+        for language in ("en", "de")
+    )
+    return english, german
+
+
+def bleu(model: Checkpoint, sides: tuple[Sequence[str], Sequence[str]], power: float) -> dict[str, Any]:
     """BLEU of a model's translations of a text, with its 95 % interval."""
-    sides = {}
-    for language in ("en", "de"):
-        lines = read_lines(asked.data / f"{text}.{language}.gz")
-        sides[language] = list(map(normaliser("moses-lowercase", language), lines))
-    translated = translate_lines(model, sides["en"], options=TranslateOptions(beam=5, power=power), tokens=4096)
+    translated = translate_lines(model, sides[0], options=TranslateOptions(beam=5, power=power), tokens=4096)
     hypotheses = [each[0].text for each in translated]
-    (score,) = text_scores(hypotheses, sides["de"], ["bleu"], mode="tokenised-lowercase", replicates=1000)
+    (score,) = text_scores(hypotheses, sides[1], ["bleu"], mode="tokenised-lowercase", replicates=1000)
     return {"bleu": score.value, "low": score.low, "high": score.high, "signature": score.signature}
 
 
