@@ -30,7 +30,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def ran(code: str, **more: str) -> str:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_", "ONEDNN_"))}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MALLOC_", "GLIBC_", "LD_", "ONEDNN_"))
+    }
     done = subprocess.run([sys.executable, "-c", code], env=plain | more, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
