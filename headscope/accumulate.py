@@ -106,36 +106,6 @@ class GroupSums:
         self.used = min(self.used, self.groups)
 
 
-class Shelf:
-    """Sums of several statistics of one shape, side by side: what a batch adds to all of them is added in one go.
-
-    `sums` are theirs, in the order of the first ratios; their tensors are views of the shelf's until it is cleared.
-    """
-
-    def __init__(self, ratios: Sequence[Ratio]) -> None:
-        first = ratios[0]
-        shape = (GROUPS, len(ratios))
-        self.total = torch.zeros(*shape, *first.total.shape[1:], dtype=torch.float64)
-        self.count = torch.zeros(*shape, *first.count.shape[1:], dtype=torch.float64)
-        self.sums = [GroupSums() for _ in ratios]
-        for number, one in enumerate(self.sums):
-            one.total, one.count = self.total[:, number], self.count[:, number]
-
-    def add(self, indices: Tensor, ratios: Sequence[Ratio]) -> None:
-        """Add what a batch found; `indices` [b] are the sentences' numbers in the corpus."""
-        slots = indices % GROUPS
-        used = max(self.sums[0].used, min(GROUPS, int(indices.max()) + 1))
-        self.total.index_add_(0, slots, torch.stack([ratio.total for ratio in ratios], dim=1).cpu().double())
-        self.count.index_add_(0, slots, torch.stack([ratio.count for ratio in ratios], dim=1).cpu().double())
-        for one in self.sums:
-            one.used = used
-
-    def clear(self) -> None:
-        """Give each of the sums tensors of its own; nothing can be added here from then on."""
-        for one in self.sums:
-            one.total, one.count = one.total.clone(), one.count.clone()
-
-
 def widened(cells: Tensor, width: int) -> Tensor:
     """Pad the last axis with zeros on both sides to `width`, its middle staying in the middle."""
     missing = width - cells.shape[-1]
@@ -223,6 +193,23 @@ def side_by_side(kept: Sequence[GroupSums]) -> GroupSums:
     found.used, found.whole_numbers = first.used, first.whole_numbers
     found.total = torch.stack([one.total for one in kept], dim=1)
     found.count = torch.stack([one.count for one in kept], dim=1)
+    return found
+
+
+def added_together(ratios: Sequence[Ratio]) -> Ratio:
+    """What a batch adds to several statistics of one shape, as what it adds to `side_by_side` of them."""
+    total, count = ([getattr(ratio, name) for ratio in ratios] for name in ("total", "count"))
+    return Ratio(torch.stack(total, dim=1), torch.stack(count, dim=1))
+
+
+def apart(kept: GroupSums) -> list[GroupSums]:
+    """The statistics that `side_by_side` puts into one, each in tensors of its own."""
+    found = []
+    for total, count in zip(kept.total.unbind(dim=1), kept.count.unbind(dim=1), strict=True):
+        one = GroupSums(groups=kept.groups, budget=kept.budget)
+        one.used, one.whole_numbers = kept.used, kept.whole_numbers
+        one.total, one.count = total.clone(), count.clone()
+        found.append(one)
     return found
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.accumulate import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, Shelf
+from headscope.accumulate import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, added_together, apart
 from headscope.analysis import Analysis, Findings, Heads, Options, Tally
 from headscope.capture import observing
 from headscope.columns import heads_table, stacked
@@ -78,7 +78,7 @@ class Survey:
     kept: list[tuple[Heads, Tensor]] = field(default_factory=list)
     found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
     refused: list[LeftOut] = field(default_factory=list)
-    shelves: dict[tuple[tuple[str, tuple[str, Site, int]], ...], Shelf] = field(default_factory=dict)
+    stacks: dict[tuple[tuple[str, tuple[str, Site, int]], ...], GroupSums] = field(default_factory=dict)
 
     @property
     def differentiated(self) -> bool:
@@ -95,6 +95,7 @@ class Survey:
             if self.differentiated or any(map(explains, self.running)):
                 stack.enter_context(frozen(self.checkpoint.model))
             stack.enter_context(observing(self.checkpoint.model, self.see))
+            stack.callback(self._take_apart)
             yield
 
     def run(self, batch: Batch) -> None:
@@ -116,7 +117,8 @@ class Survey:
             with torch.no_grad():
                 self.found += [(one, key, ratio) for key, ratio in one.explain(self.checkpoint, batch).items()]
         except CheckpointError as error:
-            if one.name in self.sums or len(self.running) == 1:
+            counted = {*self.sums, *(name for keys in self.stacks for name, _ in keys)}
+            if one.name in counted or len(self.running) == 1:
                 raise
             self.running = [each for each in self.running if each is not one]
             self.refused.append(LeftOut(one.name, str(error)))
@@ -220,36 +222,40 @@ class Survey:
             plain = ratio.total.ndim == 2 and not (ratio.whole or ratio.centred or ratio.coarse)
             form = (ratio.total.shape, ratio.count.shape, ratio.total.dtype, ratio.count.dtype) if plain else number
             alike.setdefault(form, []).append((one, key, ratio))
+            if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.whole:
+                self._keep(key, batch, ratio)
         for found in alike.values():
-            if len(found) > 1 and not self.detail:
-                self._add_together(found, batch)
+            if len(found) > 1:
+                keys = tuple((one.name, key) for one, key, _ in found)
+                stack = self.stacks.setdefault(keys, GroupSums(budget=len(keys) * self._budget))
+                stack.add(batch.indices, added_together([ratio for _, _, ratio in found]))
             else:
-                for each in found:
-                    self._add(*each[:2], batch, each[2])
+                self._add(*found[0], batch)
 
-    def _add_together(self, found: Sequence[tuple[Analysis, tuple[str, Site, int], Ratio]], batch: Batch) -> None:
-        """Through a shelf, if these statistics have been found together before or none of them has been found yet."""
-        keys = tuple((one.name, key) for one, key, _ in found)
-        ratios = [ratio for _, _, ratio in found]
-        if keys not in self.shelves:
-            if any(key in self.sums.get(name, ()) for name, key in keys):
-                for one, key, ratio in found:
-                    self._add(one, key, batch, ratio)
-                return
-            self.shelves[keys] = shelf = Shelf(ratios)
-            for (name, key), sums in zip(keys, shelf.sums, strict=True):
-                self.sums.setdefault(name, {})[key] = sums
-        self.shelves[keys].add(batch.indices, ratios)
-
-    def _add(self, one: Analysis, key: tuple[str, Site, int], batch: Batch, ratio: Ratio) -> None:
+    def _add(self, one: Analysis, key: tuple[str, Site, int], ratio: Ratio, batch: Batch) -> None:
         mine = self.sums.setdefault(one.name, {})
         if key not in mine:
-            share = BUDGET // len(self.checkpoint.places.order)
-            mine[key] = GroupSums(groups=FOLDS if ratio.whole else GROUPS, budget=share)
-        slots = torch.tensor([batch.fold]) if ratio.whole else batch.indices
-        mine[key].add(slots, ratio)
-        if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.whole:
-            self._keep(key, batch, ratio)
+            mine[key] = GroupSums(groups=FOLDS if ratio.whole else GROUPS, budget=self._budget)
+        mine[key].add(torch.tensor([batch.fold]) if ratio.whole else batch.indices, ratio)
+
+    @property
+    def _budget(self) -> int:
+        """Bytes that the sums of one statistic may take at one (site, layer)."""
+        return BUDGET // len(self.checkpoint.places.order)
+
+    def _take_apart(self) -> None:
+        """Give every statistic sums of its own, when the corpus has been read."""
+        for keys, stack in self.stacks.items():
+            for (name, key), sums in zip(keys, apart(stack), strict=True):
+                self._include(name, key, sums)
+        self.stacks.clear()
+
+    def _include(self, name: str, key: tuple[str, Site, int], sums: GroupSums) -> None:
+        mine = self.sums.setdefault(name, {})
+        if key in mine:
+            mine[key].merge(sums)
+        else:
+            mine[key] = sums
 
     def _keep(self, key: tuple[str, Site, int], batch: Batch, ratio: Ratio) -> None:
         name, site, layer = key
@@ -258,9 +264,7 @@ class Survey:
             self.detailed.setdefault(name, {}).setdefault(f"{sentence}/{site}", {})[layer] = value
 
     def part(self) -> Part:
-        """What this process found, for the one that concludes; it sees no more batches."""
-        for shelf in self.shelves.values():
-            shelf.clear()
+        """What this process found, for the one that concludes."""
         return Part(self.sums, self.detailed, self.refused, {one.name: one.own() for one in self.running})
 
     def take(self, part: Part) -> None:
@@ -269,12 +273,8 @@ class Survey:
         self.running = [one for one in self.running if one.name not in gone]
         self.refused += [each for each in part.refused if each not in self.refused]
         for name, its in part.sums.items():
-            mine = self.sums.setdefault(name, {})
             for key, sums in its.items():
-                if key in mine:
-                    mine[key].merge(sums)
-                else:
-                    mine[key] = sums
+                self._include(name, key, sums)
         for name, sentences in part.detailed.items():
             self.detailed[name] = {**self.detailed.get(name, {}), **sentences}
         for one in self.running:

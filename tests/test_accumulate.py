@@ -8,7 +8,7 @@ import torch
 from oracles import bootstrap
 from torch import Tensor
 
-from headscope.accumulate import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, Shelf, interval, widened
+from headscope.accumulate import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, added_together, apart, interval, widened
 
 SHAPE = (3, 5)
 
@@ -49,18 +49,19 @@ def test_up_to_1024_sentences_it_is_the_bootstrap_over_sentences(sentences: int)
         assert (value[cell], low[cell], high[cell]) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_shelf_adds_up_what_its_statistics_add_up_alone() -> None:
+def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> None:
     sentences, many = GROUPS + 41, 3
     totals, numbers = ([of(sentences, seed=n) for n in range(many)] for of in (values, counts))
-    shelf = Shelf([Ratio(total[:2], count[:2]) for total, count in zip(totals, numbers, strict=True)])
+    stack = GroupSums()
     for part in torch.split(torch.randperm(sentences, generator=torch.Generator().manual_seed(2)), 7):
-        shelf.add(part, [Ratio(total[part], count[part]) for total, count in zip(totals, numbers, strict=True)])
-    for one, total, count in zip(shelf.sums, totals, numbers, strict=True):
+        ratios = [Ratio(total[part], count[part]) for total, count in zip(totals, numbers, strict=True)]
+        stack.add(part, added_together(ratios))
+    found = apart(stack)
+    for one, total, count in zip(found, totals, numbers, strict=True):
         alone = kept(total, count)
         assert torch.equal(one.total, alone.total) and torch.equal(one.count, alone.count) and one.used == alone.used
-    shelf.clear()
-    assert all(one.total.untyped_storage().nbytes() == one.total.nbytes for one in shelf.sums)
-    one, alone = shelf.sums[1], kept(totals[1], numbers[1])
+    assert all(one.total.untyped_storage().nbytes() == one.total.nbytes for one in found)
+    one, alone = found[1], kept(totals[1], numbers[1])
     one.halve()
     alone.halve()
     assert torch.equal(one.total, alone.total)

@@ -17,11 +17,10 @@ import resource, torch
 from headscope.memory import reuse_freed_memory
 if {reuse}:
     assert reuse_freed_memory() and reuse_freed_memory()
-x = torch.ones(2**22)  # three of these at the end of the heap are more than glibc keeps there
+x = torch.ones(2**20)
 def work():
     for _ in range(20):
-        made = [x + 1, x + 2, x + 3]
-        del made
+        (x + 1).mul(2).add(x)
 work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 work()
@@ -42,9 +41,12 @@ def ran(code: str, **more: str) -> str:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc")
 def test_pages_are_not_asked_for_again() -> None:
-    without = [int(ran(FAULTS.format(reuse=False))) for _ in range(6)]  # none where the heap happens to lie badly
-    with_it = [int(ran(FAULTS.format(reuse=True))) for _ in range(2)]
-    assert max(with_it) < max(without) / 10, (with_it, without)
+    with_it = int(ran(FAULTS.format(reuse=True)))
+    for _ in range(12):  # where the heap happens to lie badly, glibc cannot hand back its end
+        without = int(ran(FAULTS.format(reuse=False)))
+        if without:
+            break
+    assert with_it < 100 < without / 10, (with_it, without)
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
