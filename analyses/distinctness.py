@@ -19,7 +19,7 @@ from headscope.heads import Site
 from headscope.model.projections import Projections, Slices
 
 RANK = 1e-6  # smallest against largest singular value, below which a slice lacks full rank
-WELL = 1e5  # condition number, far below 1 / RANK, up to which two steps of Cholesky are as exact as QR
+WELL = 1e3  # condition number, far below 1 / RANK, up to which products of slices tell bases to ten digits
 MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
@@ -58,16 +58,16 @@ class Distinctness(Analysis):
             slices = {letter: getattr(found, name) for letter, name in MATRICES.items()}
             missing += [f"{place[0]}.{place[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None]
             known = {letter: per_head(s, self.heads[place]) for letter, s in slices.items() if s is not None}
-            bases = {letter: Bases.of(weights) for letter, weights in known.items()}
-            for letter, weights in known.items():
-                cosine, angles = cosines(weights), principal_cosines(bases[letter])
+            taken = {letter: Apart.of(weights) for letter, weights in known.items()}
+            for letter, its in taken.items():
+                cosine, angles = cosines(its.dots), principal_cosines(its)
                 overlap = angles.square().mean(dim=-1)
                 for name, pairs in (("cosine", cosine), ("overlap", overlap)):
                     columns.setdefault(f"{name}_{letter}", {})[place] = _exact(_mean_of_others(pairs))
                 tables.append(_table(place, letter, cosine, overlap, angles))
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
                 if first in known and second in known:
-                    rank = effective_rank(bases[first].triangle, bases[second].triangle)
+                    rank = effective_rank(taken[first].triangle, taken[second].triangle)
                     columns.setdefault(name, {})[place] = _exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
         shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
@@ -81,53 +81,73 @@ def per_head(slices: Slices, heads: int) -> Tensor:
     return slices.matrices().double().cpu().repeat_interleave(heads // len(slices.units), dim=0)
 
 
-def cosines(weights: Tensor) -> Tensor:
-    """Cosine between flattened slices [h k d]: [h h]."""
-    flat = torch.nn.functional.normalize(weights.flatten(1), dim=-1)
-    return flat @ flat.T
-
-
 @dataclass(frozen=True)
-class Bases:
-    """Slices [h k d] taken apart: triangle [h k k] · basis [h k d] with orthonormal rows; `lacking` [h] full rank."""
+class Apart:
+    """Slices [h k d], each taken apart as triangle [h k k] · basis, a basis of orthonormal rows.
 
-    basis: Tensor
+    `inner` [p k k] are the products of the bases of each pair of heads (i < j), `dots` [h h] those of the flattened
+    slices; `lacking` [h] marks slices without full rank.
+    """
+
     triangle: Tensor
+    inner: Tensor
+    dots: Tensor
     lacking: Tensor
 
     @classmethod
-    def of(cls, weights: Tensor) -> Bases:
-        """Cholesky twice (Yamamoto et al. 2015, CholeskyQR2) for a third of what QR costs; QR near a lack of rank.
+    def of(cls, weights: Tensor) -> Apart:
+        """By Cholesky of each W Wᵀ, from one product of all rows with all rows; by QR near a lack of rank.
 
-        One step squares the condition number, the second one repairs what that lost, to rounding.
+        Products square the condition number, so bases cost twice its digits.
         """
-        first, inverse, condition = _cholesky(weights)
-        if not bool((condition < WELL).all()):
-            basis, triangle = torch.linalg.qr(weights.transpose(1, 2))
-            sizes = torch.linalg.svdvals(triangle)  # [h k]
-            return cls(basis.transpose(1, 2), triangle.transpose(1, 2), sizes[:, -1] <= RANK * sizes[:, 0])
-        second, again, _ = _cholesky(basis := inverse @ weights)
-        return cls(again @ basis, first @ second, torch.zeros(len(weights), dtype=torch.bool))
+        products = _products(weights)
+        dots = products.diagonal(dim1=1, dim2=3).sum(dim=-1)
+        triangle, inverse, condition = _cholesky(products.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
+        lacking = torch.zeros(len(weights), dtype=torch.bool)
+        if bool((condition < WELL).all()):
+            first, second = torch.triu_indices(len(weights), len(weights), offset=1)
+            inner = inverse[first] @ _pairs(products) @ inverse[second].transpose(1, 2)
+            return cls(triangle, inner, dots, lacking)
+        bases, upper = torch.linalg.qr(weights.transpose(1, 2))
+        sizes = torch.linalg.svdvals(upper)  # [h k]
+        lacking = sizes[:, -1] <= RANK * sizes[:, 0]
+        return cls(upper.transpose(1, 2), _pairs(_products(bases.transpose(1, 2))), dots, lacking)
 
 
-def _cholesky(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _products(slices: Tensor) -> Tensor:
+    """Every row of slices [h k d] with every row: [h k h k]."""
+    h, k, _ = slices.shape
+    return gram(slices.flatten(0, 1).T).view(h, k, h, k)
+
+
+def _pairs(products: Tensor) -> Tensor:
+    """The blocks of every pair of heads, i < j: [p k k]."""
+    first, second = torch.triu_indices(len(products), len(products), offset=1)
+    return products[first, :, second]
+
+
+def _cholesky(squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L [h k k] of W Wᵀ = L Lᵀ, its inverse, and a bound of its condition number [h] (infinite where there is none)."""
-    lower, failed = torch.linalg.cholesky_ex(weights @ weights.transpose(1, 2))
+    lower, failed = torch.linalg.cholesky_ex(squares)
     inverse = torch.linalg.solve_triangular(lower, torch.eye(lower.shape[1], dtype=lower.dtype), upper=False)
     bound = lower.flatten(1).norm(dim=1) * inverse.flatten(1).norm(dim=1)
     return lower, inverse, bound.masked_fill(failed > 0, torch.inf)
 
 
-def principal_cosines(its: Bases) -> Tensor:
+def cosines(dots: Tensor) -> Tensor:
+    """Cosine between flattened slices from their products [h h]: [h h]."""
+    sizes = dots.diagonal().sqrt().clamp(min=1e-12)
+    return dots / (sizes[:, None] * sizes)
+
+
+def principal_cosines(its: Apart) -> Tensor:
     """Cosines of the principal angles between slices, descending [h h k].
 
     NaN where a slice lacks full rank: its basis would hold arbitrary directions.
     """
-    h, k, d = its.basis.shape
-    inner = gram(its.basis.reshape(h * k, d).T).view(h, k, h, k)
+    h, k, _ = its.triangle.shape
     first, second = torch.triu_indices(h, h, offset=1)
-    pairs = inner[first, :, second]  # [p k k]
-    squared = torch.linalg.eigvalsh(pairs @ pairs.transpose(1, 2)).flip(-1)  # a third cheaper than singular values
+    squared = torch.linalg.eigvalsh(its.inner @ its.inner.transpose(1, 2)).flip(-1)  # cheaper than singular values
     found = squared.clamp(0, 1).sqrt()  # [p k]
     every: Tensor = found.new_ones(h, h, k)
     every[first, second] = every[second, first] = found

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -131,17 +132,19 @@ class Bootstrap:
         self.seed = seed
         self.replicates = replicates
         self._drawn: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._drawing = RLock()  # reports are made side by side
 
     def draws(self, groups: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """How often each of `groups` groups is drawn in each replicate: [replicates groups]."""
-        if (groups, dtype) not in self._drawn and dtype is not torch.float64:
-            self._drawn[groups, dtype] = self.draws(groups).to(dtype)
-        if (groups, dtype) not in self._drawn:
-            generator = np.random.default_rng([self.seed, groups])
-            drawn = generator.integers(groups, size=(self.replicates, groups))
-            cells = (drawn + groups * np.arange(self.replicates)[:, None]).ravel()
-            counts = np.bincount(cells, minlength=self.replicates * groups).reshape(drawn.shape)
-            self._drawn[groups, dtype] = torch.from_numpy(counts).double()
+        with self._drawing:
+            if (groups, dtype) not in self._drawn and dtype is not torch.float64:
+                self._drawn[groups, dtype] = self.draws(groups).to(dtype)
+            if (groups, dtype) not in self._drawn:
+                generator = np.random.default_rng([self.seed, groups])
+                drawn = generator.integers(groups, size=(self.replicates, groups))
+                cells = (drawn + groups * np.arange(self.replicates)[:, None]).ravel()
+                counts = np.bincount(cells, minlength=self.replicates * groups).reshape(drawn.shape)
+                self._drawn[groups, dtype] = torch.from_numpy(counts).double()
         return self._drawn[groups, dtype]
 
     def sums(self, kept: GroupSums) -> tuple[Tensor, Tensor]:

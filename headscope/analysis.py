@@ -263,7 +263,10 @@ class Analysis:
 
     @contextmanager
     def watching(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Entered around the whole corpus: hooks of this analysis' own on the common pass, removed after it."""
+        """Entered around the whole corpus: hooks of this analysis' own on the common pass, removed after it.
+
+        Where none of the analyses that run has any, the common pass ends with the model's last attention.
+        """
         yield
 
     def inspect(self, checkpoint: Checkpoint) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+ROWS = 64
 
-def gram(flat: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """flatᵀ flat of [n d], written to `out` if given: the lower left quarter is a copy, again in each half."""
+
+def gram(flat: Tensor) -> Tensor:
+    """flatᵀ flat of [n d]: what lies right of the diagonal, by strips of `ROWS` rows, and its mirror image."""
     width = flat.shape[1]
-    found = flat.new_empty(width, width) if out is None else out
-    if width < 128:
-        return torch.mm(flat.T, flat, out=found)
-    half = width // 2
-    gram(flat[:, :half], out=found[:half, :half])
-    gram(flat[:, half:], out=found[half:, half:])
-    torch.mm(flat[:, :half].T, flat[:, half:], out=found[:half, half:])
-    found[half:, :half] = found[:half, half:].T
+    found = flat.new_empty(width, width)
+    for top in range(0, width, ROWS):
+        strip = slice(top, top + ROWS)
+        torch.mm(flat[:, strip].T, flat[:, top:], out=found[strip, top:])
+        found[top + ROWS :, strip] = found[strip, top + ROWS :].T
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -84,6 +86,20 @@ def leave() -> None:
     """End what `join` began."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+@contextmanager
+def together() -> Iterator[Processes]:
+    """What torchrun started, within the block; within another such block that one's processes, which go on after it.
+
+    Processes of one torchrun can meet only once: trainings one after the other belong into one such block.
+    """
+    begins = not (distributed.is_available() and distributed.is_initialized())
+    try:
+        yield join()
+    finally:
+        if begins:
+            leave()
 
 
 def _device() -> torch.device:

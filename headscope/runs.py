@@ -21,7 +21,7 @@ from headscope.likelihood import Reading
 from headscope.memory import keep_few_kernels
 from headscope.mhr_pickles import mhr_pickles
 from headscope.objectives.base import choose_objective
-from headscope.processes import Processes, join, leave
+from headscope.processes import Processes, together
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature, check_folder, clear_run
 from headscope.runfiles import write_run
@@ -50,12 +50,9 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
     for whatever the user can fix. Interrupted by Ctrl-C, it writes what was done (`complete` is then false).
     Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
     """
-    processes = join()
-    try:
+    with together() as processes:
         check_folder(config.out, force=config.force)
         return _run(config, processes, progress if processes.main else no_progress)
-    finally:
-        leave()
 
 
 def _run(config: AnalyzeConfig, processes: Processes, progress: Progress) -> Finished:

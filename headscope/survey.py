@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from headscope.memory import reuse_freed_memory
 from headscope.model.attention import AttentionCall
 from headscope.model.places import Place
 from headscope.objectives.base import OBJECTIVES
+from headscope.threads import spread
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,17 @@ class Part:
     own: dict[str, Any]
 
 
+class Enough(BaseException):
+    """Ends a forward pass whose last attention has been seen. No Exception: none that a model catches."""
+
+
 @dataclass
 class Survey:
-    """Sums of every running analysis, batch by batch."""
+    """Sums of every running analysis, batch by batch.
+
+    A pass that only shows attention ends with the last attention there is: what the model would make of it, the
+    largest part of a layer, is not calculated.
+    """
 
     checkpoint: Checkpoint
     running: Sequence[Analysis]
@@ -79,6 +88,8 @@ class Survey:
     found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
     refused: list[LeftOut] = field(default_factory=list)
     stacks: dict[tuple[tuple[str, tuple[str, Site, int]], ...], GroupSums] = field(default_factory=dict)
+    places: frozenset[tuple[Site, int]] = frozenset()
+    unseen: set[tuple[Site, int]] = field(default_factory=set)
 
     @property
     def differentiated(self) -> bool:
@@ -89,6 +100,7 @@ class Survey:
     def watching(self) -> Iterator[None]:
         """Entered around the whole corpus: within it `run` takes batches. Freed memory is reused from then on."""
         reuse_freed_memory()
+        self.places = frozenset(place for place, heads in self.checkpoint.layout.items() if heads)
         with ExitStack() as stack:
             for one in self.running:
                 stack.enter_context(one.watching(self.checkpoint))
@@ -124,9 +136,11 @@ class Survey:
             self.refused.append(LeftOut(one.name, str(error)))
 
     def _look(self, batch: Batch, seeing: Sequence[Analysis]) -> None:
-        """One forward pass without gradients."""
+        """One forward pass without gradients, to its end only where an analysis watches it by other means."""
         with torch.inference_mode(), self._seen(batch, seeing):
-            self.checkpoint.forward(batch)
+            self.unseen = set() if any(map(watches, self.running)) else set(self.places)
+            with suppress(Enough):
+                self.checkpoint.forward(batch)
             for heads, _ in self.kept:
                 self._observe(heads, afterwards=True)
 
@@ -158,7 +172,7 @@ class Survey:
         try:
             yield
         finally:
-            self.seeing, self.cache, self.kept = (), {}, []
+            self.seeing, self.cache, self.kept, self.unseen = (), {}, [], set()
 
     def see(self, place: Place, call: AttentionCall) -> None:
         """Every analysis sees every call of the batch that is on its way."""
@@ -169,6 +183,10 @@ class Survey:
             self._observe(heads, afterwards=False)
             if any(later(one) and self._concerns(one, heads) for one in self.seeing):
                 self.kept.append((heads, call.context))
+        if self.unseen:
+            self.unseen.discard((place.site, place.layer))
+            if not self.unseen:
+                raise Enough
 
     def _concerns(self, one: Analysis, heads: Heads) -> bool:
         return self.here.kind in one.passes and heads.site in one.sites
@@ -283,30 +301,25 @@ class Survey:
 
     def conclude(self, bootstrap: Bootstrap) -> Study:
         """Turn sums into columns, tables and labels."""
-        findings: list[tuple[Analysis, Findings]] = []
-        left_out: list[LeftOut] = list(self.refused)
-        remarks: list[str] = []
-        for one in self.running:
-            sums = self.sums.get(one.name, {})
-            if one.passes and not sums:
-                left_out.append(LeftOut(one.name, "found nothing to measure"))
-                continue
-            found = one.report(Tally(sums, bootstrap))
-            findings.append((one, found))
-            remarks += found.remarks
+        empty = [one for one in self.running if one.passes and not self.sums.get(one.name)]
+        reporting = [one for one in self.running if one not in empty]
+        found = spread(lambda one: one.report(Tally(self.sums.get(one.name, {}), bootstrap)), reporting)
+        findings = list(zip(reporting, found, strict=True))
+        left_out = [*self.refused, *(LeftOut(one.name, "found nothing to measure") for one in empty)]
+        remarks = [remark for each in found for remark in each.remarks]
         labels: dict[HeadId, list[str]] = {}
-        for _, found in findings:
-            for head, texts in found.labels.items():
+        for each in found:
+            for head, texts in each.labels.items():
                 labels.setdefault(head, []).extend(texts)
         return Study(
-            heads=heads_table(self._measured(), [found for _, found in findings], labels),
-            tables={name: frame for _, found in findings for name, frame in found.tables.items()},
-            arrays={name: array for _, found in findings for name, array in found.arrays.items()},
+            heads=heads_table(self._measured(), found, labels),
+            tables={name: frame for each in found for name, frame in each.tables.items()},
+            arrays={name: array for each in found for name, array in each.arrays.items()},
             labels=labels,
             left_out=left_out,
             remarks=remarks,
             signatures={one.name: self._signature(one) for one, _ in findings},
-            detail=self._detail([found for _, found in findings]),
+            detail=self._detail(found),
             losses=Losses(),
             sentences=0,
             complete=True,
@@ -336,6 +349,11 @@ class Survey:
 def explains(one: Analysis) -> bool:
     """Whether an analysis makes passes of its own."""
     return type(one).explain is not Analysis.explain
+
+
+def watches(one: Analysis) -> bool:
+    """Whether an analysis has hooks of its own on the common pass."""
+    return type(one).watching is not Analysis.watching
 
 
 def later(one: Analysis) -> bool:

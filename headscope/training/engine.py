@@ -20,7 +20,7 @@ from torch import nn
 import headscope
 from headscope.errors import ConfigError, OutputError
 from headscope.formats.base import parameters_by_part, pick_device
-from headscope.processes import Processes, join, leave
+from headscope.processes import Processes, together
 from headscope.results import Signature, check_folder, write_json
 from headscope.training import checkpoints
 from headscope.training.architecture import build_model, open_init
@@ -71,18 +71,15 @@ def train(
 ) -> Outcome:
     """Train a variant in `config.out`. `resume` goes on with the run there, or begins one where there is none.
 
-    Under torchrun every process calls this. OutputError where the directory holds something and neither
-    `resume` nor `force` is given; TrainingError where the loss is no number; the other errors are about options,
-    text and checkpoints.
+    Under torchrun every process calls this (several trainings: within `processes.together`). OutputError where the
+    directory holds something and neither `resume` nor `force` is given; TrainingError where the loss is no number;
+    the other errors are about options, text and checkpoints.
     """
     check_choices(variant.options)
-    processes = join()
-    try:
+    with together() as processes:
         state = _open(config, processes, resume=resume, force=force)
         with _settled(config), _stoppable() as wanted:
             return _train(config, variant, processes, state, listener or Silent(), wanted, command)
-    finally:
-        leave()
 
 
 def _train(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 from headscope import analyze as driver
 from headscope.analysis import ANALYSES, Analysis, Heads, Options
 from headscope.analyze import Pace, Study, analyze
-from headscope.data import Corpus
+from headscope.data import Batch, Corpus
 from headscope.errors import ConfigError
 from headscope.formats.huggingface import HuggingFaceCheckpoint
 from headscope.gates import gated
 from headscope.heads import HeadId, Site
+from headscope.model.places import base_of
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")
@@ -190,6 +192,45 @@ def test_what_is_observed_is_left_alone(name: str, kind: str) -> None:
             return found
 
     study(kind, Watched)
+
+
+@pytest.mark.parametrize("kind", [*tiny.KINDS])
+def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(
+    kind: str,
+) -> None:
+    checkpoint, corpus = made(kind)
+    assert checkpoint.places, "probed before passes are counted"
+    passes: list[Batch] = []
+    ended: list[int] = []
+
+    class Counting(Analysis):
+        name, summary, passes = "counting", "how many passes begin", frozenset({"text"})
+
+        def observe(self, heads: Heads) -> Any:
+            passes.append(heads.batch)
+            return {"weight": heads.over_queries(heads.weights.square().sum(dim=-1))}
+
+    class Watching(Counting):
+        name = "watching"
+
+        @contextmanager
+        def watching(self, checkpoint: Any) -> Iterator[None]:
+            yield
+
+    def found(cls: type[Analysis]) -> Study:
+        passes.clear(), ended.clear()
+        return study(kind, cls, its=(checkpoint, corpus))
+
+    handle = base_of(checkpoint.model).register_forward_hook(lambda *_: ended.append(1))
+    try:
+        short = found(Counting)
+        assert passes and not ended
+        calls = len(passes)
+        whole = found(Watching)
+        assert len(passes) == calls and len(ended) == len({id(batch) for batch in passes}) > 1
+    finally:
+        handle.remove()
+    same_numbers(short, whole, within=0)
 
 
 def _tensors(heads: Heads) -> dict[str, Tensor]:
