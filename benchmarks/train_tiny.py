@@ -6,6 +6,12 @@ Text is made like Multi30k's own task-1 files: lower-cased, punctuation normalis
 rules (sacremoses). One joint SentencePiece BPE vocabulary of 10,000 pieces. BLEU is sacreBLEU's of tokenised,
 lower-cased text (pieces joined, nothing detokenised), beam 5.
 
+The published command (README-baseline.md of Revisit-MMT) runs on two GPUs with 4,096 tokens on each, so an update is
+made of two batches; it validates after every epoch and stops when ten in a row were no better. Here one process makes
+both batches, or two processes on two cores make one each:
+
+    torchrun --nproc-per-node 2 benchmarks/train_tiny.py --data DIR --out DIR --threads 1
+
 The model begins as fairseq's do since 0.10. The published recipe ends after 8,000 updates with half of its peak rate.
 From the mean of its last ten epochs two trainings go on, 1,000 updates in which the rate falls to 0 (`ANNEALING`),
 each with a data order of its own; their weights' mean is a fourth model. The model and the power of the length in the
@@ -29,6 +35,7 @@ from headscope.evaluate import text_scores
 from headscope.formats.base import Checkpoint, TranslateOptions, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.processes import together
 from headscope.results import write_json
 from headscope.training.checkpoints import average
 from headscope.training.config import PRESETS, TrainConfig
@@ -44,6 +51,7 @@ ANNEALING: Mapping[str, Any] = {
     "warmup": 100,
     "precision": "bf16",
     "average": 1,
+    "patience": None,
 }
 ANNEALINGS = 2
 POWERS = (1.0, 1.4, 1.8)
@@ -62,10 +70,13 @@ def main() -> None:
     parser.add_argument("--max-sentences", type=int, help="a slice of the training text, to try the script")
     parser.add_argument("--max-updates", type=int, default=PRESETS["tiny"]["max_updates"])
     asked = parser.parse_args()
-    first = trained(settings(asked))
     start, *ends = asked.out / "averaged", *(asked.out / f"annealed-{n}" for n in range(1, 1 + ANNEALINGS))
-    again = replace(settings(asked), init=str(start), **annealing(asked))
-    later = [trained(replace(again, seed=asked.seed - 1 + n, out=end)) for n, end in enumerate(ends, start=1)]
+    with together() as processes:
+        first = trained(settings(asked, processes.world))
+        again = replace(settings(asked, processes.world), init=str(start), **annealing(asked))
+        later = [trained(replace(again, seed=asked.seed - 1 + n, out=end)) for n, end in enumerate(ends, start=1)]
+    if not processes.main:
+        return
     models = {"published recipe": start, **{end.name: end / "last" for end in ends}}
     models["mean of the annealed"] = mean([end / "last" for end in ends], asked.out / "mean")
     found = {name: tested(asked, model) for name, model in models.items()}
@@ -125,9 +136,10 @@ def annealing(asked: argparse.Namespace) -> dict[str, Any]:
     return {**ANNEALING, "max_updates": updates, "warmup": warmup}
 
 
-def settings(asked: argparse.Namespace) -> TrainConfig:
-    """The recipe: preset tiny, and Multi30k's text."""
+def settings(asked: argparse.Namespace, world: int) -> TrainConfig:
+    """The recipe: preset tiny, and Multi30k's text. Batches of an update are spread over the processes."""
     values: dict[str, Any] = {**PRESETS["tiny"], "max_updates": asked.max_updates}
+    values["accumulate"] = max(values["accumulate"] // world, 1)
     text = {
         f"{prefix}{side}": asked.data / f"{split}.{language}.gz"
         for prefix, split in (("", "train"), ("valid_", "val"))
@@ -138,7 +150,8 @@ def settings(asked: argparse.Namespace) -> TrainConfig:
         normalise="moses-lowercase",
         max_sentences=asked.max_sentences,
         precision="bf16",
-        bleu_every=5,
+        bleu_every=20,
+        patience=10,
         seed=asked.seed,
         threads=asked.threads,
         device=asked.device,

@@ -226,6 +226,7 @@ TINY: Mapping[str, Any] = {
     "warmup": 2000,
     "label_smoothing": 0.1,
     "max_tokens": 4096,
+    "accumulate": 2,
     "max_updates": 8000,
     "average": 10,
 }
