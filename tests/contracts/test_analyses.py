@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -31,6 +32,8 @@ NEEDS = {"parse", "frequencies", "labels", "objective", "gradient"}
 SENTENCES, REPLICATES = 37, 19
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 
+OPTIONS = Options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=3)
+
 every_analysis = pytest.mark.parametrize("name", NAMES)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -55,24 +58,10 @@ def study(
     """One analysis alone on a tiny model; skips where the model has no such site."""
     cls = ANALYSES.get(analysis) if isinstance(analysis, str) else analysis
     checkpoint, corpus = its or made(kind, cls.name)
-    options = Options(
-        keep_special=keep,
-        ranks=RANKS,
-        frequencies="made",
-        parse="made",
-        seed=seed,
-        shapley_samples=1,
-        ig_steps=3,
-    )
+    options = replace(OPTIONS, keep_special=keep, seed=seed)
+    pace = Pace(tokens=tokens)
     try:
-        return analyze(
-            checkpoint,
-            corpus,
-            analyses=[cls],
-            options=options,
-            pace=Pace(tokens=tokens),
-            replicates=REPLICATES,
-        )
+        return analyze(checkpoint, corpus, analyses=[cls], options=options, pace=pace, replicates=REPLICATES)
     except ConfigError as error:
         elsewhere = not cls.sites & {place.site for place in checkpoint.places.order}
         assert elsewhere or cls.applies(checkpoint)
@@ -160,6 +149,21 @@ def test_batches_do_not_matter(name: str, kind: str, monkeypatch: pytest.MonkeyP
     same_numbers(study(kind, name, tokens=10**9, its=its), alone, within=within)
     monkeypatch.setattr(driver, "batches", other_way_round)
     same_numbers(study(kind, name, its=its), alone, within=within)
+
+
+@every_kind
+def test_reports_made_side_by_side_are_those_made_one_after_the_other(kind: str) -> None:
+    checkpoint, corpus = made(kind, least=5)
+
+    def found(threads: int) -> Study:
+        torch.set_num_threads(threads)
+        every = [ANALYSES.get(name) for name in NAMES]
+        return analyze(checkpoint, corpus, analyses=every, options=OPTIONS, replicates=REPLICATES)
+
+    one, several = found(1), found(3)
+    assert torch.get_num_threads() == 3 and len(one.signatures) > 15
+    assert list(one.signatures) == list(several.signatures) and one.left_out == several.left_out
+    same_numbers(one, several, within=1e-12)
 
 
 @every_analysis
