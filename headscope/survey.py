@@ -179,7 +179,7 @@ class Survey:
         if not self.seeing:
             return
         with torch.no_grad():
-            heads = self._heads(place, call, self.here, self.cache)
+            heads = self._heads(place, call, self.here)
             self._observe(heads, afterwards=False)
             if any(later(one) and self._concerns(one, heads) for one in self.seeing):
                 self.kept.append((heads, call.context))
@@ -197,7 +197,7 @@ class Survey:
                 for name, ratio in one.observe(heads).items():
                     self.found.append((one, (name, heads.site, heads.layer), ratio))
 
-    def _heads(self, place: Place, call: AttentionCall, batch: Batch, cache: dict[str, Any]) -> Heads:
+    def _heads(self, place: Place, call: AttentionCall, batch: Batch) -> Heads:
         text = batch.source if batch.target is None else batch.target
         query_side = batch.source if place.site is Site.ENCODER_SELF else text
         key_side = text if place.site is Site.DECODER_SELF else batch.source
@@ -216,11 +216,11 @@ class Survey:
             value=call.value.detach(),
             queries=queries,
             keys=keys,
-            visible=_visible(call, key_side, cache),
+            visible=_visible(call, key_side, self.cache),
             query_side=query_side,
             key_side=key_side,
             batch=batch,
-            cache=cache,
+            cache=self.cache,
         )
 
     def _counted(self, query_side: Side, key_side: Side) -> tuple[Tensor, Tensor]:
