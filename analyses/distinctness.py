@@ -103,11 +103,10 @@ class Apart:
         products = _products(weights)
         dots = products.diagonal(dim1=1, dim2=3).sum(dim=-1)
         triangle, inverse, condition = _cholesky(products.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
-        lacking = torch.zeros(len(weights), dtype=torch.bool)
         if bool((condition < WELL).all()):
             first, second = torch.triu_indices(len(weights), len(weights), offset=1)
             inner = inverse[first] @ _pairs(products) @ inverse[second].transpose(1, 2)
-            return cls(triangle, inner, dots, lacking)
+            return cls(triangle, inner, dots, torch.zeros(len(weights), dtype=torch.bool))
         bases, upper = torch.linalg.qr(weights.transpose(1, 2))
         sizes = torch.linalg.svdvals(upper)  # [h k]
         lacking = sizes[:, -1] <= RANK * sizes[:, 0]
