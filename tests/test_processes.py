@@ -1,0 +1,56 @@
+"""Several processes under one torchrun."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+TRAININGS = """
+import sys
+from pathlib import Path
+from headscope.processes import together
+from headscope.training.config import TrainConfig
+from headscope.training.engine import train
+from headscope.training.variants.baseline import Baseline
+
+folder, out = map(Path, sys.argv[1:])
+texts = {"source": folder / "source", "target": folder / "target"}
+sizes = {"vocab_size": 40, "d_model": 8, "d_ffn": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+with together() as processes:
+    for seed in (1, 2):
+        train(
+            TrainConfig(
+                out=out / str(seed), seed=seed, **texts, **sizes, max_tokens=60, max_updates=4, dropout=0.0,
+                warmup=2, lr=0.01, precision="float64", accumulate=2 // processes.world,
+            ),
+            Baseline(Baseline.Options()),
+        )
+"""
+
+
+def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path) -> None:
+    """They meet once, and two processes give what one gives with batches of both."""
+    chance, script = random.Random(3), tmp_path / "trainings.py"
+    words = ["ab", "bba", "cd", "dcc", "e", "fee"]
+    lines = [" ".join(chance.choices(words, k=chance.randint(2, 7))) for _ in range(60)]
+    for side, text in (("source", lines), ("target", [line[::-1] for line in lines])):
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    script.write_text(TRAININGS, encoding="utf-8")
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+    for name, start in (("one", []), ("two", torchrun)):
+        command = [sys.executable, *start, str(script), str(tmp_path), str(tmp_path / name)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
+        assert ran.returncode == 0, ran.stderr
+    for seed in ("1", "2"):
+        one, two = (load_file(tmp_path / name / seed / "last" / "model.safetensors") for name in ("one", "two"))
+        for key, expected in one.items():
+            torch.testing.assert_close(two[key], expected, rtol=0, atol=1e-10)
+    first, second = (load_file(tmp_path / "two" / seed / "last" / "model.safetensors") for seed in ("1", "2"))
+    assert not all(torch.equal(first[key], second[key]) for key in first)
