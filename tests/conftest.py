@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,3 +22,18 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the shared data are not there; HEADSCOPE_SHARED names their folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def python() -> Callable[..., str]:
+    """Runs Python with arguments, in so many `processes` of one torchrun, and returns what it prints."""
+
+    def ran(*arguments: object, processes: int = 1) -> str:
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", "0", "--standalone"]
+        command = [sys.executable, *map(str, [*(torchrun if processes > 1 else []), *arguments])]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return ran

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -34,7 +32,7 @@ with together() as processes:
 """
 
 
-def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path) -> None:
+def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path, python: Callable[..., str]) -> None:
     """They meet once, and two processes give what one gives with batches of both."""
     chance, script = random.Random(3), tmp_path / "trainings.py"
     words = ["ab", "bba", "cd", "dcc", "e", "fee"]
@@ -42,12 +40,8 @@ def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path) -> Non
     for side, text in (("source", lines), ("target", [line[::-1] for line in lines])):
         (tmp_path / side).write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
     script.write_text(TRAININGS, encoding="utf-8")
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
-    for name, start in (("one", []), ("two", torchrun)):
-        command = [sys.executable, *start, str(script), str(tmp_path), str(tmp_path / name)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
-        assert ran.returncode == 0, ran.stderr
+    for number, name in enumerate(("one", "two"), start=1):
+        python(script, tmp_path, tmp_path / name, processes=number)
     for seed in ("1", "2"):
         one, two = (load_file(tmp_path / name / seed / "last" / "model.safetensors") for name in ("one", "two"))
         for key, expected in one.items():

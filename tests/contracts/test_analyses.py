@@ -199,9 +199,7 @@ def test_what_is_observed_is_left_alone(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*tiny.KINDS])
-def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(
-    kind: str,
-) -> None:
+def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind: str) -> None:
     checkpoint, corpus = made(kind)
     assert checkpoint.places, "probed before passes are counted"
     passes: list[Batch] = []
