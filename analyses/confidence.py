@@ -1,14 +1,14 @@
-"""How sharp a head is: mean of its largest attention weight (Voita et al. 2019, §4; two MHR variants)."""
+"""How sharp a head is: mean of its largest attention weight (Voita et al. 2019, §4; three MHR variants)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from headscope.accumulate import Ratio
 from headscope.analysis import Analysis, Heads, analysis
+from headscope.mhr_confidence import advanced, base, pairwise, without_last_cell
 
 
 @analysis
@@ -30,17 +30,8 @@ class Confidence(Analysis):
         return {"m": "confidence.voita"}
 
 
-def without_last_cell(heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights with each sentence's last query × last key zeroed, and the lengths of both sides.
-
-    Padding, which the MHR fork does not mask, is left out: a batch of N gives what N batches of one give.
-    """
-    real_queries, real_keys = heads.query_side.real, heads.key_side.real
-    lengths, widths = real_queries.sum(-1), real_keys.sum(-1)  # [b]
-    last_query = torch.arange(real_queries.shape[1], device=lengths.device) == (lengths - 1)[:, None]  # [b t]
-    last_key = torch.arange(real_keys.shape[1], device=lengths.device) == (widths - 1)[:, None]  # [b s]
-    outside = ~(real_queries[:, :, None] & real_keys[:, None, :]) | (last_query[:, :, None] & last_key[:, None, :])
-    return heads.weights.masked_fill(outside[:, None], 0.0), lengths, widths
+def _weights(heads: Heads) -> Tensor:
+    return without_last_cell(heads.weights, heads.query_side.real, heads.key_side.real)
 
 
 @analysis
@@ -57,8 +48,7 @@ class ConfidenceBase(Analysis):
     default = False
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        weights, lengths, _ = without_last_cell(heads)
-        return {"confidence_base": Ratio(weights.amax(dim=(-1, -2)), torch.ones_like(lengths)[:, None])}
+        return {"confidence_base": _mean(base(_weights(heads)))}
 
 
 @analysis
@@ -75,7 +65,29 @@ class ConfidenceAdvanced(Analysis):
     default = False
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
-        weights, _, widths = without_last_cell(heads)
-        counted = (widths > 1).to(weights.dtype)  # [b]
-        total = weights.amax(dim=-2).sum(dim=-1) / (widths - 1).clamp(min=1)[:, None]  # [b h]
-        return {"confidence_advanced": Ratio(total * counted[:, None], counted[:, None])}
+        widths = heads.key_side.real.sum(dim=-1)  # [b]
+        several = (widths > 1)[:, None]
+        values = advanced(_weights(heads), widths)  # [b h]
+        return {"confidence_advanced": Ratio(values.where(several, 0.0), several.to(values.dtype))}
+
+
+@analysis
+class ConfidencePairwise(Analysis):
+    """The MHR fork's `pairwise`: mean over sentences of Σ_j ‖W_i − W_j‖, attention maps W without the last × last cell.
+
+    How far a head's map is from those of the other heads of its layer. The sum is not divided by h − 1, and it is
+    about maps: Azov & Landau's AvgL2 (eq. 6) divides, and is about outputs. Special tokens count.
+    """
+
+    name = "confidence.pairwise"
+    order = 13
+    summary = "the MHR fork's `pairwise`: summed distance of a head's map to those of its layer"
+    default = False
+
+    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+        return {"confidence_pairwise": _mean(pairwise(_weights(heads)))}
+
+
+def _mean(values: Tensor) -> Ratio:
+    """The mean over sentences of values [b h]."""
+    return Ratio(values, values.new_ones(len(values), 1))

@@ -45,6 +45,7 @@ ORACLES: dict[str, Callable[..., Term]] = {
     "confidence": confidence.voita,
     "confidence_base": confidence.base,
     "confidence_advanced": confidence.advanced,
+    "confidence_pairwise": confidence.pairwise,
     "entropy": entropy.entropy,
     "entropy_share": entropy.share,
     "distance": distance.distance,

@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from oracles import mhr, native
+from oracles import growth, mhr, native
 from oracles.swaps import differing, head_rows, state
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.transformer import Transformer
+from headscope.training.batches import batches, plan
 from headscope.training.fork_swaps import ForkHead, ForkSwap, exchange_like_the_fork
+from headscope.training.head_scores import head_scores
 from headscope.training.swap_choice import CHOICES, FORK_CHOICES, Choice, Phase, Timing, decide
 from headscope.training.swap_schedule import read_fork_schedule, read_schedule
 from headscope.training.swaps import Swap, exchange
@@ -241,6 +244,26 @@ def test_which_heads_are_chosen() -> None:
     ends = [head for each in drawn for head in each.split("-")]
     assert len(set(ends)) == len(ends) == 16
     assert drawn != pairs("hard", 8)
+
+
+@pytest.mark.parametrize("score", ["base", "advanced", "pairwise"])
+def test_the_forks_scores_are_the_references(score: str, shared: Path) -> None:
+    """Of 200 sentences in padded batches, against the fork's batches of one."""
+    reference = np.load(shared / "oracles/mhr/alpha/oracle/tf_stats.npz")
+    its, corpus = mhr.theirs(shared)
+    pairs = mhr.pairs(its, corpus)
+    groups = plan(pairs, tokens=2048, chance=np.random.default_rng(0))
+    found = head_scores(its.model, batches(pairs, groups), score=score)
+    for site, layers in found.items():
+        for layer, values in layers.items():
+            expected = reference[f"conf_{score}/{growth.KEYS[site].format(layer)}"].mean(axis=0)
+            np.testing.assert_allclose(values.numpy(), expected, rtol=2e-5)
+    if score == "pairwise":
+        chosen = CHOICES["hard"](Choice(Site.CROSS, found[Site.CROSS], 2, torch.Generator()))
+        expected = np.stack([reference[f"conf_pairwise/decoder.{n}.enc_attn"].mean(axis=0) for n in range(3)])
+        order = [f"cross.{n // 8}.{n % 8}" for n in np.argsort(expected.ravel())]
+        assert [str(each) for each in chosen] == [f"{order[-2]} ↔ {order[1]}", f"{order[-1]} ↔ {order[0]}"]
+        assert str(chosen[0]) == "cross.1.0 ↔ cross.0.3"  # with the last cell 2.1 would be ahead of 1.0
 
 
 @pytest.mark.parametrize(

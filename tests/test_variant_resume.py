@@ -99,7 +99,7 @@ def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
 
 
 def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
-    """confidence, base and advanced of the run's validation text, measured by `analyze`."""
+    """confidence, base, advanced and pairwise of the run's validation text, measured by `analyze`."""
     from headscope.analysis import ANALYSES, Options
     from headscope.analyze import analyze
     from headscope.data import open_corpus
@@ -109,7 +109,7 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
     its.model.eval()
     files = lessons.texts(tmp_path)
     corpus = open_corpus(files["valid_source"], target=files["valid_target"])
-    names = {"confidence": "confidence", "base": "confidence.base", "advanced": "confidence.advanced"}
+    names = {"confidence": "confidence"} | {name: f"confidence.{name}" for name in ("base", "advanced", "pairwise")}
     study = analyze(
         checkpoint(its),
         corpus,
@@ -129,13 +129,12 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
                 )
 
 
-@pytest.mark.parametrize("score", ["uniqueness", "pairwise"])
-def test_distances_between_heads_sentence_by_sentence(score: str, tmp_path: Path) -> None:
+def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
     from headscope.capture import capture
 
     its = lessons.begin(tmp_path, "baseline")
     its.model.eval()
-    found = head_scores(its.model, its.validation(), score=score)
+    found = head_scores(its.model, its.validation(), score="uniqueness")
     sums = {place: torch.zeros(3, dtype=torch.float64) for place in its.model.attention_places().layout}
     count = 0
     pairs = its.data.valid
@@ -144,13 +143,12 @@ def test_distances_between_heads_sentence_by_sentence(score: str, tmp_path: Path
     for number in range(len(pairs)):
         batch = collate(pairs, torch.tensor([number]).numpy())
         count += 1
-        with torch.no_grad(), capture(its.model, ("weights", "context")) as heads:
+        with torch.no_grad(), capture(its.model, ("context",)) as heads:
             its.model(batch.source, batch.target)
         for place, total in sums.items():
-            seen = heads[place]["context" if score == "uniqueness" else "weights"][0]
+            seen = heads[place]["context"][0]
             for i in range(3):
-                apart = sum(float((seen[i] - seen[j]).norm()) for j in range(3))
-                total[i] += apart / 2 if score == "uniqueness" else apart
+                total[i] += sum(float((seen[i] - seen[j]).norm()) for j in range(3)) / 2
     for (site, layer), total in sums.items():
         torch.testing.assert_close(found[site][layer], total / count, rtol=1e-9, atol=1e-9)
     assert set(SCORES) == {"confidence", "uniqueness", "base", "advanced", "pairwise"}

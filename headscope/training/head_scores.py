@@ -6,8 +6,8 @@
   (AvgL2 of Azov & Landau).
 - "base", "advanced", "pairwise": the fork's numbers. Largest weight of a sentence; Σ over keys of the largest
   weight that any query gives it, over the number of keys less one; Σ_j of the distance between two heads' maps.
-  The last query's weight on the last key is taken as 0 in the first two, and sentences are not padded: batches
-  of one are what the fork would give.
+  The last query's weight on the last key is taken as 0, and padding is left out: batches of one are what the fork
+  would give (`headscope.mhr_confidence`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from headscope import mhr_confidence
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.transformer import Transformer
@@ -54,21 +55,19 @@ def uniqueness(seen: Seen) -> tuple[Tensor, Tensor]:
 
 def base(seen: Seen) -> tuple[Tensor, Tensor]:
     """Sum over sentences of the largest weight [h]."""
-    return _without_last_cell(seen).amax(dim=(-1, -2)).sum(dim=0), _sentences(seen)
+    return mhr_confidence.base(_without_last_cell(seen)).sum(dim=0), _sentences(seen)
 
 
 def advanced(seen: Seen) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
     widths = seen.keys.sum(dim=-1)  # [b]
-    found = _without_last_cell(seen).amax(dim=-2).sum(dim=-1) / (widths - 1).clamp_min(1)[:, None]
-    return (found * (widths > 1)[:, None]).sum(dim=0), (widths > 1).sum().to(found.dtype)
+    values = mhr_confidence.advanced(_without_last_cell(seen), widths)  # [b h]
+    return values[widths > 1].sum(dim=0), (widths > 1).sum().to(values.dtype)
 
 
 def pairwise(seen: Seen) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_j ‖W_i − W_j‖, weights of a sentence as one vector [h]."""
-    flat = seen.weights.masked_fill(~_cells(seen)[:, None], 0.0).flatten(2)
-    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
-    return apart.sum(dim=(0, -1)), _sentences(seen)
+    return mhr_confidence.pairwise(_without_last_cell(seen)).sum(dim=0), _sentences(seen)
 
 
 SCORES: Mapping[str, Callable[[Seen], tuple[Tensor, Tensor]]] = {
@@ -136,18 +135,8 @@ def _sides(batch: Batch, source_special: Collection[int], target_special: Collec
     return found
 
 
-def _cells(seen: Seen) -> Tensor:
-    return seen.queries[:, :, None] & seen.keys[:, None, :]  # [b t s]
-
-
 def _without_last_cell(seen: Seen) -> Tensor:
-    """Weights of real queries on real keys, with those of the last query on the last key zeroed."""
-    last_query, last_key = (
-        torch.arange(real.shape[1], device=real.device) == (real.sum(dim=-1, keepdim=True) - 1)
-        for real in (seen.queries, seen.keys)
-    )
-    outside = ~_cells(seen) | (last_query[:, :, None] & last_key[:, None, :])
-    return seen.weights.masked_fill(outside[:, None], 0.0)
+    return mhr_confidence.without_last_cell(seen.weights, seen.queries, seen.keys)
 
 
 def _sentences(seen: Seen) -> Tensor:

@@ -1,4 +1,4 @@
-"""Mean largest weight (Voita et al. 2019, §4), and the two definitions of the MHR fork."""
+"""Mean largest weight (Voita et al. 2019, §4), and the three definitions of the MHR fork."""
 
 from __future__ import annotations
 
@@ -36,3 +36,13 @@ def advanced(seen: Seen, place: Place, head: int, keep: bool) -> Term:
     if keys == 1:
         return 0.0, 0
     return sum(max(weights[t, s] for t in range(queries)) for s in range(keys)) / (keys - 1), 1
+
+
+def pairwise(seen: Seen, place: Place, head: int, keep: bool) -> Term:
+    """mhr.md §4.1: Euclidean distance of the head's map to each head's, added up; not divided."""
+    mine, total = _without_last_cell(seen, place, head), 0.0
+    queries, keys = mine.shape
+    for other in range(len(seen.calls[place].weights)):
+        theirs = _without_last_cell(seen, place, other)
+        total += sum((mine[t, s] - theirs[t, s]) ** 2 for t in range(queries) for s in range(keys)) ** 0.5
+    return total, 1

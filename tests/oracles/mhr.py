@@ -6,12 +6,15 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from oracles import native
 
 from headscope.data import Corpus, open_corpus
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.training.batches import Pairs, Texts
+from headscope.training.prepare import pairs_of
 from headscope.vocabulary import Splitter, Vocabulary
 
 
@@ -23,6 +26,14 @@ def theirs(shared: Path) -> tuple[TransformerCheckpoint, Corpus]:
     )
     assert isinstance(its, TransformerCheckpoint)
     return its, open_corpus(folder / "data" / "test.bpe.de", target=folder / "data" / "test.bpe.en")
+
+
+def pairs(its: TransformerCheckpoint, corpus: Corpus) -> Pairs:
+    """Their sentences as training batches are made from."""
+    assert its.source is not None and its.target is not None
+    sources = Texts.of([its.source.encode(each.source) for each in corpus])
+    targets = Texts.of([its.target.encode(each.target or "") for each in corpus])
+    return pairs_of(sources, targets, np.arange(len(targets)) + 1, its.source, its.target)
 
 
 def generated(shared: Path, name: str) -> Any:
