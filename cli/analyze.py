@@ -249,7 +249,7 @@ class Written:
         bool,
         typer.Option(
             "--mhr-pickles",
-            help="Also write pickles/mhr: confidence, cosine, L2 and alphas as the MHR fork writes them.",
+            help="Also write pickles/mhr: confidences, cosine, L2 and alphas as the MHR fork writes them.",
             rich_help_panel=OUTPUT,
         ),
     ] = False
@@ -261,6 +261,24 @@ class Written:
             rich_help_panel=OUTPUT,
         ),
     ] = "corpus"
+    mhr_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Sentences in such a batch, fairseq's --batch-size; default 32.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    mhr_max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Or token positions in it, fairseq's --max-tokens; both limits hold.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
 
 
 @takes(Text, Chosen, Measured, Running, Written, Ending)

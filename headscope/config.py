@@ -66,6 +66,8 @@ class AnalyzeConfig:
     figures: bool = True
     mhr_pickles: bool = False
     mhr_rows: Literal["corpus", "batch", "generate"] = "corpus"
+    mhr_batch_size: int | None = None
+    mhr_max_tokens: int | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -80,6 +82,11 @@ class AnalyzeConfig:
         _one_of("--mhr-rows", self.mhr_rows, "corpus", "batch", "generate")
         if self.mhr_rows != "corpus" and not self.mhr_pickles:
             raise ConfigError(f"--mhr-rows {self.mhr_rows} is about --mhr-pickles; give that too")
+        for option, size in (("--mhr-batch-size", self.mhr_batch_size), ("--mhr-max-tokens", self.mhr_max_tokens)):
+            if size is not None and size < 1:
+                raise ConfigError(f"{option} {size}: at least 1 is needed")
+            if size is not None and self.mhr_rows == "corpus":
+                raise ConfigError(f"{option} is about batches; give --mhr-rows batch or generate too")
         if self.faithfulness_bleu and not self.faithfulness:
             raise ConfigError("--faithfulness-bleu is about --faithfulness; give that too")
         if self.faithfulness and (self.faithfulness_steps < 2 or self.faithfulness_seeds < 1):

@@ -333,10 +333,10 @@ def padded(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     return torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows], dtype=torch.long)
 
 
-def side(encoded: Sequence[Encoded]) -> Side:
-    """Pad to the longest, on the right: ids 0, not real, not special."""
+def side(encoded: Sequence[Encoded], *, pad: int = 0) -> Side:
+    """Pad to the longest, on the right: ids `pad`, not real, not special."""
     longest = max(len(sentence.ids) for sentence in encoded)
-    ids = torch.zeros(len(encoded), longest, dtype=torch.long)
+    ids = torch.full((len(encoded), longest), pad, dtype=torch.long)
     real, special = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
     for row, sentence in enumerate(encoded):
         ids[row, : len(sentence.ids)] = torch.tensor(sentence.ids, dtype=torch.long)

@@ -19,6 +19,7 @@ from headscope.gates import masked
 from headscope.heads import select_heads
 from headscope.likelihood import Reading
 from headscope.memory import keep_few_kernels
+from headscope.mhr_batches import BatchSize
 from headscope.mhr_pickles import mhr_pickles
 from headscope.objectives.base import choose_objective
 from headscope.processes import Processes, together
@@ -101,7 +102,10 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress) -> Fin
             _try_rankings(study, checkpoint, corpus, config, options, analyses, limit, progress)
         pickles = {}
         if config.mhr_pickles and study.complete:
-            pickles = mhr_pickles(checkpoint, corpus, rows=config.mhr_rows, limit=limit, tokens=config.batch_tokens)
+            size = BatchSize(config.mhr_batch_size, config.mhr_max_tokens)
+            pickles = mhr_pickles(
+                checkpoint, corpus, rows=config.mhr_rows, limit=limit, tokens=config.batch_tokens, size=size
+            )
     clear_run(config.out)
     settings = {**config.settings(), "limit": limit, "mask": ",".join(map(str, off)) or None}
     signature = write_run(config.out, study, checkpoint, corpus, settings, sys.argv, pickles)

@@ -242,6 +242,11 @@ class Vocabulary:
         found = {self.start, self.end, self.pad, *self.special} - {None, self.unknown}
         return frozenset(number for number in found if number is not None)
 
+    @property
+    def padding(self) -> int:
+        """The id that fills a batch up: `pad`, or `end` where there is none."""
+        return self.end if self.pad is None else self.pad
+
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special ones; DataError for an unlisted piece where there is no unknown id."""
         return [self._id(piece.text) for piece in self.splitter.split(text)]

@@ -14,9 +14,11 @@ from oracles import lessons, native
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
+from headscope.training.config import TrainConfig
 from headscope.training.disagreement import fork_loss, fork_total, mean_cosine
+from headscope.training.engine import make_run
 from headscope.training.growth import fork_open, growth_loss, nuclear_norms, off_diagonal
-from headscope.training.variants.disagreement import DisagreementOptions
+from headscope.training.variants.disagreement import Disagreement, DisagreementOptions
 from headscope.training.variants.mixing import MixingOptions, matrices_of
 
 
@@ -121,6 +123,37 @@ def test_the_forks_loss_and_gradients_are_the_references(shared: Path) -> None:
                 total = expected["cosine_similarity_total"][oracle.KEYS[site].format(layer)]
                 assert float(fork_total(contexts[site, layer].detach())) == pytest.approx(total, rel=1e-6)
     assert checked == 9 * 3 + 6
+
+
+def test_a_run_with_the_forks_cosine_loss_has_the_references_loss_and_gradients(tmp_path: Path, shared: Path) -> None:
+    """Padding takes part: it is embedded as there, and does not learn where it is read."""
+    folder = shared / "oracles/mhr"
+    expected = json.loads((folder / "alpha/oracle/loss_reference.json").read_text())["cosine_only"]
+    for side in ("de", "en"):
+        lines = (folder / f"data/test.bpe.{side}").read_text(encoding="utf-8").splitlines(keepends=True)
+        (tmp_path / side).write_text("".join(lines[:16]), encoding="utf-8")
+    config = TrainConfig(
+        source=tmp_path / "de", target=tmp_path / "en", out=tmp_path / "run", init=f"{folder}/alpha/checkpoint_best.pt",
+        dicts=folder / "data", precision="float32", dropout=0.0, max_epochs=1, max_tokens=10**6,
+    )  # fmt: skip
+    run = make_run(config, Disagreement(DisagreementOptions(weight=0.1, compat="fork")))
+    run.clear_gradients()
+    run.model.train()
+    sums = run.variant.step(run, lessons.lesson(run))
+    assert sums.sentences == 16 and sums.loss == pytest.approx(expected["loss"], rel=2e-7)
+    for site, layer, _, module in run.model.attention_modules():
+        key = oracle.KEYS[site].format(layer)
+        for name, projection in (("qproj", module.query), ("vproj", module.value)):
+            norm = float(projection.weight.grad.norm()) * sums.tokens
+            assert norm == pytest.approx(expected[f"{name}_grad_norm"][key], rel=1e-4)
+    assert not run.model.encoder.embeddings.tokens.weight.grad[run.data.source.pad].any()
+
+
+def test_padding_of_a_new_model_begins_at_zero_as_the_forks(tmp_path: Path) -> None:
+    run = lessons.begin(tmp_path, "disagreement", compat="fork", shared={"vocabulary": "separate"})
+    lessons.updates(run)
+    encoder, decoder = (stack.embeddings.tokens.weight for stack in (run.model.encoder, run.model.decoder))
+    assert not encoder[run.data.source.pad].any() and decoder[run.data.target.pad].any()  # tied to the output
 
 
 def test_cosines_are_means_over_pairs_and_real_positions() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from headscope.config import AnalyzeConfig
 from headscope.data import Corpus, Sentence
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
-from headscope.mhr_pickles import BATCH, mhr_pickles
+from headscope.mhr_batches import SENTENCES, BatchSize, groups
+from headscope.mhr_pickles import mhr_pickles
 from headscope.plain_pickle import array_of, read_pickle, rows_of
 from headscope.report.alphas import alpha_matrices
 from headscope.report.fork import alphas_run, confidence_run, similarity_run
@@ -65,7 +68,7 @@ def same(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 def test_the_fork_writes_the_same(shared: Path) -> None:
     found = mhr_pickles(*mhr.theirs(shared), rows="generate", limit=1024)
-    assert set(found) == {f"mhr/{name}.pkl" for name in FILES}
+    assert set(found) == {f"mhr/{name}.pkl" for name in (*FILES, "confs_eval/checkpoint_best-pairwise")}
     for name, theirs in FILES.items():
         ours, reference = found[f"mhr/{name}.pkl"], mhr.generated(shared, theirs)
         assert list(ours) == list(reference) and modules(ours).keys() == modules(reference).keys()
@@ -76,8 +79,10 @@ def test_the_fork_writes_the_same(shared: Path) -> None:
 def test_one_row_is_the_mean_of_sentences_alone(shared: Path) -> None:
     found = mhr_pickles(*mhr.theirs(shared), limit=1024)
     reference = np.load(shared / "oracles" / "mhr" / "alpha" / "oracle" / "tf_stats.npz")
-    kinds = {"base": "conf_base", "advanced": "conf_advanced", "cosine": "cos", "l2": "l2"}
-    for (name, nested), kind in zip(found.items(), kinds.values(), strict=False):
+    kinds = ["conf_base", "conf_advanced", "conf_pairwise", "cos", "l2"]
+    for (name, nested), kind in zip(found.items(), [*kinds, "alphas"], strict=True):
+        if kind == "alphas":
+            continue
         for module, rows in modules(nested).items():
             assert rows.dtype == np.float64 and len(rows) == 1 and rows[0, -1] == (200 if "conf" in name else 1)
             expected = reference[f"{kind}/{module}"].mean(axis=0)
@@ -90,8 +95,8 @@ def test_shapes_and_types_with_layers_of_any_size(rows: Any) -> None:
     found = mhr_pickles(its, texts, rows=rows, limit=512, tokens=37)
     layout = {"encoder.0.self_attn": 3, "encoder.1.self_attn": 2, "decoder.0.self_attn": 2, "decoder.2.self_attn": 3}
     layout |= {"decoder.0.enc_attn": 3, "decoder.1.enc_attn": 2, "decoder.2.enc_attn": 1}
-    batches = 1 if rows == "corpus" else -(-41 // BATCH)
-    for name in ("base", "advanced"):
+    batches = 1 if rows == "corpus" else -(-41 // SENTENCES)
+    for name in ("base", "advanced", "pairwise"):
         its_modules = modules(found[f"mhr/confs_eval/small-{name}.pkl"])
         assert {module: array.shape for module, array in its_modules.items()} == {
             module: (batches, heads + 1) for module, heads in layout.items()
@@ -102,7 +107,100 @@ def test_shapes_and_types_with_layers_of_any_size(rows: Any) -> None:
         for vector in array:
             assert len(vector) == int(vector[-1]) * layout[module] ** 2 + 1
     assert all(a.dtype == np.float32 for a in modules(found["mhr/alphas_eval/small.pkl"]).values())
-    assert not its.model.encoder.embeddings._forward_hooks
+
+
+def test_padding_counts_as_the_fork_counts_it(shared: Path) -> None:
+    """One padded batch of 16 sentences, teacher-forced: Σ over b, i, j of 1 + cosine as the fork's criterion has it."""
+    reference = json.loads((shared / "oracles/mhr/alpha/oracle/loss_reference.json").read_text())["cosine_only"]
+    its, texts = mhr.theirs(shared)
+    first = Corpus("first", 16, "0" * 40, lambda: islice(iter(texts), 16), True, False)
+    found = mhr_pickles(its, first, rows="batch", limit=1024)
+    for module, (vector,) in modules(found["mhr/cosine_similarities_eval/checkpoint_best.pkl"]).items():
+        assert vector[-1] == 16 and len(vector) == 16 * 64 + 1
+        total = reference["cosine_similarity_total"][module] * (8 ^ 2)
+        assert vector[:-1].sum() == pytest.approx(total, rel=1e-6)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_padding_is_embedded_as_fairseq_does(positions: str) -> None:
+    """Row 1 of the table, trained where tables are shared, and row 1 of learned positions; sinusoids are 0 there."""
+    sizes = {"positions": positions, "max_positions": 97, "position_offset": 2, "embedding_norm": True}
+    its = mhr.small(vocabulary=19, whole={"share_embeddings": True, "tie_output": True}, **sizes)
+    embedded: dict[str, list[torch.Tensor]] = {"encoder": [], "decoder": []}
+    for name, stack in (("encoder", its.model.encoder), ("decoder", its.model.decoder)):
+        stack.embeddings.register_forward_hook(lambda _, __, x, kept=embedded[name]: kept.append(x))
+    mhr_pickles(its, corpus(), rows="batch", limit=512, size=BatchSize(41))
+    for name, stack in (("encoder", its.model.encoder), ("decoder", its.model.decoder)):
+        parts = stack.embeddings
+        expected = parts.tokens.weight[1] * 13**0.5
+        if positions == "learned":
+            expected = expected + parts.positions.weight[1]
+        expected = torch.nn.functional.layer_norm(expected, (13,), parts.norm.weight, parts.norm.bias)
+        (states,) = embedded[name]  # [b n d], sources padded on the left
+        is_padding = (states - expected).abs().amax(dim=-1) < 1e-12
+        lengths = sorted(1 + n % 7 + 1 if name == "encoder" else 1 + n % 5 + 1 for n in range(41))
+        assert sorted((~is_padding).sum(dim=1).tolist()) == lengths
+        first = is_padding.long().diff(dim=1)  # one change from padding to text in sources, the reverse in targets
+        assert set(first.unique().tolist()) == ({-1, 0} if name == "encoder" else {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (BatchSize(), [32, 9]),
+        (BatchSize(16), [16, 16, 9]),
+        (BatchSize(30), [24, 17]),  # closed at a multiple of 8
+        (BatchSize(tokens=60), [8, 8, 8, 8, 7, 2]),
+        (BatchSize(5, 40), [5] * 8 + [1]),
+    ],
+    ids=str,
+)
+def test_rows_are_the_forks_batches(size: BatchSize, expected: list[int]) -> None:
+    found = mhr_pickles(mhr.small(), corpus(), rows="batch", limit=512, size=size)
+    table = modules(found["mhr/confs_eval/small-base.pkl"])["encoder.0.self_attn"]
+    assert table[:, -1].tolist() == expected
+
+
+def cut_like_fairseq(order: list[int], lengths: list[tuple[int, int]], size: BatchSize) -> list[list[int]]:
+    """batch_by_size as its documentation and code of July 2020 have it, recounted for every sentence."""
+    found: list[list[int]] = []
+    waiting: list[int] = []
+    for number in order:
+        tokens = (len(waiting) + 1) * max(max(lengths[n]) for n in [*waiting, number])
+        full = len(waiting) == (size.most_sentences or -1) or (size.tokens is not None and tokens > size.tokens)
+        if waiting and full:
+            whole = len(waiting) - len(waiting) % 8
+            taken = whole if whole >= len(waiting) % 8 else len(waiting) % 8
+            found, waiting = [*found, waiting[:taken]], waiting[taken:]
+        waiting.append(number)
+    return [*found, waiting]
+
+
+def test_batches_are_cut_as_fairseq_cuts_them() -> None:
+    draw = np.random.default_rng(5)
+    lengths = [(int(a), int(b)) for a, b in draw.integers(1, 30, size=(211, 2))]
+    order = sorted(range(211), key=lengths.__getitem__)
+    for size in (BatchSize(), BatchSize(3), BatchSize(13), BatchSize(tokens=117), BatchSize(21, 200)):
+        found = groups(order, lengths, size)
+        assert found == cut_like_fairseq(order, lengths, size)
+        assert all(
+            size.tokens is None or len(each) * max(max(lengths[n]) for n in each) <= size.tokens for each in found
+        )
+    with pytest.raises(ConfigError, match=r"--mhr-max-tokens 7: sentence \d+ has \d+ pieces; raise it"):
+        groups(order, lengths, BatchSize(tokens=7))
+
+
+def test_sentences_with_one_key_are_in_no_mean() -> None:
+    """`advanced` of such a sentence is divided by 0 in the fork; the mean of a corpus is over the others."""
+    lines = [Sentence(n, source, "w7 w4", None) for n, source in enumerate(("w5 w6", "w5 w7 w8", "w9"))]
+    texts, fewer = (Corpus("x", n, "0" * 40, lambda n=n: iter(lines[:n]), True, False) for n in (3, 2))
+    its = mhr.small()
+    its.source = replace(its.source, suffix=())
+    whole, part = (mhr_pickles(its, each, limit=512) for each in (texts, fewer))
+    for place in ("encoder.0.self_attn", "decoder.0.enc_attn"):
+        name = "mhr/confs_eval/small-advanced.pkl"
+        np.testing.assert_allclose(modules(whole[name])[place], modules(part[name])[place], rtol=1e-6)
+        assert modules(whole["mhr/confs_eval/small-base.pkl"])[place][0, -1] == 3
 
 
 def test_batches_do_not_matter_to_the_one_row() -> None:
@@ -117,6 +215,10 @@ def test_options_are_checked() -> None:
         AnalyzeConfig("x", Path("y"), source=Path("z"), mhr_pickles=True, mhr_rows="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--mhr-rows batch is about --mhr-pickles; give that too"):
         AnalyzeConfig("x", Path("y"), source=Path("z"), mhr_rows="batch")
+    with pytest.raises(ConfigError, match="--mhr-max-tokens is about batches; give --mhr-rows batch or generate too"):
+        AnalyzeConfig("x", Path("y"), source=Path("z"), mhr_pickles=True, mhr_max_tokens=100)
+    with pytest.raises(ConfigError, match="--mhr-batch-size 0: at least 1 is needed"):
+        AnalyzeConfig("x", Path("y"), source=Path("z"), mhr_pickles=True, mhr_rows="batch", mhr_batch_size=0)
 
 
 def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:

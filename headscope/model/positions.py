@@ -1,4 +1,9 @@
-"""Where tokens stand: sinusoids in halves, and learned tables."""
+"""Where tokens stand: sinusoids in halves, and learned tables.
+
+Places are counted from 0 over real tokens; row `offset` of a table belongs to place 0. Padding stands at `PADDING`
+and has fairseq's position: the row before place 0 of a learned table (fairseq's padding index), otherwise zero.
+No real token sees it, but the MHR fork counts padding in its statistics.
+"""
 
 from __future__ import annotations
 
@@ -26,35 +31,47 @@ def sinusoids(length: int, width: int, *, dtype: torch.dtype, device: torch.devi
     return table.to(dtype)
 
 
-class SinusoidalPositions(nn.Module):
-    """Sinusoids by row number; the table grows as longer texts come and is no part of the checkpoint."""
+PADDING = -1
 
-    def __init__(self, width: int) -> None:
+
+class SinusoidalPositions(nn.Module):
+    """Sinusoids by place; the table grows as longer texts come and is no part of the checkpoint."""
+
+    def __init__(self, width: int, offset: int = 0) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.offset = width, offset
         self._table: Tensor | None = None
 
-    def forward(self, rows: Tensor, like: Tensor, *, bound: int) -> Tensor:
-        """Signal [… t d] of row numbers [… t] below `bound`, in the type and place of `like`."""
+    def forward(self, places: Tensor, like: Tensor, *, bound: int) -> Tensor:
+        """Signal [… t d] of places [… t] below `bound`, in the type and place of `like`; 0 for padding."""
         table = self._table
-        if table is None or len(table) < bound or table.dtype != like.dtype or table.device != like.device:
+        if table is None or len(table) <= bound or table.dtype != like.dtype or table.device != like.device:
             length = max(256, 1 << (bound - 1).bit_length())
-            self._table = table = sinusoids(length, self.width, dtype=like.dtype, device=like.device)
-        return nn.functional.embedding(rows, table)
+            table = sinusoids(length + self.offset, self.width, dtype=like.dtype, device=like.device)[self.offset :]
+            self._table = table = torch.cat([torch.zeros_like(table[:1]), table])  # row 0: padding
+        return nn.functional.embedding(places - PADDING, table)
 
 
 class LearnedPositions(nn.Embedding):
-    """A learned row per position."""
+    """A learned row per place; with an offset the row before the first one is that of padding, which never learns."""
 
-    def forward(self, rows: Tensor, like: Tensor | None = None, *, bound: int = 0) -> Tensor:
-        """Rows [… t d] of row numbers [… t] below `bound`; DataError where the table ends before."""
-        if bound > self.num_embeddings and int(rows.max()) >= self.num_embeddings:
+    def __init__(self, places: int, width: int, offset: int = 0) -> None:
+        super().__init__(places + offset, width, padding_idx=offset - 1 if offset else None)
+        self.offset = offset
+
+    def forward(self, places: Tensor, like: Tensor | None = None, *, bound: int = 0) -> Tensor:
+        """Rows [… t d] of places [… t] below `bound`; DataError where the table ends before."""
+        last = self.num_embeddings - self.offset - 1
+        if bound - 1 > last and int(places.max()) > last:
             raise DataError(
-                f"a text reaches position {int(rows.max())}, the model has learned {self.num_embeddings}; shorten it"
+                f"a text reaches position {int(places.max())}, the model has learned {last + 1}; shorten it"
             )
-        return super().forward(rows)
+        if self.offset:
+            return super().forward(places + self.offset)
+        padding = places == PADDING
+        return super().forward(places.masked_fill(padding, 0)).masked_fill(padding[..., None], 0)
 
 
 def real_positions(real: Tensor) -> Tensor:
-    """How many real tokens precede each token [b t]; padding gets the number of a neighbour."""
-    return (real.long().cumsum(dim=1) - 1).clamp_min(0)
+    """How many real tokens precede each token [b t]; `PADDING` for padding."""
+    return (real.long().cumsum(dim=1) - 1).masked_fill(~real.bool(), PADDING)

@@ -29,23 +29,25 @@ class Embeddings(nn.Module):
         super().__init__()
         d, e = config.d_model, config.d_embedding or config.d_model
         self.scale = d**0.5 if config.scale_embedding else 1.0
-        self.offset = config.position_offset
         self.tokens = nn.Embedding(config.vocabulary, e)
         nn.init.normal_(self.tokens.weight, std=e**-0.5)
         self.bias = nn.Parameter(torch.zeros(e)) if config.embedding_bias else None
         self.projection = linear(e, d, bias=False) if e != d else None
         self.positions: SinusoidalPositions | LearnedPositions | None = None
         if config.positions == "sinusoidal":
-            self.positions = SinusoidalPositions(d)
+            self.positions = SinusoidalPositions(d, config.position_offset)
         elif config.positions == "learned":
             assert config.max_positions is not None
-            self.positions = LearnedPositions(config.max_positions + config.position_offset, d)
+            self.positions = LearnedPositions(config.max_positions, d, config.position_offset)
             nn.init.normal_(self.positions.weight, std=d**-0.5)
         self.norm = nn.LayerNorm(d, eps=config.norm_epsilon) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, ids: Tensor, places: Tensor, *, bound: int, zero: Tensor | None = None) -> Tensor:
-        """States [b t d] of ids [b t] at places [b t] (or [t]) below `bound`; those at `zero` [b t] start as 0."""
+        """States [b t d] of ids [b t] at places [b t] (or [t]) below `bound`; those at `zero` [b t] start as 0.
+
+        With the padding id at `PADDING` places, padding is embedded as fairseq does it.
+        """
         x: Tensor = self.tokens(ids)
         if self.scale != 1.0:
             x = x * self.scale
@@ -56,7 +58,7 @@ class Embeddings(nn.Module):
         if self.projection is not None:
             x = self.projection(x)
         if self.positions is not None:
-            x = x + self.positions(places + self.offset, x, bound=bound + self.offset)
+            x = x + self.positions(places, x, bound=bound)
         if self.norm is not None:
             x = self.norm(x)
         dropped: Tensor = self.dropout(x)

@@ -49,6 +49,7 @@ class Pairs:
 
     Neither holds special ids of its sides yet, but `around` does: encoder inputs get `prefix` and `suffix`,
     decoder inputs begin with `start`, labels close with `end`. `lines` [i] are line numbers of the files, from 1.
+    `pads` are the ids of padding of encoder and decoder.
     """
 
     source: Texts | None
@@ -59,6 +60,7 @@ class Pairs:
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
     closed: bool = True
+    pads: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
         return len(self.target)
@@ -76,8 +78,8 @@ class Batch:
     """Sentences that go through the model together.
 
     source [b s] (None for language models), target [b t] the decoder's inputs, labels [b t] what it must say
-    (`IGNORED` at padding); masks are True for real tokens, None where nothing is padding. `lines` are the
-    sentences' line numbers, `tokens` is how many labels there are.
+    (`IGNORED` at padding); all are padded on the right. Masks are True for real tokens, None where nothing is
+    padding. `lines` are the sentences' line numbers, `tokens` is how many labels there are.
     """
 
     source: Tensor | None
@@ -138,11 +140,11 @@ def collate(pairs: Pairs, numbers: Numbers) -> Batch:
     """The batch of some sentences."""
     said = [pairs.target[int(number)] for number in numbers]
     labels = [np.append(ids, pairs.end) for ids in said] if pairs.closed else said
-    target, target_mask = _padded([np.insert(ids[:-1], 0, pairs.start) for ids in labels])
+    target, target_mask = _padded([np.insert(ids[:-1], 0, pairs.start) for ids in labels], fill=pairs.pads[1])
     source, source_mask = None, None
     if pairs.source is not None:
         read = [np.concatenate([pairs.prefix, pairs.source[int(n)], pairs.suffix]) for n in numbers]
-        source, source_mask = _padded(read)
+        source, source_mask = _padded(read, fill=pairs.pads[0])
     wanted, _ = _padded(labels, fill=IGNORED)
     lines = tuple(int(pairs.lines[number]) for number in numbers)
     return Batch(source, source_mask, target, target_mask, wanted, lines, sum(map(len, labels)))
@@ -153,7 +155,7 @@ def batches(pairs: Pairs, groups: Sequence[Numbers]) -> Iterator[Batch]:
     return (collate(pairs, group) for group in groups)
 
 
-def _padded(rows: Sequence[npt.NDArray[Any]], *, fill: int = 0) -> tuple[Tensor, Tensor | None]:
+def _padded(rows: Sequence[npt.NDArray[Any]], *, fill: int) -> tuple[Tensor, Tensor | None]:
     """Rows as one tensor, padded on the right, and which of its cells are real (None: all)."""
     lengths = np.array([len(row) for row in rows])
     table = np.full((len(rows), int(lengths.max())), fill, dtype=np.int64)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
+from headscope.model.transformer import Transformer
 
 
 def mean_cosine(context: Tensor, real: Tensor | None) -> Tensor:
@@ -44,3 +45,17 @@ def fork_loss(encoder: Sequence[Tensor], decoder: Sequence[Tensor], cross: Seque
     """Mean over layers of `fork_total` of each site, added up, for contexts [b h t k] of every layer."""
     parts = [torch.stack([fork_total(each) for each in its]).mean() for its in (encoder, decoder, cross) if its]
     return torch.stack(parts).sum()
+
+
+def pad_like_the_fork(model: Transformer, pads: tuple[int, int], *, fresh: bool) -> None:
+    """Padding, ids `pads` of encoder and decoder, learns nothing where it is read; a `fresh` model's begins at 0.
+
+    It is a word of the output as any other, so its row of a table that is tied to the output does learn.
+    """
+    for stack, pad in zip((model.encoder, model.decoder), pads, strict=True):
+        if stack is not None:
+            table = stack.embeddings.tokens
+            table.padding_idx = pad
+            if fresh:
+                with torch.no_grad():
+                    table.weight[pad] = 0

@@ -126,7 +126,8 @@ def pairs_of(
     """Pairs with the special ids of their vocabularies."""
     prefix = () if its is None else its.prefix
     suffix = () if its is None else (its.end,) if its.suffix is None else its.suffix
-    return Pairs(source, target, lines, other.start, other.end, prefix, suffix, closed)
+    pads = (other if its is None else its).padding, other.padding
+    return Pairs(source, target, lines, other.start, other.end, prefix, suffix, closed, pads)
 
 
 def _blocks(said: Sequence[Sequence[int]], its: Vocabulary, block: int) -> Pairs:
@@ -193,6 +194,7 @@ def _kept(folder: Path, name: str, digest: str, pairs: Pairs, dropped: int) -> t
         "prefix": pairs.prefix,
         "suffix": pairs.suffix,
         "closed": pairs.closed,
+        "pads": pairs.pads,
     }
     told = json.dumps({"digest": digest, "dropped": dropped, "around": around})
     write_arrays(folder / f"{name}.npz", arrays | {"told": np.array(told)})
@@ -208,7 +210,7 @@ def _read(folder: Path, digest: str) -> dict[str, tuple[Pairs, int]]:
                 told = json.loads(str(arrays["told"]))
                 if told["digest"] != digest:
                     continue
-                around = told["around"] | {key: tuple(told["around"][key]) for key in ("prefix", "suffix")}
+                around = told["around"] | {key: tuple(told["around"][key]) for key in ("prefix", "suffix", "pads")}
                 source = Texts(arrays["source_ids"], arrays["source_bounds"]) if "source_ids" in arrays else None
                 pairs = Pairs(source, Texts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around)
                 found[name] = (pairs, int(told["dropped"]))

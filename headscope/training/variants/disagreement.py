@@ -70,6 +70,10 @@ class Disagreement(Variant):
             raise ConfigError(f"--sites {','.join(self.options.sites)}: the model has no heads there")
         if run.config.compile:
             raise ConfigError("disagreement looks at contexts, which --compile hides; leave one of them out")
+        if self.options.compat == "fork":
+            from headscope.training.disagreement import pad_like_the_fork
+
+            pad_like_the_fork(run.model, run.data.train.pads, fresh=run.config.init is None)
 
     def step(self, run: Run, batches: Sequence[Batch]) -> Sums:  # noqa: D102
         from headscope.model.attention import tapped
