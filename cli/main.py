@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +13,11 @@ import typer
 from typer.core import TyperGroup
 
 from headscope.errors import ConfigError, HeadscopeError
+
+try:
+    from typer._click.exceptions import NoSuchOption
+except ModuleNotFoundError:  # typer before it had its own copy of click
+    from click import NoSuchOption  # type: ignore[assignment,no-redef]
 
 COMMANDS = {
     "show": "show",
@@ -33,7 +40,20 @@ headscope plot heads run --out heads.pdf"""
 
 
 class Commands(TyperGroup):
-    """The commands; each is imported when it is asked for, so that one's help does not wait for the others."""
+    """The commands; each is imported when it is asked for, so that one's help does not wait for the others.
+
+    ConfigError for options of the MHR fork and of fairseq, naming ours; other unknown options are left to typer.
+    """
+
+    def make_context(self, *given: Any, **options: Any) -> Any:
+        """The context of the whole command line, as typer makes it."""
+        with _answering_foreign_options():
+            return super().make_context(*given, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the rest of the command line and run the command."""
+        with _answering_foreign_options():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
@@ -52,6 +72,19 @@ class Commands(TyperGroup):
         command = typer.main.get_command(found)
         command.name = cmd_name
         return command
+
+
+@contextmanager
+def _answering_foreign_options() -> Iterator[None]:
+    try:
+        yield
+    except NoSuchOption as error:
+        from headscope.mhr_options import answer
+
+        command = error.ctx.info_name if error.ctx is not None else None
+        if (said := answer(error.option_name, command or "")) is None:
+            raise
+        raise ConfigError(said) from None
 
 
 app = typer.Typer(

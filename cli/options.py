@@ -192,6 +192,10 @@ def read_config(path: Path, known: list[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} is no TOML file: {error}") from None
     options = {key.replace("-", "_"): value for key, value in found.items()}
     if strange := sorted(set(options) - set(known)):
+        from headscope.mhr_options import answer
+
+        if said := answer("--" + strange[0].replace("_", "-")):
+            raise ConfigError(f"{path}: {said}")
         shown = ", ".join(sorted(name.replace("_", "-") for name in known))
         raise ConfigError(f"{path}: unknown option {', '.join(strange)}; options of this command: {shown}")
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,15 @@ RunsArg = Annotated[
 ]
 FilesArg = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN|PICKLE…", help="Directories of runs, or pickles that the MHR fork wrote."),
+    typer.Argument(
+        metavar="RUN|PICKLE…", help="Directories of runs, pickles of runs, or pickles that the MHR fork wrote."
+    ),
+]
+MatricesArg = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN|CKPT|PICKLE…", help="Directories of runs, checkpoints, or pickles that the MHR fork wrote."
+    ),
 ]
 Out = Annotated[
     Path,
@@ -112,12 +121,14 @@ def similarity(
 
 
 @app.command()
-def alphas(runs: FilesArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
-    """Matrices of models that mix heads, with their singular values; also from the MHR fork's alpha files."""
+def alphas(runs: MatricesArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
+    """Matrices of models that mix heads, with their singular values; also of checkpoints, and from the fork's files."""
     from headscope.report.alphas import alphas_figure
+    from headscope.report.checkpoint import checkpoint_alphas
     from headscope.report.fork import alphas_run
 
-    _Draw("alphas", alphas_figure, from_pickle=alphas_run)(runs, out, force=force, dpi=dpi, as_json=as_json)
+    draw = _Draw("alphas", alphas_figure, from_pickle=alphas_run, from_checkpoint=checkpoint_alphas)
+    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
 
 
 @app.command()
@@ -150,12 +161,12 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Two runs side by side: both maps, their difference, and head against head."""
+    from headscope.report.checkpoint import read_run
     from headscope.report.compare import compare_figure
-    from headscope.report.run import load_run
     from headscope.report.save import check_path, write_figure
 
     check_path(out, force=force)
-    pair = load_run(first), load_run(second)
+    pair = read_run(first), read_run(second)
     figure = compare_figure(*pair, measure)
     names = [run.name for run in pair]
     _say("compare", [(names, write_figure(figure, out, dpi=dpi, force=force))], as_json=as_json)
@@ -185,12 +196,12 @@ def attention(
     if (sentence is None) == (index is None):
         raise ConfigError("plot attention needs either --sentence TEXT or --index N, one of the two")
     from headscope.report.attention import attention_figure
-    from headscope.report.run import load_run
+    from headscope.report.checkpoint import read_run
     from headscope.report.save import check_path, write_figure
     from headscope.report.sentence import sentence_attention
 
     check_path(out, force=force)
-    opened = load_run(run)
+    opened = read_run(run)
     chosen = _of_one_site(heads, opened)
     found = sentence_attention(opened, sentence=sentence, index=index, target=target, heads=chosen)
     figure = attention_figure(found.weights, found.pieces_t, found.pieces_s, found.names, run=opened)
@@ -260,21 +271,28 @@ def pruning(
 class _Draw:
     """One figure for every run named: all places to write to are checked before anything is drawn.
 
-    `from_pickle` reads a run from a file of the MHR fork, where the figure can be drawn from one.
+    `from_pickle` and `from_checkpoint` read a run from a file, where the figure can be drawn from one.
     """
 
     def __init__(
-        self, name: str, draw: Callable[[Run], Figure], *, from_pickle: Callable[[Path], Run] | None = None
+        self,
+        name: str,
+        draw: Callable[[Run], Figure],
+        *,
+        from_pickle: Callable[[Path], Run] | None = None,
+        from_checkpoint: Callable[[Path], Run] | None = None,
     ) -> None:
         self.name = name
         self.draw = draw
         self.from_pickle = from_pickle
+        self.from_checkpoint = from_checkpoint
 
     def __call__(self, paths: Sequence[Path], out: Path, *, force: bool, dpi: int, as_json: bool) -> None:
-        from headscope.report.run import load_run
+        from headscope.report.checkpoint import read_run
         from headscope.report.save import target_paths, write_figure
 
-        runs = [self.from_pickle(path) if self.from_pickle and path.is_file() else load_run(path) for path in paths]
+        read = partial(read_run, from_pickle=self.from_pickle, from_checkpoint=self.from_checkpoint)
+        runs = [read(path) for path in paths]
         targets = target_paths(out, runs, figure=self.name, force=force)
         written = []
         for run, target in zip(runs, targets, strict=True):

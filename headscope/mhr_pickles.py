@@ -86,7 +86,7 @@ def mhr_pickles(
     name = Path(checkpoint.path).name.removesuffix(".pt").removesuffix(".npz")
     files = {f"{SCORES[kind]}/{name}-{kind}": found.scores(kind) for kind in SCORES}
     files |= {f"{folder}/{name}": found.matrices(kind) for kind, folder in MATRICES.items()}
-    if alphas := _alphas(checkpoint):
+    if alphas := alphas_of(checkpoint):
         files[f"alphas_eval/{name}"] = alphas
     return {f"mhr/{file}.pkl": nested(places) for file, places in files.items()}
 
@@ -169,7 +169,8 @@ def _sides(site: Site, batch: Batch) -> tuple[Tensor, Tensor]:
     return queries.real, keys.real
 
 
-def _alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
+def alphas_of(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
+    """The alpha matrix [h h] of every module that mixes heads with one; empty for models that do not."""
     modules: Iterable[tuple[Site, int, str, Any]] = getattr(checkpoint.model, "attention_modules", tuple)()
     return {
         (site, layer): module.mixing.alpha.detach().float().cpu().numpy().copy()

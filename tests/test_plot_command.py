@@ -8,13 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles import mhr, native
 from test_report_run import make_run
 from typer.testing import CliRunner
 
 import headscope.report.sentence
 from headscope.cli.plot import app
-from headscope.errors import ConfigError, HeadscopeError, OutputError
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
+from headscope.formats.native import NATIVE
+from headscope.report.alphas import alpha_matrices
+from headscope.report.checkpoint import checkpoint_alphas
+from headscope.report.run import RunError
 from headscope.report.sentence import SentenceAttention
+from headscope.results import write_pickle
 
 LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
 
@@ -76,6 +82,57 @@ def test_pickles_of_the_mhr_fork(run_dir: Path) -> None:
         plot("heads", run_dir.parent / "a.pkl", "--out", run_dir.parent / "x.svg")
     with pytest.raises(HeadscopeError, match=r"run bert has no alphas.csv; run .* --only alphas. first"):
         plot("alphas", run_dir, "--out", run_dir.parent / "x.svg")
+
+
+def test_measures_and_matrices_that_headscope_pickled(run_dir: Path) -> None:
+    folder = run_dir / "pickles"
+    modules = {"self_attn": np.array([0.25, 0.5, 0.125])}
+    write_pickle(folder / "entropy.pkl", {"encoder": [modules], "decoder": [{"enc_attn": np.array([0.75, np.nan])}]})
+    write_pickle(folder / "similarity_cka_matrices.pkl", {"encoder": [{"self_attn": np.eye(3)}], "decoder": []})
+    out = run_dir.parent / "x.svg"
+    plot("heads", folder / "entropy.pkl", "--out", out)
+    assert "entropy · cross" in out.read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"unknown measure 'confidence'; .*available: entropy"):
+        plot("heads", folder / "entropy.pkl", "--measure", "confidence", "--out", out, "--force")
+    plot("similarity", folder / "similarity_cka_matrices.pkl", "--out", out, "--force")
+    assert "linear CKA of contexts" in out.read_text(encoding="utf-8")
+    with pytest.raises(HeadscopeError, match=r"holds no confidence scores in encoder layer 0 self_attn"):
+        plot("heads", folder / "similarity_cka_matrices.pkl", "--out", out, "--force")
+
+
+def test_alphas_of_a_checkpoint(tmp_path: Path, shared: Path) -> None:
+    theirs, ours = shared / "oracles/mhr/alpha/checkpoint_best.pt", tmp_path / "train" / "best"
+    NATIVE.save(mhr.small(), ours)
+    for path in (theirs, ours):
+        plot("alphas", path, "--out", tmp_path / "x.svg", "--force")
+        content = (tmp_path / "x.svg").read_text(encoding="utf-8")
+        assert path.name in content and "ckpt:" in content and "cross · layer 1" in content
+    written = mhr.generated(shared, "alphas_eval")
+    matrices = alpha_matrices(checkpoint_alphas(theirs))
+    assert len(matrices) == 9
+    np.testing.assert_array_equal(matrices["cross", 2], written["decoder"][2]["enc_attn"])
+    plain = tmp_path / "plain"
+    with pytest.raises(RunError, match=r"plain has no alpha matrices: it is a native checkpoint"):
+        its = mhr.small()
+        its.model = native.model()
+        NATIVE.save(its, plain)
+        plot("alphas", plain, "--out", tmp_path / "y.svg")
+    with pytest.raises(RunError, match=r"is no run: it has no run.json; .*; it holds a checkpoint: .*train/best"):
+        plot("alphas", tmp_path / "train", "--out", tmp_path / "y.svg")
+
+
+@pytest.mark.parametrize("command", ["heads", "similarity", "functions", "compare", "attention"])
+def test_a_checkpoint_in_the_place_of_a_run(command: str, tmp_path: Path, shared: Path) -> None:
+    path = shared / "oracles/mhr/alpha/checkpoint_best.pt"
+    words = {"compare": (path,), "attention": ("--heads", "cross.0.0", "--index", 0)}.get(command, ())
+    with pytest.raises(
+        RunError, match=r"is a checkpoint \(fairseq\), .*measure the checkpoint first: `headscope analyze"
+    ):
+        plot(command, path, *words, "--out", tmp_path / "x.svg")
+    path = tmp_path / "broken.pt"
+    path.write_bytes((shared / "oracles/mhr/alpha/checkpoint_best.pt").read_bytes()[:5000])
+    with pytest.raises(CheckpointError, match=r"broken.pt is truncated or broken"):
+        plot("alphas", path, "--out", tmp_path / "x.svg")
 
 
 def test_several_runs_write_a_figure_each(run_dir: Path) -> None:

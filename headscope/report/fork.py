@@ -1,10 +1,12 @@
-"""Pickles of the MHR fork as runs that figures can draw: confidence, similarity and alpha files.
+"""Pickles of the MHR fork as runs that figures can draw, confidence, similarity and alpha files, and those that
+headscope writes in the same nesting (RUN/pickles/MEASURE.pkl).
 
 They are read with `headscope.plain_pickle`: numpy arrays and containers, nothing else, nothing executed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,13 +19,14 @@ from numpy.typing import NDArray
 
 from headscope.heads import Site
 from headscope.plain_pickle import array_of, read_pickle, rows_of
-from headscope.report.run import Run, RunError
+from headscope.report.run import PLACE, Run, RunError
 
 Array = NDArray[np.float64]
 Place = tuple[str, int]
 MODULES = {("encoder", "self_attn"): Site.ENCODER_SELF, ("decoder", "self_attn"): Site.DECODER_SELF}
 MODULES[("decoder", "enc_attn")] = Site.CROSS
 MOST_HEADS = 1024
+OWN_MATRICES = re.compile("similarity_(.+)_matrices")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,51 +46,84 @@ class ForkRun(Run):
 
 
 def confidence_run(path: Path) -> ForkRun:
-    """A confidence file, rows of scores and batch size: scores are means over sentences, batches weighted."""
+    """A confidence file, rows of scores and batch size: scores are means over sentences, batches weighted.
+
+    Or any measure of headscope, a vector a module, under the name of the file.
+    """
     found = _modules(path, "confidence scores", _scores)
-    columns: dict[str, list[Any]] = {"site": [], "layer": [], "head": [], "confidence": [], "functions": []}
+    counts = [count for _, count in found.values() if count]
+    measure = "confidence" if counts or path.stem in PLACE or path.stem == "functions" else path.stem
+    columns: dict[str, list[Any]] = {"site": [], "layer": [], "head": [], measure: [], "functions": []}
     for (site, layer), (values, _) in found.items():
         for head, value in enumerate(values):
             for name, entry in zip(columns, (site, layer, head, value, ""), strict=True):
                 columns[name].append(entry)
-    counts = [count for _, count in found.values()]
-    return _run(path, {place: len(values) for place, (values, _) in found.items()}, counts, pd.DataFrame(columns))
+    heads = {place: len(values) for place, (values, _) in found.items()}
+    return _run(path, heads, _means_of(counts), table=pd.DataFrame(columns))
 
 
 def similarity_run(path: Path) -> ForkRun:
-    """A cosine or L2 file: the mean matrix of every module. The fork stores 1 + cosine; 1 is taken off here."""
+    """A cosine or L2 file: the mean matrix of every module. The fork stores 1 + cosine; 1 is taken off here.
+
+    Or similarity_MEASURE_matrices.pkl of headscope, a matrix a module.
+    """
+    own = OWN_MATRICES.fullmatch(path.stem)
+    if own is not None:
+        found = _modules(path, "matrices between heads", _square)
+        matrices = {f"{site}/{layer}/{own[1]}": matrix for (site, layer), (matrix, _) in found.items()}
+        return matrices_run(path, matrices, note=_means_of([]))
     found = _modules(path, "cosines or distances between heads", _matrices)
     kind = "cosine" if all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in found.values()) else "l2"
     matrices = {f"{site}/{layer}/{kind}": m - (kind == "cosine") for (site, layer), (m, _) in found.items()}
-    counts = [count for _, count in found.values()]
-    return _run(path, {place: len(matrix) for place, (matrix, _) in found.items()}, counts, None, matrices)
+    return matrices_run(path, matrices, note=_means_of([count for _, count in found.values()]))
 
 
 def alphas_run(path: Path) -> ForkRun:
     """A file of alpha matrices."""
-    found = _modules(path, "alpha matrices", _alpha)
-    matrices = {f"{site}/{layer}/alpha": matrix for (site, layer), (matrix, _) in found.items()}
-    return _run(path, {place: len(matrix) for place, (matrix, _) in found.items()}, [], None, matrices)
+    found = _modules(path, "alpha matrices", _square)
+    return matrices_run(path, {f"{site}/{layer}/alpha": matrix for (site, layer), (matrix, _) in found.items()})
+
+
+def matrices_run(
+    path: Path, matrices: Mapping[str, Array], *, note: str = "alphas", signature: str = "", model_type: str = ""
+) -> ForkRun:
+    """A run of matrices [h h] by `{site}/{layer}/{measure}`; `signature` says what they are of, if not of a pickle."""
+    places = {key: key.split("/") for key in matrices}
+    heads = {(site, int(layer)): len(matrices[key]) for key, (site, layer, _) in places.items()}
+    return _run(path, heads, note, matrices=matrices, signature=signature, model_type=model_type)
 
 
 def _run(
     path: Path,
     heads: Mapping[Place, int],
-    counts: list[int],
-    table: pd.DataFrame | None,
+    note: str,
+    *,
+    table: pd.DataFrame | None = None,
     matrices: Mapping[str, Array] | None = None,
+    signature: str = "",
+    model_type: str = "",
 ) -> ForkRun:
     layout: dict[str, list[int]] = {}
     for (site, layer), count in heads.items():
         its = layout.setdefault(site, [])
         its += [0] * (layer + 1 - len(its))
         its[layer] = count
-    low, high = min(counts, default=0), max(counts, default=0)
-    note = f"mean of {low}" if low == high else f"means of {low} to {high}"
-    meta = {"signature": f"file:{path.name}|format:mhr", "layout": layout, "checkpoint": {"path": path.name}}
+    meta = {
+        "signature": signature or f"file:{path.name}|format:mhr",
+        "layout": layout,
+        "checkpoint": {"path": path.name, "model_type": model_type},
+    }
     empty = pd.DataFrame({"site": [], "layer": [], "head": [], "functions": []})
-    its_note = f"{note} sentences or hypotheses, as the file has them" if counts else "alphas"
-    return ForkRun(path, meta, empty if table is None else table, matrices or {}, its_note)
+    return ForkRun(path, meta, empty if table is None else table, matrices or {}, note)
+
+
+def _means_of(counts: list[int]) -> str:
+    """What the numbers are means of, `counts` of every module; empty where the file does not say."""
+    if not counts:
+        return "as the file has them"
+    low, high = min(counts), max(counts)
+    some = f"mean of {low}" if low == high else f"means of {low} to {high}"
+    return f"{some} sentences or hypotheses, as the file has them"
 
 
 def _modules(
@@ -119,7 +155,10 @@ def _entries(content: object) -> list[tuple[str, int, str, object]]:
 
 
 def _scores(value: object) -> tuple[Array, int] | None:
+    """Scores [h] and the number of sentences; 0 where the file has one vector and does not say."""
     table = array_of(value)
+    if table is not None and table.ndim == 1 and 1 <= len(table) <= MOST_HEADS and table.dtype.kind == "f":
+        return table.astype(float), 0
     if table is None or table.ndim != 2 or not len(table) or not 2 <= table.shape[1] <= MOST_HEADS:
         return None
     sizes = table[:, -1]
@@ -144,7 +183,7 @@ def _matrices(value: object) -> tuple[Array, int] | None:
     return (total / count, count) if count else None
 
 
-def _alpha(value: object) -> tuple[Array, int] | None:
+def _square(value: object) -> tuple[Array, int] | None:
     matrix = array_of(value)
     if matrix is None or matrix.ndim != 2 or not 1 <= matrix.shape[0] == matrix.shape[1] <= MOST_HEADS:
         return None

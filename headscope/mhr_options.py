@@ -1,0 +1,161 @@
+"""Options of the MHR fork and of fairseq, and what does their work here: the tables of docs/mhr-options.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MASKED = "analyze|evaluate|translate"
+READING = "analyze|evaluate"
+SITES = "one value, or three with commas: encoder-self, decoder-self, cross"
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """`headscope COMMAND OPTIONS` does what an option of theirs does.
+
+    `commands` are those that take our options, with bars; empty where nothing does it.
+    """
+
+    commands: str = ""
+    options: str = ""
+    note: str = ""
+
+    def ours(self, command: str = "") -> str:
+        """What to type, in `command` if that takes the options; empty where nothing does it."""
+        names = self.commands.split("|")
+        chosen = command if command in names else names[0]
+        return " ".join(filter(None, ("headscope", chosen, self.options))) if chosen else ""
+
+
+FORK: dict[str, Counterpart] = {
+    "--gamma-conf": Counterpart("train mixing", "--gamma G", "with --compat fork beside the summed loss, as there"),
+    "--radius": Counterpart("train mixing", "--radius R", "it has no gradient, there either"),
+    "--loss-start-after": Counterpart(
+        "train mixing", "--start-after SHARE", "of this run; with --compat fork of 40 epochs of 160,239 sentences"
+    ),
+    "--enc-self-alpha-loss-ratio": Counterpart("train mixing", "--ratios ENC,DEC,CROSS", "the first of the three"),
+    "--dec-self-alpha-loss-ratio": Counterpart("train mixing", "--ratios ENC,DEC,CROSS", "the second of the three"),
+    "--dec-enc-alpha-loss-ratio": Counterpart("train mixing", "--ratios ENC,DEC,CROSS", "the last of the three"),
+    "--use-alphas-bias": Counterpart(note="the fork never uses that bias"),
+    "--cosine-sim-loss": Counterpart("train disagreement", "--weight C --compat fork"),
+    "--mhr-experiment": Counterpart(
+        "train swap", "--swap-schedule FILE.json", "the same file; --compat fork keeps the fork's quirks"
+    ),
+    "--head-confidence-method": Counterpart(
+        "train swap", "--score METHOD", "to measure: headscope analyze CKPT --also confidence.base and the like"
+    ),
+    "--dynamic-type": Counterpart("train swap", "--dynamic hard|soft|local|random", SITES),
+    "--start-dynamic-mhr": Counterpart("train swap", "--dynamic-start N", SITES),
+    "--dynamic-end-epoch": Counterpart(
+        "train swap", "--dynamic-end N", f"0 is off, as there, with --compat fork; {SITES}"
+    ),
+    "--dynamic-swap-frequency": Counterpart("train swap", "--dynamic-frequency N", SITES),
+    "--dynamic-rest": Counterpart("train swap", "--dynamic-rest N", SITES),
+    "--dynamic-max-switches": Counterpart("train swap", "--dynamic-max-switches K", SITES),
+    "--mask-layer-type": Counterpart(
+        MASKED, "--mask SITE.LAYER.HEAD", "enc-enc is encoder-self, dec-dec decoder-self, enc-dec cross"
+    ),
+    "--mask-layer": Counterpart(MASKED, "--mask SITE.LAYER.HEAD", "encoder-self.2.5; all: evaluate --each-head"),
+    "--mask-head": Counterpart(MASKED, "--mask SITE.LAYER.HEAD", "encoder-self.2.5; all: evaluate --each-head"),
+    "--keep-alphas-eval": Counterpart("analyze", "--mhr-pickles", "to draw: headscope plot alphas CKPT"),
+    "--save-heads-cos-sim": Counterpart(
+        "analyze", "--mhr-pickles --mhr-rows generate", "without --mhr-rows one row for all sentences, teacher-forced"
+    ),
+}
+"""Options that the fork added."""
+
+FAIRSEQ: dict[str, Counterpart] = {
+    "--path": Counterpart(MASKED, "CKPT", "the checkpoint is the first argument"),
+    "--gen-subset": Counterpart(READING, "--source FILE --target FILE"),
+    "--model-overrides": Counterpart(note="every option acts by itself"),
+    "--remove-bpe": Counterpart(note="words are joined; headscope translate --keep-bpe leaves pieces apart"),
+    "--bpe-codes": Counterpart(MASKED, "--bpe CODES"),
+    "--quiet": Counterpart("evaluate", note="translate writes translations only, evaluate scores only"),
+    "--sacrebleu": Counterpart("evaluate", "--metrics bleu"),
+    "--results-path": Counterpart("translate", "CKPT < TEXT > FILE"),
+    "--batch-size": Counterpart(
+        MASKED, "--batch-tokens N", "in the fork's pickles a row is a batch: analyze --mhr-batch-size N"
+    ),
+    "--max-sentences-valid": Counterpart(note="validation takes --max-tokens positions at once"),
+    "--max-tokens": Counterpart(
+        MASKED, "--batch-tokens N", "in the fork's pickles a row is a batch: analyze --mhr-max-tokens N"
+    ),
+    "--save-dir": Counterpart("train VARIANT", "--out DIR"),
+    "--restore-file": Counterpart("train VARIANT", "--resume", "or --init CKPT for a new run from its weights"),
+    "--arch": Counterpart("train VARIANT", "--preset tiny|small", "or --d-model, --d-ffn, --heads, --encoder-layers"),
+    "--task": Counterpart("train VARIANT", "--kind translation|lm"),
+    "--criterion": Counterpart("train VARIANT", "--label-smoothing E", "always label-smoothed cross-entropy"),
+    "--optimizer": Counterpart(note="always Adam, with decoupled --weight-decay"),
+    "--adam-betas": Counterpart("train VARIANT", "--betas A,B"),
+    "--adam-eps": Counterpart("train VARIANT", "--epsilon E"),
+    "--clip-norm": Counterpart("train VARIANT", "--clip NORM"),
+    "--lr-scheduler": Counterpart("train VARIANT", "--schedule inverse-sqrt|cosine|constant"),
+    "--warmup-updates": Counterpart("train VARIANT", "--warmup N"),
+    "--warmup-init-lr": Counterpart("train VARIANT", "--warmup-lr LR"),
+    "--update-freq": Counterpart("train VARIANT", "--accumulate N"),
+    "--max-epoch": Counterpart("train VARIANT", "--max-epochs N"),
+    "--max-update": Counterpart("train VARIANT", "--max-updates N"),
+    "--fp16": Counterpart("train VARIANT", "--precision fp16|bf16"),
+    "--cpu": Counterpart("train VARIANT", "--device cpu"),
+    "--log-interval": Counterpart("train VARIANT", "--log-every N"),
+    "--save-interval-updates": Counterpart("train VARIANT", "--validate-every N"),
+    "--keep-last-epochs": Counterpart("train VARIANT", "--average N", "last, best and the average are kept"),
+    "--no-epoch-checkpoints": Counterpart(note="last and best are kept, not one for every epoch"),
+    "--best-checkpoint-metric": Counterpart("train VARIANT", "--best-by loss|bleu"),
+    "--maximize-best-checkpoint-metric": Counterpart("train VARIANT", "--best-by bleu"),
+    "--eval-bleu": Counterpart("train VARIANT", "--bleu-every N", "unasked at every validation"),
+    "--eval-bleu-args": Counterpart("train VARIANT", "--beam N"),
+    "--tensorboard-logdir": Counterpart("train VARIANT", "--tensorboard"),
+    "--share-decoder-input-output-embed": Counterpart("train VARIANT", "--tie-output", "the default"),
+    "--share-all-embeddings": Counterpart("train VARIANT", "--vocabulary joint", "the default"),
+    "--encoder-embed-dim": Counterpart("train VARIANT", "--d-model N", "of both stacks"),
+    "--decoder-embed-dim": Counterpart("train VARIANT", "--d-model N", "of both stacks"),
+    "--encoder-ffn-embed-dim": Counterpart("train VARIANT", "--d-ffn N", "of both stacks"),
+    "--decoder-ffn-embed-dim": Counterpart("train VARIANT", "--d-ffn N", "of both stacks"),
+    "--encoder-attention-heads": Counterpart("train VARIANT", "--heads N", "of every module"),
+    "--decoder-attention-heads": Counterpart("train VARIANT", "--heads N", "of every module"),
+    "--encoder-normalize-before": Counterpart("train VARIANT", "--norm pre", "of both stacks"),
+    "--decoder-normalize-before": Counterpart("train VARIANT", "--norm pre", "of both stacks"),
+    "--encoder-learned-pos": Counterpart("train VARIANT", "--positions learned", "of both stacks"),
+    "--decoder-learned-pos": Counterpart("train VARIANT", "--positions learned", "of both stacks"),
+    "--activation-fn": Counterpart("train VARIANT", "--activation NAME"),
+    "--relu-dropout": Counterpart("train VARIANT", "--activation-dropout P"),
+    "--max-source-positions": Counterpart("train VARIANT", "--max-length N", "of both sides"),
+    "--max-target-positions": Counterpart("train VARIANT", "--max-length N", "of both sides"),
+    "--source-lang": Counterpart(READING, "--source FILE --target FILE", "the checkpoint says its languages"),
+    "--target-lang": Counterpart(READING, "--source FILE --target FILE", "the checkpoint says its languages"),
+}
+"""Options of fairseq's own that the fork's commands use."""
+
+SHORT = {"-s": "--source-lang", "-t": "--target-lang", "-a": "--arch"}
+
+
+def counterpart(option: str) -> Counterpart | None:
+    """What does here what an option (with its dashes; underscores are dashes) of the fork or of fairseq does."""
+    name = SHORT.get(option, option.replace("_", "-"))
+    return FORK.get(name) or FAIRSEQ.get(name)
+
+
+def answer(option: str, command: str = "") -> str | None:
+    """One line for who has given an option of theirs to a command of ours; None for other options."""
+    found = counterpart(option)
+    if found is None:
+        return None
+    whose = "the MHR fork" if SHORT.get(option, option.replace("_", "-")) in FORK else "fairseq"
+    if not found.commands:
+        return f"{option} of {whose} has no counterpart here: {found.note}"
+    note = f" ({found.note})" if found.note else ""
+    return f"{option} is an option of {whose}; here it is `{found.ours(command)}`{note}"
+
+
+def as_markdown() -> str:
+    """Both tables, as docs/mhr-options.md has them."""
+    parts = []
+    for title, table in (("Options of the fork", FORK), ("Options of fairseq that its commands use", FAIRSEQ)):
+        rows = [f"| `{name}` | {_cell(its)} | {its.note} |" for name, its in table.items()]
+        parts.append("\n".join([f"## {title}", "", "| there | here | |", "| --- | --- | --- |", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(found: Counterpart) -> str:
+    return f"`{found.ours()}`".replace("|", "\\|") if found.commands else "–"

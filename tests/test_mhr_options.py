@@ -1,0 +1,99 @@
+"""Options of the MHR fork and of fairseq are answered with ours, which are there; the documentation has the same."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from headscope.cli import main
+from headscope.cli.options import read_config
+from headscope.errors import ConfigError
+from headscope.mhr_options import FAIRSEQ, FORK, SHORT, as_markdown, counterpart
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "mhr-options.md"
+# mhr.md §6: every flag that the fork registers
+REGISTERED = re.findall(
+    r"--\S+",
+    """
+--mask-layer-type --mask-layer --mask-head --mhr-experiment --head-confidence-method --gamma-conf --radius
+--loss-start-after --enc-self-alpha-loss-ratio --dec-self-alpha-loss-ratio --dec-enc-alpha-loss-ratio
+--use-alphas-bias --cosine-sim-loss --dynamic-type --start-dynamic-mhr --dynamic-swap-frequency
+--dynamic-max-switches --dynamic-rest --dynamic-end-epoch --keep-alphas-eval --save-heads-cos_sim
+""",
+)
+
+
+def options_of(command: str) -> set[str]:
+    """The long options of a command; a variant stands for all of them."""
+    found = typer.main.get_command(main.app)
+    for word in command.replace("VARIANT", "baseline").split():
+        found = found.get_command(None, word)
+    return {name for each in found.params for name in (*each.opts, *each.secondary_opts)}
+
+
+def test_every_flag_of_the_fork_is_in_the_table() -> None:
+    assert {flag.replace("_", "-") for flag in REGISTERED} == set(FORK)
+    assert all(counterpart(flag) is FORK[flag.replace("_", "-")] for flag in REGISTERED)
+    assert not set(FORK) & set(FAIRSEQ) and set(SHORT.values()) <= set(FAIRSEQ)
+
+
+def test_what_is_named_is_there() -> None:
+    known: dict[str, set[str]] = {}
+    for option, its in {**FORK, **FAIRSEQ}.items():
+        assert its.commands or its.note, option
+        for command in filter(None, its.commands.split("|")):
+            there = known.setdefault(command, options_of(command))
+            for named in re.findall(r"--[a-z-]+", its.options):
+                assert named in there, (option, command, named)
+            assert option not in there or option in its.options, (option, command)
+        every = set().union(*known.values())
+        for named in re.findall(r"--[a-z][a-z-]*[a-z]", its.note):
+            assert named in every or named in options_of("train VARIANT") | options_of("analyze"), (option, named)
+
+
+def test_the_document_has_the_table() -> None:
+    assert as_markdown() in DOCUMENT.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train mixing --gamma-conf 40", "of the MHR fork; here it is `headscope train mixing --gamma G` (with"),
+        ("evaluate x --mask-layer-type enc-enc", "here it is `headscope evaluate --mask SITE.LAYER.HEAD` (enc-enc is"),
+        ("train --gamma-conf=40", "here it is `headscope train mixing --gamma G`"),
+        ("--save-heads-cos_sim yes", "here it is `headscope analyze --mhr-pickles --mhr-rows generate`"),
+        ("train swap --adam-betas 0.9,0.98", "of fairseq; here it is `headscope train VARIANT --betas A,B`"),
+        ("train mixing --use-alphas-bias 1", "of the MHR fork has no counterpart here: the fork never uses that bias"),
+        ("evaluate x -s de", "-s is an option of fairseq; here it is `headscope evaluate --source FILE --target FILE`"),
+    ],
+)
+def test_the_command_line_answers(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headscope", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    message = capsys.readouterr().err
+    assert ended.value.code == 2 and message.startswith("error: ") and message.count("\n") == 1
+    assert said in message
+
+
+def test_other_unknown_options_are_left_to_typer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headscope", "train", "mixing", "--gama", "3"])
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    assert ended.value.code == 2 and "--gamma" in capsys.readouterr().err
+
+
+def test_a_config_file_is_answered_too(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text("gamma_conf = 40\n")
+    with pytest.raises(
+        ConfigError, match=r"x.toml: --gamma-conf is an option of the MHR fork; here it is `headscope tr"
+    ):
+        read_config(tmp_path / "x.toml", ["gamma"])
