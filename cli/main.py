@@ -17,7 +17,7 @@ from headscope.errors import ConfigError, HeadscopeError
 try:
     from typer._click.exceptions import NoSuchOption
 except ModuleNotFoundError:  # typer before it had its own copy of click
-    from click import NoSuchOption  # type: ignore[assignment,no-redef]
+    from click import NoSuchOption  # type: ignore[assignment]
 
 COMMANDS = {
     "show": "show",
