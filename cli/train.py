@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Variants(TyperGroup):
-    """The registered variants as commands; they are imported when one is asked for."""
+    """The registered variants as commands, and combinations of them; imported when one is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of variants, the baseline first."""
@@ -30,15 +30,16 @@ class Variants(TyperGroup):
         return sorted(VARIANTS.names(), key=lambda name: (name != "baseline", name))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a variant; ConfigError with the nearest name where there is none."""
-        from headscope.training.variant import VARIANTS
+        """The command of a variant, or of several (`mixing+swap`); ConfigError where there is none of that name."""
+        from headscope.training.composed import find_variant
 
-        return _command(VARIANTS.get(cmd_name))
+        return _command(find_variant(cmd_name))
 
 
 app = typer.Typer(
     cls=Variants,
     help="Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model.",
+    epilog="Variants combine:  headscope train mixing+swap+disagreement",
     no_args_is_help=True,
     add_completion=False,
 )

@@ -234,7 +234,7 @@ def test_g_steps_change_gates_only(tmp_path: Path) -> None:
         with pytest.raises(Stop):
             run.model.train()
             run.moment = type(run.moment)(epoch=2)
-            run.variant.step(run, lessons.lesson(run))
+            run.variant.step(run, lessons.lesson(run), run.gradients)
     after = lessons.weights(run)
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed and all(GATE in key for key in changed)
@@ -264,7 +264,7 @@ def test_plain_sgd_on_the_gates(tmp_path: Path) -> None:
     run.gradients(lessons.lesson(run))
     slopes = [gate.grad.clone() for gate in run.variant.gates]
     run.clear_gradients()
-    run.variant.step(run, lessons.lesson(run))
+    run.variant.step(run, lessons.lesson(run), run.gradients)
     for gate, was, slope in zip(run.variant.gates, before, slopes, strict=True):
         torch.testing.assert_close(gate.detach(), was - 0.5 * slope, rtol=0, atol=1e-12)
 

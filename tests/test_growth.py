@@ -243,7 +243,7 @@ def test_an_open_window_adds_the_push_to_the_gradient(compat: str, tmp_path: Pat
         run.model.train()
         batches = lessons.lesson(run) * 2
         tokens = sum(batch.tokens for batch in batches)
-        run.variant.step(run, batches)
+        run.variant.step(run, batches, run.gradients)
         assert all(alpha.grad is None for alpha in its[Site.DECODER_SELF])
         slopes.append([alpha.grad for site in (Site.ENCODER_SELF, Site.CROSS) for alpha in its[site]])
     scale = 0.7 if compat == "none" else 0.7 * 2 / tokens
@@ -267,7 +267,7 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
         (folder := tmp_path / str(number)).mkdir()
         run = lessons.begin(folder, "disagreement", shared={"dropout": 0.0}, weight=weight)
         run.clear_gradients()
-        sums.append((run.variant.step(run, lessons.lesson(run)), run.variant.latest, run))
+        sums.append((run.variant.step(run, lessons.lesson(run), run.gradients), run.variant.latest, run))
     (plain, _, _), (found, cosine, run) = sums
     assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
     batch = lessons.lesson(run)[0]

@@ -127,3 +127,39 @@ def test_another_variant_is_not_resumed(headscope: Command, data: list[object], 
     (out / "run.json").write_text('{"variant": "swap", "config": {"out": ""}, "options": {}}', encoding="utf-8")
     status, _, err = headscope("train", "baseline", *data, "--out", out, "--resume")
     assert status == 2 and "is of variant 'swap', not 'baseline'" in err
+
+
+def test_variants_together_in_any_order(headscope: Command, data: list[object], tmp_path: Path) -> None:
+    out, swaps = tmp_path / "run", tmp_path / "swaps.toml"
+    swaps.write_text('[[swap]]\nepoch = 2\nfirst = "encoder-self.0.0"\nsecond = "encoder-self.0.1"\n', encoding="utf-8")
+    both = ["--swap-schedule", swaps, "--gamma", 0.1, "--start-after", 0.2]
+    status, shown, err = headscope("train", "swap+mixing", *data, *SIZES, *both, "--max-epochs", 2, "--out", out)
+    assert (status, err) == (0, "") and "m:train.mixing+swap|" in shown
+    about = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert about["variant"] == "mixing+swap" and about["options"]["gamma"] == 0.1
+    assert about["options"]["swap_schedule"] == str(swaps)
+    columns = (out / "metrics.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert {"window", "nuclear_norm.encoder-self", "swaps.schedule"} <= set(columns)
+    status, _, err = headscope("train", "mixing+swap", "--out", out, "--resume")
+    assert (status, err) == (0, "")
+    status, _, err = headscope("train", "swap", "--out", out, "--resume")
+    assert status == 2 and "is of variant 'mixing+swap', not 'swap'" in err
+
+
+def test_help_of_variants_together(headscope: Command) -> None:
+    status, shown, _ = headscope("train", "mixing+swap+disagreement", "--help")
+    assert status == 0
+    for option in ("--gamma", "--start-after", "--swap-schedule", "--dynamic-rest", "--weight", "--compat"):
+        assert option in shown
+    status, shown, _ = headscope("train", "--help")
+    assert status == 0 and "headscope train mixing+swap" in shown
+
+
+def test_variants_that_cannot_be_combined(headscope: Command, data: list[object], tmp_path: Path) -> None:
+    for name, message in (
+        ("mae+mixing", "variant 'mae+mixing': mae and mixing both decide how heads are mixed; take one of them"),
+        ("baseline+swap", "baseline cannot be combined, because it is training without any variant; take swap"),
+        ("mixing+swop", "unknown variant 'swop'; did you mean 'swap'?"),
+    ):
+        status, shown, err = headscope("train", name, *data, "--out", tmp_path / "run")
+        assert (status, shown) == (2, "") and re.fullmatch(r"error: [^\n]+\n", err) and message in err

@@ -2,7 +2,8 @@
 
 What differs from `swaps`: the width of a head is the decoder's for encoders too; a layer "1" is also found in
 10, 11, …, and encoder with encoder_attn in the decoder; a model's mixing matrices pass the same filter, so that
-an exchange of heads 0 of two layers exchanges the whole matrices, while head 0 with another head fails there.
+an exchange of heads 0 of two layers exchanges the whole matrices, while head 0 with another head fails there
+(`swaps` leaves matrices to their layer). As there, Adam's moments of all of these stay where they are.
 """
 
 from __future__ import annotations
@@ -67,6 +68,17 @@ def exchange_like_the_fork(model: Transformer, swaps: list[ForkSwap]) -> None:
     for pairs in [fork_parts(model, swap) for swap in swaps]:
         for first, second in pairs:
             trade(first, second)
+
+
+def check_fork_width(model: Transformer) -> None:
+    """ConfigError where heads of the decoder are not d_model / heads wide: the fork would move parts of heads."""
+    config = model.config.decoder
+    width = config.d_model // max(config.most_heads, 1)
+    if config.d_head != width:
+        raise ConfigError(
+            f"--compat fork swaps heads of width d_model / heads, here {width}, and these have {config.d_head}; take "
+            "--compat none"
+        )
 
 
 def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[Part, Part]]:

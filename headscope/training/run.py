@@ -128,7 +128,7 @@ class Run:
         """One optimizer update: the variant's step, clipping, the learning rate of the moment; also the norm."""
         self.clear_gradients()
         self.criterion.train()
-        found = self.variant.step(self, batches)
+        found = self.variant.step(self, batches, self.gradients)
         self.scaler.unscale_(self.optimizer)
         parameters = [parameter for parameter in self.trained if parameter.grad is not None]
         norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])

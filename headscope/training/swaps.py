@@ -1,8 +1,9 @@
 """Exchange two heads of a model ("rotation", Azov & Landau, MHR): their query, key and value projections.
 
 The slice of the output projection stays, so that a head meets the other's slice, as published; `output` moves
-it along, which makes an exchange within one layer change nothing but the order of heads. Adam's moments stay
-too, unless `moments`. Every exchange undoes itself.
+it along, which makes an exchange within one layer change nothing but the order of heads. So do matrices that mix
+heads: `output` exchanges their rows and columns within a layer; between layers they stay, where entries of
+different matrices do not correspond. Adam's moments stay too, unless `optimizer`. Every exchange undoes itself.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, describe
 from headscope.model.layers import Attention
+from headscope.model.mixing.alpha import Alpha
 from headscope.model.transformer import Transformer
 
 
@@ -72,18 +74,24 @@ def exchange(
     modules = {(site, layer): module for site, layer, _, module in model.attention_modules()}
     for swap in planned:
         sides = [modules[head.site, head.layer] for head in (swap.first, swap.second)]
-        if any(side.shared for side in sides):
-            raise ConfigError(f"{swap}: all heads of this model share one projection; there is nothing to exchange")
-        firsts = parts_of(sides[0], swap.first.head, output=output)
-        seconds = parts_of(sides[1], swap.second.head, output=output)
+        check_separate(*sides)
+        within = output and sides[0] is sides[1]
+        firsts = parts_of(sides[0], swap.first.head, output=output, matrix=within)
+        seconds = parts_of(sides[1], swap.second.head, output=output, matrix=within)
         for first, second in zip(firsts, seconds, strict=True):
             trade(first, second)
             if optimizer is not None:
                 trade_moments(first, second, optimizer)
 
 
-def parts_of(module: Attention, head: int, *, output: bool) -> Iterator[Part]:
-    """The slices of a module that make one of its heads."""
+def check_separate(*modules: Attention) -> None:
+    """ConfigError where heads of a module have no projections of their own."""
+    if any(module.shared for module in modules):
+        raise ConfigError("all heads of this model share one projection; there is nothing to exchange")
+
+
+def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False) -> Iterator[Part]:
+    """The slices of a module that make one of its heads; `matrix`: its row and column of the mixing matrix too."""
     for projection, width in module.inputs():
         rows = slice(head * width, (head + 1) * width)
         yield Part(projection.weight, rows, 0)
@@ -94,6 +102,8 @@ def parts_of(module: Attention, head: int, *, output: bool) -> Iterator[Part]:
     if output:
         width = module.d_value
         yield Part(module.output.weight, slice(head * width, (head + 1) * width), 1)
+    if matrix and isinstance(module.mixing, Alpha):
+        yield from (Part(module.mixing.alpha, slice(head, head + 1), dim) for dim in (0, 1))
 
 
 @torch.no_grad()

@@ -6,9 +6,9 @@ they import torch inside functions or under TYPE_CHECKING only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from headscope.errors import ConfigError
 from headscope.registry import Registry
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from headscope.training.batches import Batch
     from headscope.training.losses import Sums
     from headscope.training.run import Run
+
+Gradients: TypeAlias = "Callable[[Sequence[Batch]], Sums]"
+"""One forward and backward for each of some micro-batches; what `Run.gradients` does."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,18 @@ class Variant:
     checkpoint, then `after_epoch`, then the state for resuming. A state may also be saved after any
     `after_update`: training goes on from there with the next `before_update`, and `before_epoch` is not
     called again. Several processes run the same hooks, and must do the same to the model.
+
+    Several variants can train one model (`headscope.training.composed`): hooks should change what is theirs and
+    leave the rest. `decides` names what only one variant of a run can decide, in words that end "both decide …";
+    `alone` says why a variant cannot be combined at all.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     Options: ClassVar[type[Any]] = NoOptions
     uses_all: ClassVar[bool] = False  # every forward uses every parameter, which several processes profit from
+    decides: ClassVar[tuple[str, ...]] = ()
+    alone: ClassVar[str | None] = None
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -141,14 +150,15 @@ class Variant:
     def after_update(self, run: Run, moment: Moment) -> None:
         """After the optimizer's step; `moment.update` includes it."""
 
-    def step(self, run: Run, batches: Sequence[Batch]) -> Sums:
+    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         """Leave the gradients of one update in the parameters; the engine clips them and steps the optimizer.
 
-        `batches` are this process's micro-batches. `run.gradients(batches)` does one forward and backward
-        for each, sums over processes and divides by all target tokens; a variant may call it several times
-        (MAE: G step, own optimizer, `run.clear_gradients()`, F step) and returns the sums that are to be logged.
+        `batches` are this process's micro-batches. `gradients(batches)` does one forward and backward for each,
+        sums over processes and divides by all target tokens (`Run.gradients`; among several variants the next
+        one's step); a variant may call it several times (MAE: G step, own optimizer, `run.clear_gradients()`,
+        F step) and returns the sums that are to be logged.
         """
-        return run.gradients(batches)
+        return gradients(batches)
 
     def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:
         """Added to the criterion of a micro-batch, which is a sum over its `batch.tokens` target tokens.

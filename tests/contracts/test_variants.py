@@ -1,38 +1,153 @@
-"""What every training variant promises: whatever the precision, it learns the same and its weights stay float32."""
+"""What every training variant promises, alone and together with every other that it can train beside."""
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from oracles import lessons
+from oracles.swaps import differing
+from torch import Tensor
 
 from headscope.formats.base import open_checkpoint
+from headscope.training.composed import VariantChain, find_variant, why_not_together
+from headscope.training.config import TrainConfig
 from headscope.training.engine import train
-from headscope.training.variant import VARIANTS
+from headscope.training.loop import Reason
+from headscope.training.variant import VARIANTS, Variant
 
 NEEDED: dict[str, dict[str, Any]] = {
     "swap": {"dynamic": ("soft", "soft", "soft")},
     "mae": {"gate_every": 2},
     "mixing": {"gamma": 0.1, "start_after": 0.0},
 }
+IDLE: dict[str, dict[str, Any]] = {  # options with which a variant changes nothing in the first epochs
+    "disagreement": {"weight": 0.0},
+    "mixing": {"start_after": 1.0},
+    "narrow": {"d_head": 4, "head_input": "full"},
+    "swap": {"dynamic": ("soft",), "dynamic_start": (90,)},
+    "wide": {"d_head": 4},
+}
+PAIRS = [
+    f"{one}+{other}"
+    for one, other in combinations(VARIANTS.names(), 2)
+    if why_not_together([VARIANTS.get(one), VARIANTS.get(other)]) is None
+]
+TOGETHER = [*PAIRS, "disagreement+mixing+swap"]
+
+
+class StopsAfter:
+    """Interrupts a training after an update."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def updated(self, run: Any, sums: Any) -> None:
+        if run.moment.update == self.update:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def validated(self, run: Any, found: Any, *, best: bool) -> None:
+        pass
+
+
+def needed(name: str) -> dict[str, Any]:
+    return {key: value for part in name.split("+") for key, value in NEEDED.get(part, {}).items()}
+
+
+def trained(
+    folder: Path, name: str, options: dict[str, Any], *, stop: int | None = None, resume: bool = False, **shared: Any
+) -> tuple[Reason, dict[str, Tensor]]:
+    """Why a short training ended, and its weights."""
+    folder.mkdir(exist_ok=True)
+    cls = find_variant(name)
+    config = lessons.config(folder, **{"log_every": 1000, "max_epochs": 2, **shared})
+    listener = None if stop is None else StopsAfter(stop)
+    found = train(config, cls(cls.Options(**options)), listener=listener, resume=resume)
+    if not (found.folder / "last").exists():
+        return found.reason, {}
+    its: Any = open_checkpoint(str(found.folder / "last"), device="cpu", dtype="float64").model
+    return found.reason, {key: value.clone() for key, value in its.state_dict().items()}
 
 
 def loss(folder: Path, name: str, precision: str) -> float:
     """Validation loss after a few epochs; the weights kept are float32."""
     folder.mkdir()
-    cls = VARIANTS.get(name)
+    cls = find_variant(name)
     options = {"precision": precision, "dropout": 0.0, "log_every": 1000}
-    found = train(lessons.config(folder, **options), cls(cls.Options(**NEEDED.get(name, {}))))
+    found = train(lessons.config(folder, **options), cls(cls.Options(**needed(name))))
     its: Any = open_checkpoint(str(found.folder / "last"), device="cpu").model
     assert {value.dtype for value in its.parameters()} == {torch.float32}
     assert found.nll is not None
     return found.nll
 
 
-@pytest.mark.parametrize("name", VARIANTS.names())
+@pytest.mark.parametrize("name", [*VARIANTS.names(), TOGETHER[-1]])
 def test_a_variant_learns_the_same_in_half_precision(name: str, tmp_path: Path) -> None:
     whole, half = (loss(tmp_path / kind, name, kind) for kind in ("float32", "bf16"))
     assert half == pytest.approx(whole, abs=0.05) and half != whole
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_variants_together_go_on_after_an_interruption_as_if_there_had_been_none(name: str, tmp_path: Path) -> None:
+    """Stopped within the second epoch, where dynamic swaps are in effect and gates have had no step."""
+    _, whole = trained(tmp_path / "whole", name, needed(name))
+    reason, _ = trained(tmp_path / "parts", name, needed(name), stop=11)
+    assert reason == "interrupted"
+    state = torch.load(tmp_path / "parts" / "run" / "state.pt", weights_only=True)
+    assert set(state["variant"]) == set(name.split("+")) and state["moment"]["epoch"] == 2
+    reason, resumed = trained(tmp_path / "parts", name, needed(name), resume=True)
+    assert reason == "epochs" and whole.keys() == resumed.keys() and not differing(whole, resumed)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
+    """The weights that every variant that can be combined ends with by itself."""
+    folder = tmp_path_factory.mktemp("alone")
+    names = sorted({part for pair in PAIRS for part in pair.split("+")})
+    return {name: trained(folder / name, name, needed(name))[1] for name in names}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_variant_that_does_nothing_leaves_the_other_as_it_is(
+    pair: str, alone: dict[str, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """`mixing+swap` without a swap that is due is `mixing`, with matrices that are not trained `swap`, and so on."""
+    names = pair.split("+")
+    checked = 0
+    for active, idle in (names, names[::-1]):
+        if idle in IDLE:
+            _, found = trained(tmp_path / active, pair, {**needed(active), **IDLE[idle]})
+            assert not differing(alone[active], found)
+            added = {key: value for key, value in found.items() if key not in alone[active]}
+            assert all(torch.equal(value, torch.eye(3).double()) for value in added.values())
+            checked += 1
+    assert checked
+
+
+def test_every_variant_but_those_with_steps_of_their_own_can_be_idle() -> None:
+    assert {part for pair in PAIRS for part in pair.split("+")} - set(IDLE) == {"mae"}
+
+
+def test_a_chain_passes_on_every_hook() -> None:
+    hooks = {name for name, value in vars(Variant).items() if callable(value) and not name.startswith("__")}
+    assert hooks - {"Options"} <= set(vars(VariantChain))
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_options_of_all_are_accepted_and_checked(name: str) -> None:
+    cls = find_variant(name)
+    parts = [VARIANTS.get(part) for part in name.split("+")]
+    assert {each.name for each in fields(cls.Options)} == {each.name for part in parts for each in fields(part.Options)}
+    assert cls.name == name and all(part.summary in cls.summary for part in parts)
+
+
+def test_no_variant_has_an_option_that_all_have() -> None:
+    shared = {each.name for each in fields(TrainConfig)}
+    for _, cls in VARIANTS:
+        assert not shared & {each.name for each in fields(cls.Options)}

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from headscope.training.batches import Batch, collate, epoch_plan
+from headscope.training.composed import find_variant
 from headscope.training.config import TrainConfig
 from headscope.training.engine import make_run
 from headscope.training.run import Run
-from headscope.training.variant import VARIANTS
 
 SIZES: dict[str, Any] = {
     "encoder_layers": 1, "decoder_layers": 2, "d_model": 12, "d_ffn": 17, "heads": 3, "vocab_size": 60,
@@ -43,8 +43,8 @@ def config(folder: Path, **options: Any) -> TrainConfig:
 
 
 def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **options: Any) -> Run:
-    """A run of a variant that has done nothing yet."""
-    cls = VARIANTS.get(name)
+    """A run of a variant, or of several (`mixing+swap`), that has done nothing yet."""
+    cls = find_variant(name)
     return make_run(config(folder, **(shared or {})), cls(cls.Options(**options)))
 
 

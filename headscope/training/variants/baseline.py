@@ -12,3 +12,4 @@ class Baseline(Variant):
     name = "baseline"
     summary = "The plain Transformer."
     uses_all = True
+    alone = "it is training without any variant"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
-from headscope.training.variant import NoOptions, Variant, option, variant
+from headscope.training.variant import Gradients, NoOptions, Variant, option, variant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,12 +75,12 @@ class Disagreement(Variant):
 
             pad_like_the_fork(run.model, run.data.train.pads, fresh=run.config.init is None)
 
-    def step(self, run: Run, batches: Sequence[Batch]) -> Sums:  # noqa: D102
+    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
         from headscope.model.attention import tapped
 
         self.contexts.clear()
         with tapped(self._see, before_mixing=True):
-            return run.gradients(batches)
+            return gradients(batches)
 
     def _see(self, call: AttentionCall, _: Tensor) -> None:
         site = self.places.get(id(call.module))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headscope.errors import ConfigError
-from headscope.training.variant import NoOptions, Variant, option, variant
+from headscope.training.variant import Gradients, NoOptions, Variant, option, variant
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -87,6 +87,7 @@ class Mae(Variant):
     name = "mae"
     summary = "A mixture of attentive experts: gates decide how much each expert counts (MAE)."
     Options = MaeOptions
+    decides = ("how heads are mixed",)
 
     def __init__(self, options: MaeOptions) -> None:
         super().__init__(options)
@@ -136,23 +137,23 @@ class Mae(Variant):
                 parameter.requires_grad_(id(parameter) in trained)
         self._watch(run)
 
-    def step(self, run: Run, batches: Sequence[Batch]) -> Sums:  # noqa: D102
+    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
         from headscope.model.mixing.experts import experts_of, using
 
         self.course.noting = (run.moment.update + 1) % min(self.course.every, run.config.log_every) == 0
         if not self.options.bcd:
-            return run.gradients(batches)
+            return gradients(batches)
         if self.options.tune != "none":
-            found = run.gradients(batches)
+            found = gradients(batches)
             self._descend(run)
             return found
         if not self.options.uniform and run.moment.epoch % self.options.gate_every == 0:
             with frozen(self.rest), gates_alone(run.model):
-                run.gradients(batches)
+                gradients(batches)
             self._descend(run)
             run.clear_gradients()
         with using(experts_of(run.model), "sampled"):
-            return run.gradients(batches)
+            return gradients(batches)
 
     def _descend(self, run: Run) -> None:
         """Plain SGD on the gates; a step whose gradients overflowed in half precision is left out."""

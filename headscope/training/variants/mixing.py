@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
-from headscope.training.variant import Moment, NoOptions, Variant, option, variant
+from headscope.training.variant import Gradients, Moment, NoOptions, Variant, option, variant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +79,7 @@ class Mixing(Variant):
     name = "mixing"
     summary = "A matrix that mixes the heads of each attention module, made to grow (MHR)."
     Options = MixingOptions
+    decides = ("how heads are mixed",)
 
     def __init__(self, options: MixingOptions) -> None:
         super().__init__(options)
@@ -117,8 +118,8 @@ class Mixing(Variant):
         else:
             self.open = moment.fraction >= self.options.start_after
 
-    def step(self, run: Run, batches: Sequence[Batch]) -> Sums:  # noqa: D102
-        found = run.gradients(batches)
+    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
+        found = gradients(batches)
         self.seen += len(batches[-1])
         for site, its in self.matrices.items():
             if not (self.open and self.ratios[site]):

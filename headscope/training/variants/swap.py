@@ -27,7 +27,7 @@ class SwapOptions(NoOptions):
     """Options of `swap`; the dynamic ones take one value, or three for encoder-self, decoder-self, cross."""
 
     swap_schedule: Path | None = option(
-        None, "Swaps by epoch: JSON as the MHR program reads it, or TOML (tables [[swap]]).", metavar="FILE"
+        None, "Swaps by epoch: JSON as the MHR program reads it, or TOML (tables named swap).", metavar="FILE"
     )
     dynamic: tuple[str, ...] = option(
         ("none",), "Swaps by score: hard, soft, random, local or none; one, or three for the sites."
@@ -40,7 +40,11 @@ class SwapOptions(NoOptions):
     dynamic_frequency: tuple[int, ...] = option((1,), "Epochs that a swap stays before it is undone.")
     dynamic_rest: tuple[int, ...] = option((1,), "Epochs without a swap after that.")
     dynamic_max_switches: tuple[int, ...] = option((1,), "Heads that change places: k of the ways above.")
-    swap_output: bool = option(False, "The heads' slices of the output projection change places too.")
+    swap_output: bool = option(
+        False,
+        "The heads' slices of the output projection change places too; within a layer also their rows and columns of a "
+        "mixing matrix.",
+    )
     swap_moments: bool = option(False, "Adam's moments of the heads change places too.")
     compat: Literal["none", "fork"] = option("none", "fork: the constants and quirks of the published program.")
 
@@ -103,6 +107,10 @@ class SwapHeads(Variant):
     validation, by scores on the validation text (`headscope.training.head_scores`), and undone after a while
     (`headscope.training.swap_choice`). `compat` "fork" follows the published program in widths, layer names,
     mixing matrices and pairings (`headscope.training.fork_swaps`); what it loses at a restart is kept here.
+
+    In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head takes the
+    other's row and column. The published program exchanges whole matrices when heads 0 are swapped, by an oversight;
+    `compat` "fork" does too.
     """
 
     name = "swap"
@@ -116,9 +124,14 @@ class SwapHeads(Variant):
         self.scheduled = 0
 
     def prepare(self, run: Run) -> None:  # noqa: D102
+        from headscope.training.fork_swaps import check_fork_width
         from headscope.training.swap_choice import Phase
+        from headscope.training.swaps import check_separate
 
         options = self.options
+        check_separate(*(module for *_, module in run.model.attention_modules()))
+        if options.compat == "fork":
+            check_fork_width(run.model)
         if options.swap_schedule is None and not options.ways:
             raise ConfigError("nothing says which heads change places; give --swap-schedule FILE or --dynamic WAY")
         if options.swap_schedule is not None:

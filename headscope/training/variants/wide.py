@@ -37,6 +37,7 @@ class Wide(Variant):
     name = "wide"
     summary = "Heads as wide as the model."
     Options = WideOptions
+    decides = ("how wide heads are",)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:  # noqa: D102
         encoder = None if config.encoder is None else reshaped(config.encoder, self.options)

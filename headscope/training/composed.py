@@ -1,0 +1,201 @@
+"""Several variants that train one model together: `headscope train mixing+swap`.
+
+Imported to write `headscope train --help`, so it imports no torch (see `headscope.training.variant`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, field, fields, make_dataclass
+from functools import cache, partial
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+
+from headscope.errors import ConfigError
+from headscope.training.variant import VARIANTS, Gradients, Moment, NoOptions, Variant
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headscope.model.transformer import Transformer
+    from headscope.model.transformer_config import TransformerConfig
+    from headscope.training.batches import Batch
+    from headscope.training.losses import Sums
+    from headscope.training.run import Run
+
+
+class VariantChain(Variant):
+    """Variants whose hooks are called one after another, in the order of `parts`.
+
+    Losses are added, steps nested (the first part's is the outermost), parameter groups intersected, and states
+    kept by the names of the parts.
+    """
+
+    def __init__(self, parts: Sequence[Variant], *, options: Any) -> None:
+        super().__init__(options)
+        self.parts = tuple(parts)
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:  # noqa: D102
+        for part in self.parts:
+            config = part.shape(config)
+        return config
+
+    def may_lack(self, key: str) -> bool:  # noqa: D102
+        return any(part.may_lack(key) for part in self.parts)
+
+    def adapt(self, model: Transformer, *, fresh: bool) -> None:  # noqa: D102
+        for part in self.parts:
+            part.adapt(model, fresh=fresh)
+
+    def groups(self, model: Transformer) -> list[dict[str, Any]]:
+        """What all parts leave to the main optimizer, with the settings of all."""
+        found = super().groups(model)
+        for part in self.parts:
+            found = intersected(found, part.groups(model))
+        return found
+
+    def prepare(self, run: Run) -> None:  # noqa: D102
+        for part in self.parts:
+            part.prepare(run)
+
+    def resumed(self, run: Run) -> None:  # noqa: D102
+        for part in self.parts:
+            part.resumed(run)
+
+    def before_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+        for part in self.parts:
+            part.before_epoch(run, moment)
+
+    def after_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+        for part in self.parts:
+            part.after_epoch(run, moment)
+
+    def before_update(self, run: Run, moment: Moment) -> None:  # noqa: D102
+        for part in self.parts:
+            part.before_update(run, moment)
+
+    def after_update(self, run: Run, moment: Moment) -> None:  # noqa: D102
+        for part in self.parts:
+            part.after_update(run, moment)
+
+    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
+        for part in reversed(self.parts):
+            gradients = partial(part.step, run, gradients=gradients)
+        return gradients(batches)
+
+    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:  # noqa: D102
+        losses = [loss for part in self.parts if (loss := part.extra_loss(run, batch)) is not None]
+        return sum(losses[1:], start=losses[0]) if losses else None
+
+    def history(self, run: Run) -> dict[str, float]:  # noqa: D102
+        return {name: value for part in self.parts for name, value in part.history(run).items()}
+
+    def state_dict(self) -> Mapping[str, Any]:  # noqa: D102
+        return {part.name: dict(part.state_dict()) for part in self.parts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        for part in self.parts:
+            part.load_state_dict(state[part.name])
+
+
+class Composed(VariantChain):
+    """Registered variants by their names; `combine` makes a subclass for each combination."""
+
+    classes: ClassVar[tuple[type[Variant], ...]]
+
+    def __init__(self, options: Any) -> None:
+        super().__init__([cls(options_of(cls, options)) for cls in self.classes], options=options)
+
+
+def find_variant(name: str) -> type[Variant]:
+    """The variant called `name`, or several joined by "+", in any order; their run is named in alphabetical order.
+
+    ConfigError for a name that no variant has, one that stands twice, and variants that cannot train together.
+    """
+    classes = [VARIANTS.get(part.strip()) for part in name.split("+")]
+    if len(classes) == 1:
+        return classes[0]
+    names = [cls.name for cls in classes]
+    if twice := [part for part in names if names.count(part) > 1]:
+        raise ConfigError(f"variant {name!r} names {twice[0]} twice; name each variant once")
+    if problem := why_not_together(classes):
+        raise ConfigError(f"variant {name!r}: {problem}")
+    return combine(tuple(sorted(classes, key=lambda cls: cls.name)))
+
+
+def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
+    """What keeps these variants from training one model, None where nothing does."""
+    for first, second in combinations(classes, 2):
+        if both := [what for what in first.decides if what in second.decides]:
+            return f"{first.name} and {second.name} both decide {both[0]}; take one of them"
+    for cls in classes:
+        if cls.alone is not None:
+            others = "+".join(each.name for each in classes if each is not cls)
+            return f"{cls.name} cannot be combined, because {cls.alone}; take {others}"
+    return None
+
+
+@cache
+def combine(classes: tuple[type[Variant], ...]) -> type[Composed]:
+    """A variant made of several, with the options of all."""
+    about = [f"{cls.name}: {inspect.getdoc(cls) or cls.summary}" for cls in classes]
+    attributes = {
+        "__doc__": "\n\n".join(["An option that several of them have is given once, for all.", *about]),
+        "name": "+".join(cls.name for cls in classes),
+        "summary": " ".join(cls.summary for cls in classes),
+        "Options": combined_options(classes),
+        "uses_all": all(cls.uses_all for cls in classes),
+        "classes": classes,
+    }
+    return type("Composed", (Composed,), attributes)
+
+
+def combined_options(classes: Sequence[type[Variant]]) -> type[Any]:
+    """One options class with the fields of all; it checks itself as they do.
+
+    An option that several have (`--compat`) is one: ConfigError where its type or default differ between them.
+    """
+    owners: dict[str, list[tuple[type[Variant], Field[Any], Any]]] = {}
+    for cls in classes:
+        hints = get_type_hints(cls.Options)
+        for each in fields(cls.Options):
+            owners.setdefault(each.name, []).append((cls, each, hints[each.name]))
+    specified = []
+    for name, its in owners.items():
+        if len({(repr(hint), repr(each.default)) for _, each, hint in its}) > 1:
+            who = " and ".join(cls.name for cls, _, _ in its)
+            raise ConfigError(f"{who} have options --{name.replace('_', '-')} of their own; they cannot be combined")
+        specified.append((name, its[0][2], _joined([each for _, each, _ in its], [cls.name for cls, _, _ in its])))
+
+    def check(options: Any) -> None:
+        for cls in classes:
+            options_of(cls, options)
+
+    name = "".join(cls.name.capitalize() for cls in classes)
+    namespace = {"__post_init__": check, "__doc__": f"Options of {'+'.join(cls.name for cls in classes)}."}
+    return make_dataclass(f"{name}Options", specified, bases=(NoOptions,), namespace=namespace, frozen=True)
+
+
+def options_of(cls: type[Variant], options: Any) -> Any:
+    """The options of one variant out of those of several."""
+    return cls.Options(**{each.name: getattr(options, each.name) for each in fields(cls.Options)})
+
+
+def intersected(groups: Iterable[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups of what is in both, with the settings of both, in the order of the first ones."""
+    found = []
+    for group in groups:
+        for other in others:
+            theirs = set(map(id, other["params"]))
+            both = [parameter for parameter in group["params"] if id(parameter) in theirs]
+            found.append({**group, **other, "params": both})
+    return [group for group in found if group["params"]] or found[:1]
+
+
+def _joined(same: Sequence[Field[Any]], names: Sequence[str]) -> Any:
+    """One option for several of the same name: its help is all that they say, under a heading of its own."""
+    said = dict.fromkeys(each.metadata["help"] for each in same)
+    about = {**same[0].metadata, "help": " ".join(said)}
+    about["panel"] = about["panel"] or ", ".join(names).capitalize()
+    return field(default=same[0].default, metadata=about)
