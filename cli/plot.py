@@ -232,6 +232,27 @@ def training(
 
 
 @app.command()
+def confidence(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN|DIR…",
+            help="Directories that `headscope train --save-confidence` wrote, or of the MHR fork's epoch-N.pkl.",
+        ),
+    ],
+    out: Out,
+    force: Force = False,
+    dpi: Dpi = DPI,
+    as_json: AsJson = False,
+) -> None:
+    """Confidence of every head on the training batches, from epoch to epoch."""
+    from headscope.report.confidence import confidence_figure, load_confidence
+
+    draw = _Draw("confidence", confidence_figure, load=load_confidence)
+    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
+
+
+@app.command()
 def pruning(
     runs: Annotated[
         list[Path],
@@ -271,27 +292,30 @@ def pruning(
 class _Draw:
     """One figure for every run named: all places to write to are checked before anything is drawn.
 
-    `from_pickle` and `from_checkpoint` read a run from a file, where the figure can be drawn from one.
+    `from_pickle` and `from_checkpoint` read a run from a file, where the figure can be drawn from one; `load` reads a
+    directory that is no run of `headscope analyze`.
     """
 
     def __init__(
         self,
         name: str,
-        draw: Callable[[Run], Figure],
+        draw: Callable[[Any], Figure],
         *,
         from_pickle: Callable[[Path], Run] | None = None,
         from_checkpoint: Callable[[Path], Run] | None = None,
+        load: Callable[[Path], Run] | None = None,
     ) -> None:
         self.name = name
         self.draw = draw
         self.from_pickle = from_pickle
         self.from_checkpoint = from_checkpoint
+        self.load = load
 
     def __call__(self, paths: Sequence[Path], out: Path, *, force: bool, dpi: int, as_json: bool) -> None:
         from headscope.report.checkpoint import read_run
         from headscope.report.save import target_paths, write_figure
 
-        read = partial(read_run, from_pickle=self.from_pickle, from_checkpoint=self.from_checkpoint)
+        read = self.load or partial(read_run, from_pickle=self.from_pickle, from_checkpoint=self.from_checkpoint)
         runs = [read(path) for path in paths]
         targets = target_paths(out, runs, figure=self.name, force=force)
         written = []

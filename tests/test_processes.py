@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -24,8 +26,8 @@ with together() as processes:
     for seed in (1, 2):
         train(
             TrainConfig(
-                out=out / str(seed), seed=seed, **texts, **sizes, max_tokens=60, max_updates=4, dropout=0.0,
-                warmup=2, lr=0.01, precision="float64", accumulate=2 // processes.world,
+                out=out / str(seed), seed=seed, **texts, **sizes, max_tokens=60, max_epochs=1, dropout=0.0,
+                warmup=2, lr=0.01, precision="float64", accumulate=2 // processes.world, save_confidence="advanced",
             ),
             Baseline(Baseline.Options()),
         )
@@ -33,7 +35,7 @@ with together() as processes:
 
 
 def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path, python: Callable[..., str]) -> None:
-    """They meet once, and two processes give what one gives with batches of both."""
+    """They meet once, and two processes give what one gives with batches of both, and keep rows of all batches."""
     chance, script = random.Random(3), tmp_path / "trainings.py"
     words = ["ab", "bba", "cd", "dcc", "e", "fee"]
     lines = [" ".join(chance.choices(words, k=chance.randint(2, 7))) for _ in range(60)]
@@ -46,5 +48,11 @@ def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path, python
         one, two = (load_file(tmp_path / name / seed / "last" / "model.safetensors") for name in ("one", "two"))
         for key, expected in one.items():
             torch.testing.assert_close(two[key], expected, rtol=0, atol=1e-10)
+        rows = [
+            pickle.loads((tmp_path / name / seed / "confs" / "epoch-1.pkl").read_bytes()) for name in ("one", "two")
+        ]
+        of_one, of_two = (np.array(sorted(each["decoder"][0]["enc_attn"].tolist())) for each in rows)
+        assert len(of_one) > 3 and of_one[:, -1].sum() == 60
+        np.testing.assert_allclose(of_two, of_one, rtol=0, atol=1e-9)
     first, second = (load_file(tmp_path / "two" / seed / "last" / "model.safetensors") for seed in ("1", "2"))
     assert not all(torch.equal(first[key], second[key]) for key in first)

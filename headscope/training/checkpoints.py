@@ -18,7 +18,7 @@ from headscope.model.transformer import Transformer
 from headscope.results import written
 from headscope.training.run import Run
 
-WEIGHTS = "weights"
+WEIGHTS, CONFIDENCE = "weights", "confs"
 NAMES = ("last", "best", "averaged")
 
 
@@ -65,7 +65,8 @@ def recover(folder: Path) -> None:
             old.rename(folder / name)
     names = [f"{dots}{name}.*" for name in (*NAMES, "state", "run", "metrics") for dots in (".", "..")]
     left = [path for pattern in names for path in folder.glob(pattern)]
-    for path in [*left, *(folder / "data").glob(".*"), *(folder / WEIGHTS).glob(".*")]:
+    inside = [path for name in ("data", WEIGHTS, CONFIDENCE) for path in (folder / name).glob(".*")]
+    for path in [*left, *inside]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

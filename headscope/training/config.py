@@ -121,6 +121,12 @@ class TrainConfig:
         None, "Save the state that --resume needs every N updates too, not after epochs alone.", panel=RUN
     )
     log_every: int = option(50, "Updates between lines of metrics.csv.", panel=RUN)
+    save_confidence: Literal["none", "base", "advanced", "pairwise"] = option(
+        "none",
+        "Write DIR/confs/epoch-N.pkl after every whole epoch: the MHR program's confidence of every head, batch by "
+        "batch.",
+        panel=RUN,
+    )
     tensorboard: bool = option(False, "Write event files for TensorBoard (needs the package tensorboard).", panel=RUN)
 
     seed: int = option(1, "Seed of weights, dropout and data order.", panel=MACHINE)
@@ -142,6 +148,8 @@ class TrainConfig:
             raise ConfigError("--schedule cosine must know the end: give --max-updates or --max-epochs")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"--betas {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98")
+        if self.save_confidence != "none" and self.compile:
+            raise ConfigError("--save-confidence looks at attention weights, which --compile hides; leave one out")
         if self.best_by == "bleu" and self.bleu_every != 1:
             raise ConfigError(f"--best-by bleu needs BLEU at every validation; --bleu-every is {self.bleu_every}")
 

@@ -36,7 +36,10 @@ from headscope.training.state import FILE as STATE
 from headscope.training.state import check_settings, load_state, read_state
 from headscope.training.variant import Moment, Variant, check_choices
 
-MINE = ("run.json", METRICS, STATE, DATA, "last", "best", "averaged", checkpoints.WEIGHTS, "tensorboard")
+MINE = (
+    *("run.json", METRICS, STATE, DATA, "tensorboard"),
+    *(*checkpoints.NAMES, checkpoints.WEIGHTS, checkpoints.CONFIDENCE),
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def _train(
     run = make_run(config, variant, processes)
     progress = Progress() if state is None else load_state(run, state)
     if state is not None:
-        variant.resumed(run)
+        run.variant.resumed(run)
     history = None
     about = _about(run, options, command)
     if processes.main:
@@ -119,6 +122,10 @@ def _train(
 def make_run(config: TrainConfig, variant: Variant, processes: Processes | None = None) -> Run:
     """Data, model and optimizer of a run that has not begun; `variant.prepare` is called."""
     processes = processes or Processes()
+    if config.save_confidence != "none":
+        from headscope.training.confidence_files import with_confidence
+
+        variant = with_confidence(variant, config.save_confidence)
     device = _device(config, processes)
     torch.manual_seed(config.seed)
     init = open_init(config)

@@ -91,7 +91,7 @@ def head_scores(
     sums: dict[tuple[Site, int], tuple[Tensor, Tensor]] = {}
     places = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
     for batch in batches:
-        sides = _sides(batch, source_special, target_special)
+        sides = sides_of(batch, source_special, target_special)
         with torch.no_grad(), tapped(partial(_add, sums, places, sides, SCORES[score])):
             memory = None if batch.source is None else model.encode(batch.source, batch.source_mask)
             model.decode(batch.target, memory, memory_mask=batch.source_mask, target_mask=batch.target_mask)
@@ -114,15 +114,22 @@ def _add(
     _: Tensor,
 ) -> None:
     site, layer = places[id(call.module)]
-    queries = sides["source" if site is Site.ENCODER_SELF else "target"]
-    keys = sides["target" if site is Site.DECODER_SELF else "source"]
-    weights, context = call.weights.double(), call.context.double()
-    found = score(Seen(weights, context, queries[0], keys[0], queries[1], keys[1]))
+    found = score(seen_of(call, site, sides, dtype=torch.float64))
     before = sums.get((site, layer))
     sums[site, layer] = found if before is None else (before[0] + found[0], before[1] + found[1])
 
 
-def _sides(batch: Batch, source_special: Collection[int], target_special: Collection[int]) -> Sides:
+def seen_of(call: AttentionCall, site: Site, sides: Sides, *, dtype: torch.dtype | None = None) -> Seen:
+    """A call at a site as scores take it, in `dtype`; None: its own, float32 for half precision."""
+    queries = sides["source" if site is Site.ENCODER_SELF else "target"]
+    keys = sides["target" if site is Site.DECODER_SELF else "source"]
+    dtype = dtype or torch.promote_types(call.weights.dtype, torch.float32)
+    weights, context = call.weights.to(dtype), call.context.to(dtype)
+    return Seen(weights, context, queries[0], keys[0], queries[1], keys[1])
+
+
+def sides_of(batch: Batch, source_special: Collection[int] = (), target_special: Collection[int] = ()) -> Sides:
+    """Real and counted positions of both sides of a batch; the ids given are those that are not counted."""
     found = {}
     for name, ids, mask, special in (
         ("source", batch.source, batch.source_mask, source_special),

@@ -1,0 +1,142 @@
+"""Confidence of every head from epoch to epoch: files of `headscope train --save-confidence` or of the MHR fork."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from headscope.report.families import Legend
+from headscope.report.fork import ForkRun, confidence_run
+from headscope.report.grid import shared_limits
+from headscope.report.page import LABEL, RULE, TICK, Page
+from headscope.report.run import Run, RunError
+from headscope.report.training import COLORS, DASHES
+
+WIDTH, HEIGHT = 1.9, 1.15  # inches of the axes of one panel
+LEFT, ABOVE, BELOW = 0.46, 0.22, 0.32
+FILE = re.compile(r"epoch-(\d{1,9})\.pkl")
+MANY = 30  # more epochs than this are lines without points
+
+
+@dataclass(frozen=True, eq=False)
+class ConfidenceHistory(Run):
+    """The means of every epoch: `epochs` [e] and, by site and layer, `scores` [e h]."""
+
+    epochs: tuple[int, ...] = ()
+    scores: Mapping[tuple[str, int], NDArray[np.float64]] = field(default_factory=dict)
+
+    @property
+    def data(self) -> str:
+        """Which epochs, and whose method where the run says it."""
+        method = self.meta.get("method")
+        shown = f"epochs {self.epochs[0]} to {self.epochs[-1]}" if len(self.epochs) > 1 else f"epoch {self.epochs[0]}"
+        return ", ".join([*([f"method {method}"] if method else []), "means over training sentences", shown])
+
+
+def load_confidence(path: Path) -> ConfidenceHistory:
+    """Read epoch-N.pkl of a training run's `confs`, or of the directory itself; RunError where there are none."""
+    folder = path / "confs" if (path / "confs").is_dir() else path
+    named = [(FILE.fullmatch(each.name), each) for each in folder.iterdir()] if folder.is_dir() else []
+    files = sorted((int(match[1]), each) for match, each in named if match)
+    if not files:
+        raise RunError(
+            f"{path} holds no epoch-N.pkl; name a run of `headscope train … --save-confidence base`, or the directory "
+            "of such files that the MHR fork wrote"
+        )
+    runs = [confidence_run(file) for _, file in files]
+    for run, (_, file) in zip(runs, files, strict=True):
+        if run.layout != runs[0].layout:
+            raise RunError(f"{file} has other layers or heads than {files[0][1].name}; these files are of several runs")
+    meta = {"signature": f"file:{path.name}|format:mhr", **_about(path), "layout": runs[0].layout}
+    epochs = tuple(epoch for epoch, _ in files)
+    return ConfidenceHistory(path, meta, runs[-1].heads, epochs, _stacked(runs))
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """What run.json says of a training that is there: its signature and which confidence it kept."""
+    try:
+        about = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        return {"signature": str(about["signature"]), "method": str(about["config"]["save_confidence"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _stacked(runs: list[ForkRun]) -> dict[tuple[str, int], NDArray[np.float64]]:
+    found: dict[tuple[str, int], NDArray[np.float64]] = {}
+    for site, counts in runs[0].layout.items():
+        for layer, count in enumerate(counts):
+            if count:
+                tables = [run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)] for run in runs]
+                found[site, layer] = np.array([table["confidence"].to_numpy(float) for table in tables])
+    return found
+
+
+def confidence_figure(run: ConfidenceHistory) -> Figure:
+    """A panel for every layer (rows) of every site (columns), a line for every head, one scale for all."""
+    layers = max(map(len, run.layout.values()))
+    most = max(values.shape[1] for values in run.scores.values())
+    width = len(run.layout) * (LEFT + WIDTH)
+    legend = Legend.plan([("    ", COLORS[head], f"head {head}{_more(head, most)}") for head in _colors(most)], width)
+    page = Page(
+        width,
+        layers * (ABOVE + HEIGHT + BELOW) + legend.height,
+        title="Confidence of heads from epoch to epoch",
+        subtitle=f"{run.name} · {run.data}",
+        footer=run.signature,
+    )
+    limits = shared_limits(list(run.scores.values()))
+    for column, site in enumerate(run.layout):
+        for layer in range(len(run.layout[site])):
+            if (site, layer) in run.scores:
+                left, top = column * (LEFT + WIDTH) + LEFT, layer * (ABOVE + HEIGHT + BELOW) + ABOVE
+                axes = page.axes(left, top, WIDTH, HEIGHT)
+                _draw(axes, run.epochs, run.scores[site, layer])
+                _label(axes, f"{site}.{layer}", (float(limits.vmin or 0), float(limits.vmax or 0)))
+    legend.draw(page, layers * (ABOVE + HEIGHT + BELOW))
+    return page.figure
+
+
+def _draw(axes: Axes, epochs: tuple[int, ...], scores: NDArray[np.float64]) -> None:
+    for head, line in enumerate(scores.T):
+        axes.plot(
+            epochs,
+            line,
+            DASHES[head // len(COLORS) % len(DASHES)],
+            color=COLORS[head % len(COLORS)],
+            linewidth=0.9,
+            marker="o" if len(epochs) <= MANY else "",
+            markersize=2,
+        )
+
+
+def _label(axes: Axes, title: str, limits: tuple[float, float]) -> None:
+    room = 0.04 * (limits[1] - limits[0])
+    axes.set_ylim(limits[0] - room, limits[1] + room)
+    axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+    axes.set_xlabel("epoch", size=TICK, labelpad=1)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.tick_params(length=2, width=0.4, color=RULE)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(linewidth=0.3, color="#e4e4e4")
+    axes.set_axisbelow(True)
+
+
+def _colors(heads: int) -> range:
+    return range(min(heads, len(COLORS)))
+
+
+def _more(head: int, heads: int) -> str:
+    """Heads beyond the colours have the same ones again, dashed, then dotted."""
+    others = [str(other) for other in range(head + len(COLORS), heads, len(COLORS))]
+    return "".join(f", {other}" for other in others)

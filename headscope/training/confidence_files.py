@@ -1,0 +1,128 @@
+"""Confidence of every head on the training batches of each epoch, in the MHR fork's files: DIR/confs/epoch-N.pkl.
+
+A file is {"encoder": [{"self_attn": X}, …], "decoder": [{"self_attn": X, "enc_attn": X}, …]}, X float64 [n h+1]: a
+row for each of the n micro-batches, the scores of the h heads (means over sentences, `headscope.training.head_scores`)
+and the number of sentences. As in the fork they are taken from the forward passes of training itself, with its
+dropout, from weights before their dropout and before any mixing of heads.
+
+Deviations: padding is left out, so that a row is the mean of what the fork gives for each sentence by itself (it
+counts padded queries, and divides by the padded length); there is a row for every micro-batch of every process (the
+fork keeps the last one of an update, of the first process); where an update passes its batches several times (MAE),
+the last pass counts; the fork calls the folder `confs/NAME-method=base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.results import write_pickle
+from headscope.runfiles import nested
+from headscope.training.checkpoints import CONFIDENCE
+from headscope.training.composed import VariantChain
+from headscope.training.head_scores import SCORES, seen_of, sides_of
+from headscope.training.variant import Gradients, Moment, Variant
+
+if TYPE_CHECKING:
+    from headscope.training.batches import Batch
+    from headscope.training.losses import Sums
+    from headscope.training.run import Run
+
+
+class ConfidenceFiles(Variant):
+    """Watches training and writes a file after every whole epoch; what it has of an unfinished one is in its state.
+
+    It uses the hooks of a variant and changes nothing of the training.
+    """
+
+    name = "confidence-files"
+    summary = "Confidence of heads on the training batches of every epoch."
+
+    def __init__(self, method: str) -> None:
+        super().__init__(None)
+        self.method = method
+        self.places: dict[int, tuple[Site, int]] = {}
+        self.heads: dict[tuple[Site, int], int] = {}
+        self.calls: list[AttentionCall] = []
+        self.passes: list[Tensor] = []
+        self.rows: list[Tensor] = []
+        self.noted = 0
+
+    def prepare(self, run: Run) -> None:  # noqa: D102
+        modules = [(site, layer, module) for site, layer, _, module in run.model.attention_modules() if module.heads]
+        self.places = {id(module): (site, layer) for site, layer, module in modules}
+        self.heads = {(site, layer): module.heads for site, layer, module in modules}
+
+    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
+        self.calls, self.passes = [], []
+        with tapped(self._see, before_mixing=True):
+            found = gradients(batches)
+        rows = [row.cpu() for row, batch in zip(self.passes[-len(batches) :], batches, strict=True) if len(batch)]
+        self.rows += [row for its in run.processes.all(rows) for row in its]
+        return found
+
+    def _see(self, call: AttentionCall, _: Tensor) -> None:
+        if id(call.module) in self.places:
+            self.calls.append(call)
+
+    @torch.no_grad()
+    def extra_loss(self, run: Run, batch: Batch) -> None:
+        """No loss; the calls of the forward pass that is over become a row."""
+        calls, self.calls = self.calls, []
+        sides = sides_of(batch)
+        found: dict[tuple[Site, int], Tensor] = {}
+        for call in calls:
+            place = self.places[id(call.module)]
+            total, count = SCORES[self.method](seen_of(call, place[0], sides))
+            found[place] = torch.cat([total / count.clamp_min(1), count.view(1)])
+        self.passes.append(torch.cat([found[place] for place in self.heads]))
+
+    def after_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+        rows = self._by_place(self.rows)
+        self.rows, self.noted = [], 0
+        if run.processes.main:
+            write_confidence(run.config.out / CONFIDENCE, moment.epoch, rows)
+
+    def history(self, run: Run) -> dict[str, float]:
+        """Mean over the heads of a site and the sentences since the line before, of this epoch."""
+        found = dict.fromkeys(sorted({site for site, _ in self.heads}), float("nan"))
+        if recent := self.rows[self.noted :]:
+            rows = self._by_place(recent)
+            for site in found:
+                its = [(rows[place][:, :-1], rows[place][:, -1:]) for place in self.heads if place[0] is site]
+                count = sum(float(sizes.sum()) * scores.shape[1] for scores, sizes in its)
+                found[site] = sum(float((scores * sizes).sum()) for scores, sizes in its) / max(count, 1)
+        self.noted = len(self.rows)
+        return {f"confidence_{self.method}.{site}": value for site, value in found.items()}
+
+    def state_dict(self) -> Mapping[str, Any]:  # noqa: D102
+        return {"rows": self.rows, "noted": self.noted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        self.rows, self.noted = list(state["rows"]), state["noted"]
+
+    def _by_place(self, rows: Sequence[Tensor]) -> dict[tuple[Site, int], Tensor]:
+        """Rows [n h+1] of every module, those that count no sentence left out."""
+        sizes = [count + 1 for count in self.heads.values()]
+        table = torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, sum(sizes))
+        parts = zip(self.heads, torch.split_with_sizes(table, sizes, dim=1), strict=True)
+        return {place: part[part[:, -1] > 0] for place, part in parts}
+
+
+def with_confidence(variant: Variant, method: str) -> Variant:
+    """The variant, watched by `ConfidenceFiles`; it keeps its name."""
+    kept = {"name": variant.name, "uses_all": variant.uses_all}
+    watched: type[VariantChain] = type("Watched", (VariantChain,), kept)
+    return watched([ConfidenceFiles(method), variant], options=variant.options)
+
+
+def write_confidence(folder: Path, epoch: int, rows: Mapping[tuple[Site, int], Tensor]) -> Path:
+    """Write epoch-N.pkl of rows [n h+1] by site and layer."""
+    arrays = {place: its.numpy().astype("float64") for place, its in rows.items()}
+    return write_pickle(folder / f"epoch-{epoch}.pkl", nested(arrays))

@@ -1,0 +1,241 @@
+"""Confidence of heads on the batches of an epoch, in the MHR fork's files: numbers, resuming, and their figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from oracles import lessons
+from oracles.confidence_rows import sentence_score
+from typer.testing import CliRunner
+
+from headscope.capture import capture
+from headscope.cli.main import app
+from headscope.errors import ConfigError, DataError
+from headscope.heads import Site
+from headscope.report.confidence import confidence_figure, load_confidence
+from headscope.report.run import RunError
+from headscope.training.batches import collate, epoch_plan
+from headscope.training.composed import find_variant
+from headscope.training.engine import train
+from headscope.training.variant import Moment
+
+METHODS = ("base", "advanced", "pairwise")
+MODULES = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
+STILL: dict[str, Any] = {"dropout": 0.0, "lr": 1e-30, "warmup_lr": 0.0}  # weights that stay as they are
+
+
+def entry(content: Any, site: Site, layer: int) -> NDArray[np.float64]:
+    stack, name = MODULES.get(site, ("decoder", "enc_attn"))
+    found: NDArray[np.float64] = content[stack][layer][name]
+    return found
+
+
+def read(folder: Path, epoch: int) -> Any:
+    return pickle.loads((folder / "run" / "confs" / f"epoch-{epoch}.pkl").read_bytes())
+
+
+def go(folder: Path, name: str = "baseline", *, resume: bool = False, listener: Any = None, **given: Any) -> Any:
+    folder.mkdir(exist_ok=True)
+    cls = find_variant(name)
+    options = given.pop("options", {})
+    shared = {"max_epochs": 2, "log_every": 3, **given}
+    return train(lessons.config(folder, **shared), cls(cls.Options(**options)), resume=resume, listener=listener)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_are_means_over_the_sentences_of_a_batch(method: str, tmp_path: Path) -> None:
+    """Against each sentence run by itself, without padding, with slow loops; batches of several lengths."""
+    run = lessons.begin(tmp_path, "baseline", shared={"save_confidence": method, **STILL})
+    groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=1)[:3]
+    for group in groups:
+        run.update([collate(run.data.train, group)])
+    run.variant.after_epoch(run, Moment(epoch=1))
+    found = read(tmp_path, 1)
+    assert any(len({len(run.data.train.target[int(n)]) for n in group}) > 1 for group in groups)
+    run.model.eval()
+    for row, group in enumerate(groups):
+        sums = {place: np.zeros(3) for place in run.model.attention_places().layout}
+        for number in group:
+            batch = collate(run.data.train, np.array([number]))
+            with torch.no_grad(), capture(run.model, ("weights",)) as heads:
+                run.model(batch.source, batch.target)
+            for place, total in sums.items():
+                total += sentence_score(method, heads[place]["weights"][0].numpy())
+        for (site, layer), total in sums.items():
+            its = entry(found, site, layer)
+            assert its.dtype == np.float64 and its.shape == (3, 4) and its[row, -1] == len(group)
+            np.testing.assert_allclose(its[row, :-1], total / len(group), rtol=1e-9)
+
+
+def test_base_and_advanced_are_the_forks_numbers_where_nothing_is_padded(tmp_path: Path) -> None:
+    """The fork's formulas on whole tensors, with its one cell left out; base is 1 in causal self-attention."""
+    for method in ("base", "advanced"):
+        (folder := tmp_path / method).mkdir()
+        run = lessons.begin(folder, "baseline", shared={"save_confidence": method, **STILL})
+        batch = collate(run.data.train, np.array([0]))
+        run.update([batch])
+        run.variant.after_epoch(run, Moment(epoch=4))
+        found = read(folder, 4)
+        run.model.eval()
+        with torch.no_grad(), capture(run.model, ("weights",)) as heads:
+            run.model(batch.source, batch.target)
+        for site, layer in run.model.attention_places().layout:
+            weights = heads[site, layer]["weights"].clone()  # [b h t s]
+            weights[:, :, -1, -1] = 0
+            advanced = weights.amax(dim=2).sum(dim=-1) / (weights.shape[-1] - 1)
+            expected = weights.amax(dim=(2, 3)) if method == "base" else advanced
+            np.testing.assert_allclose(entry(found, site, layer)[0, :-1], expected.mean(dim=0), rtol=1e-12)
+            if method == "base" and site is Site.DECODER_SELF:
+                assert (entry(found, site, layer)[0, :-1] == 1).all()
+
+
+def test_a_file_for_every_whole_epoch_and_a_row_for_every_batch(tmp_path: Path) -> None:
+    outcome = go(tmp_path, save_confidence="base", accumulate=2, log_every=1)
+    folder = outcome.folder / "confs"
+    assert sorted(path.name for path in folder.iterdir()) == ["epoch-1.pkl", "epoch-2.pkl"]
+    for epoch in (1, 2):
+        content = read(tmp_path, epoch)
+        assert [len(content[stack]) for stack in ("encoder", "decoder")] == [1, 2]
+        sizes = content["decoder"][1]["enc_attn"][:, -1]
+        assert sizes.sum() == 40 and len(sizes) > 5
+    lines = (outcome.folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    columns = lines[0].split(",")
+    values = [line.split(",")[columns.index("confidence_base.decoder-self")] for line in lines[1:]]
+    assert len(values) > 2 and all(value == "1" for value in values)
+
+
+def test_nothing_is_changed_by_watching(tmp_path: Path) -> None:
+    """Also with variants that pass a batch several times or watch themselves."""
+    from safetensors.torch import load_file
+
+    cases = {
+        "baseline": {},
+        "disagreement+mixing": {"start_after": 0.2},
+        "disagreement+mae": {"gate_every": 1},
+    }
+    for name, options in cases.items():
+        weights = []
+        for method in ("none", "advanced"):
+            out = go(tmp_path / f"{name}-{method}", name, options=options, save_confidence=method).folder
+            weights.append(load_file(out / "last" / "model.safetensors"))
+            assert (out / "confs").exists() is (method != "none")
+        assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+        table = read(tmp_path / f"{name}-advanced", 2)["encoder"][0]["self_attn"]
+        assert table[:, -1].sum() == 40
+
+
+def test_an_interrupted_run_writes_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    class Stops:
+        def updated(self, run: Any, sums: Any) -> None:
+            if run.moment.update == 11:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def validated(self, run: Any, found: Any, *, best: bool) -> None:
+            pass
+
+    options = {"swap_schedule": tmp_path / "swaps.toml", "start_after": 0.3}
+    options["swap_schedule"].write_text(
+        '[[swap]]\nepoch = 2\nfirst = "cross.0.0"\nsecond = "cross.1.2"\n', encoding="utf-8"
+    )
+    given = {"name": "mixing+swap", "options": options, "save_confidence": "pairwise"}
+    whole = go(tmp_path / "whole", **given).folder
+    assert go(tmp_path / "parts", **given, listener=Stops()).reason == "interrupted"
+    assert not (tmp_path / "parts" / "run" / "confs" / "epoch-2.pkl").exists()
+    parts = go(tmp_path / "parts", **given, resume=True).folder
+    for epoch in (1, 2):
+        name = f"confs/epoch-{epoch}.pkl"
+        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    one, other = ((out / "metrics.csv").read_text(encoding="utf-8").splitlines() for out in (whole, parts))
+    place = one[0].split(",").index("confidence_pairwise.cross")
+    assert [line.split(",")[place] for line in one] == [line.split(",")[place] for line in other]
+
+
+def test_a_new_run_in_the_folder_takes_the_old_files_away(tmp_path: Path) -> None:
+    out = go(tmp_path, save_confidence="base").folder
+    cls = find_variant("baseline")
+    config = replace(lessons.config(tmp_path, max_epochs=1), out=out)
+    train(config, cls(cls.Options()), force=True)
+    assert not (out / "confs").exists()
+
+
+def test_what_cannot_be_watched(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--save-confidence 'wasserstein' is not known; choose from none, base"):
+        lessons.config(tmp_path, save_confidence="wasserstein")
+    with pytest.raises(ConfigError, match="which --compile hides; leave one out"):
+        lessons.config(tmp_path, save_confidence="base", compile=True)
+    with pytest.raises(ConfigError, match=r"begun with other options: --save-confidence \(was none, is base\)"):
+        go(tmp_path / "a", max_epochs=1)
+        go(tmp_path / "a", max_epochs=1, save_confidence="base", resume=True)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three epochs with confidence files."""
+    folder: Path = go(tmp_path_factory.mktemp("watched"), save_confidence="advanced", max_epochs=3).folder
+    return folder
+
+
+def test_the_figure_draws_the_mean_of_every_epoch_head_by_head(watched: Path) -> None:
+    run = load_confidence(watched)
+    assert run.epochs == (1, 2, 3) and "method advanced" in run.data and "epochs 1 to 3" in run.data
+    figure = confidence_figure(run)
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    assert list(panels) == ["encoder-self.0", "decoder-self.0", "decoder-self.1", "cross.0", "cross.1"]
+    for site, layer in ((Site.ENCODER_SELF, 0), (Site.CROSS, 1)):
+        lines = panels[f"{site}.{layer}"].lines
+        assert len(lines) == 3
+        for place, epoch in enumerate(run.epochs):
+            table = entry(pickle.loads((watched / "confs" / f"epoch-{epoch}.pkl").read_bytes()), site, layer)
+            expected = np.average(table[:, :-1], axis=0, weights=table[:, -1])
+            np.testing.assert_allclose([line.get_ydata()[place] for line in lines], expected, rtol=1e-12)
+    assert {axes.get_ylim() for axes in figure.axes} == {figure.axes[0].get_ylim()}
+    texts = [text.get_text() for text in figure.texts]
+    assert {"head 0", "head 1", "head 2"} <= set(texts) and any("train.baseline" in text for text in texts)
+
+
+def test_the_command_draws_runs_and_directories_of_the_fork(watched: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "run1-method=base"
+    theirs.mkdir()
+    for epoch in (2, 10):
+        content = {"encoder": [{"self_attn": np.array([[0.5, 0.25, 7.0], [0.75, 0.5, 3.0]])}], "decoder": []}
+        (theirs / f"epoch-{epoch}.pkl").write_bytes(pickle.dumps(content, protocol=3))
+    assert load_confidence(theirs).epochs == (2, 10)
+    np.testing.assert_allclose(load_confidence(theirs).scores["encoder-self", 0], [[0.575, 0.325]] * 2)
+    out = tmp_path / "figures"
+    found = CliRunner().invoke(app, ["plot", "confidence", str(watched), str(theirs), "--out", str(out), "--json"])
+    assert found.exit_code == 0, found.output
+    assert [each["runs"] for each in json.loads(found.stdout)["written"]] == [["run"], ["run1-method=base"]]
+    assert (out / "run-confidence.png").exists() and (out / "run1-method=base-confidence.png").exists()
+    one = CliRunner().invoke(
+        app, ["plot", "heads", str(watched / "confs" / "epoch-3.pkl"), "--out", str(tmp_path / "heads.svg")]
+    )
+    assert one.exit_code == 0 and "confidence" in (tmp_path / "heads.svg").read_text(encoding="utf-8")
+    together = CliRunner().invoke(app, ["plot", "training", str(watched), "--out", str(tmp_path / "training.svg")])
+    assert together.exit_code == 0 and "confidence advanced" in (tmp_path / "training.svg").read_text(encoding="utf-8")
+
+
+def test_directories_without_such_files(watched: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no epoch-N\.pkl; name a run of `headscope train … --save-confidence"):
+        load_confidence(tmp_path)
+    with pytest.raises(RunError, match="holds no epoch"):
+        load_confidence(tmp_path / "nowhere")
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    (mixed / "epoch-1.pkl").write_bytes((watched / "confs" / "epoch-1.pkl").read_bytes())
+    content = {"encoder": [{"self_attn": np.ones((2, 4))}], "decoder": []}
+    (mixed / "epoch-2.pkl").write_bytes(pickle.dumps(content, protocol=3))
+    with pytest.raises(RunError, match=r"epoch-2\.pkl has other layers or heads than epoch-1\.pkl"):
+        load_confidence(mixed)
+    (mixed / "epoch-2.pkl").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match=r"epoch-2\.pkl is no pickle that headscope reads"):
+        load_confidence(mixed)
