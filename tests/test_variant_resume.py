@@ -13,6 +13,7 @@ from oracles.swaps import differing
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site
+from headscope.training.composed import find_variant
 from headscope.training.engine import make_run, train
 from headscope.training.head_scores import SCORES, head_scores
 from headscope.training.swaps import Swap, exchange
@@ -26,6 +27,10 @@ CASES = [
     ("mae", {"gate_every": 2, "gate_norm": "batch"}),
     ("swap", {"dynamic": ("hard", "random", "local"), "swap_moments": True}),
     ("swap", {"swap_schedule": "file", "swap_output": True}),
+    (
+        "mixing+swap+disagreement",
+        {"start_after": 5e-6, "gamma": 40.0, "weight": 0.1, "compat": "fork", "swap_schedule": "file"},
+    ),
 ]
 
 
@@ -36,7 +41,7 @@ def run(folder: Path, name: str, options: dict[str, Any], *, epochs: int, resume
     if "swap_schedule" in options:
         options["swap_schedule"] = folder.parent / "swaps.toml"
         options["swap_schedule"].write_text(SWAPS)
-    cls = VARIANTS.get(name)
+    cls = find_variant(name)
     train(lessons.config(folder, max_epochs=epochs, **SHORT), cls(cls.Options(**options)), resume=resume)
     its: Any = open_checkpoint(str(folder / "run" / "last"), device="cpu").model
     return {key: value.clone() for key, value in its.state_dict().items()}
