@@ -139,7 +139,7 @@ def test_a_run_with_the_forks_cosine_loss_has_the_references_loss_and_gradients(
     run = make_run(config, Disagreement(DisagreementOptions(weight=0.1, compat="fork")))
     run.clear_gradients()
     run.model.train()
-    sums = run.variant.step(run, lessons.lesson(run))
+    sums = run.variant.step(run, lessons.lesson(run), run.gradients)
     assert sums.sentences == 16 and sums.loss == pytest.approx(expected["loss"], rel=2e-7)
     for site, layer, _, module in run.model.attention_modules():
         key = oracle.KEYS[site].format(layer)
