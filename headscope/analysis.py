@@ -293,7 +293,7 @@ class Analysis:
         return {}
 
 
-ANALYSES: Registry[type[Analysis]] = Registry("analysis", package="headscope.analyses")
+ANALYSES: Registry[type[Analysis]] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
 
 
 def analysis(cls: type[Analysis]) -> type[Analysis]:

@@ -1,4 +1,7 @@
-"""Named variants: one file each, found by a folder walk, duplicates refused, misspellings answered."""
+"""Named variants: one file each, found by a folder walk or as entry points of installed packages.
+
+Duplicates are refused, misspellings answered.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
 from headscope.errors import ConfigError
@@ -17,12 +21,15 @@ class Registry(Generic[T]):
     """Maps names to variants of one kind, filled by importing every file of one package.
 
     `kind` is the word that errors use ("analysis"); `package` is the folder that is walked the first
-    time a name is asked for. Registering a name twice is an error that names both places.
+    time a name is asked for. Then the entry points of `group` are loaded, which other installed packages declare:
+    modules that register what they define, as the files of the folder do. Registering a name twice is an error that
+    names both places.
     """
 
-    def __init__(self, kind: str, *, package: str) -> None:
+    def __init__(self, kind: str, *, package: str, group: str) -> None:
         self.kind = kind
         self.package = package
+        self.group = group
         self._found: dict[str, T] = {}
         self._where: dict[str, str] = {}
         self._walked = False
@@ -60,6 +67,20 @@ class Registry(Generic[T]):
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
+        for point in entry_points(group=self.group):
+            _load(point, self.kind)
+
+
+def _load(point: EntryPoint, kind: str) -> None:
+    """Import what another package adds; ConfigError that names the package where it cannot be imported."""
+    try:
+        point.load()
+    except Exception as error:
+        package = point.dist.name if point.dist else point.value
+        raise ConfigError(
+            f"the {kind} {point.name!r} of the installed package {package} cannot be loaded "
+            f"({type(error).__name__}: {error}); repair or uninstall {package}"
+        ) from error
 
 
 def unknown(kind: str, name: str, available: list[str]) -> str:

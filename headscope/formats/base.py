@@ -244,7 +244,9 @@ class CheckpointFormat(ABC):
         """
 
 
-FORMATS: Registry[CheckpointFormat] = Registry("checkpoint format", package="headscope.formats")
+FORMATS: Registry[CheckpointFormat] = Registry(
+    "checkpoint format", package="headscope.formats", group="headscope.formats"
+)
 
 
 def open_checkpoint(

@@ -89,7 +89,9 @@ class Objective(ABC):
         return difference if self.higher_is_better else -difference
 
 
-OBJECTIVES: Registry[type[Objective]] = Registry("objective", package="headscope.objectives")
+OBJECTIVES: Registry[type[Objective]] = Registry(
+    "objective", package="headscope.objectives", group="headscope.objectives"
+)
 
 
 def objective(cls: type[Objective]) -> type[Objective]:

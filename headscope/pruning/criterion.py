@@ -87,7 +87,9 @@ def columns(heads: pd.DataFrame) -> list[str]:
     return [name for name in numeric if name not in ("layer", "head") and not name.endswith(("_low", "_high"))]
 
 
-CRITERIA: Registry[type[Criterion]] = Registry("criterion", package="headscope.pruning.criteria")
+CRITERIA: Registry[type[Criterion]] = Registry(
+    "criterion", package="headscope.pruning.criteria", group="headscope.criteria"
+)
 
 
 def criterion(cls: type[Criterion]) -> type[Criterion]:

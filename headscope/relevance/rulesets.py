@@ -58,7 +58,7 @@ class RuleSet(ABC):
         """Relevances of what `target` says, at each position or at all together."""
 
 
-RULE_SETS: Registry[RuleSet] = Registry("rule set", package="headscope.relevance")
+RULE_SETS: Registry[RuleSet] = Registry("rule set", package="headscope.relevance", group="headscope.rule_sets")
 
 
 def register(rule_set: RuleSet) -> RuleSet:

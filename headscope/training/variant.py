@@ -181,7 +181,9 @@ class Variant:
 
 
 V = TypeVar("V", bound=type[Variant])
-VARIANTS: Registry[type[Variant]] = Registry("variant", package="headscope.training.variants")
+VARIANTS: Registry[type[Variant]] = Registry(
+    "variant", package="headscope.training.variants", group="headscope.variants"
+)
 
 
 def variant(cls: V) -> V:

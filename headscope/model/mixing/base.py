@@ -56,7 +56,7 @@ class Mixing(nn.Module, ABC):
 
 
 M = TypeVar("M", bound=type[Mixing])
-MIXINGS: Registry[type[Mixing]] = Registry("mixing", package="headscope.model.mixing")
+MIXINGS: Registry[type[Mixing]] = Registry("mixing", package="headscope.model.mixing", group="headscope.mixings")
 
 
 def mixing(name: str) -> Callable[[M], M]:

@@ -1,0 +1,20 @@
+"""A criterion: heads of the last layers go first."""
+
+from __future__ import annotations
+
+from headscope.faithfulness.orders import Scores
+from headscope.heads import all_heads
+from headscope.pruning.criterion import Criterion, Question, criterion
+
+
+@criterion
+class LastLayer(Criterion):
+    """Minus the number of the layer, so that the last layers have the lowest scores."""
+
+    name = "last_layer"
+    summary = "the last layers go first"
+    reads_text = False
+    changes = False
+
+    def scores(self, question: Question) -> Scores:
+        return {head: -float(head.layer) for head in all_heads(question.checkpoint.layout)}

@@ -1,0 +1,32 @@
+"""A variant of training with an option of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headscope.training.variant import Variant, option, variant
+
+
+@dataclass(frozen=True)
+class Options:
+    """How patient it is."""
+
+    patient_for: int = option(3, "Updates that are counted.")
+
+
+@variant
+class Patient(Variant):
+    """Counts its updates."""
+
+    name = "patient"
+    summary = "Counts the first updates of a run."
+    Options = Options
+    counted = 0
+
+    def after_update(self, run: Any, moment: Any) -> None:
+        self.counted = min(moment.update, self.options.patient_for)
+
+    def history(self, run: Any) -> Mapping[str, float]:
+        return {"patient": float(self.counted)}

@@ -1,0 +1,72 @@
+"""A package of somebody else's, installed beside headscope, adds an analysis, a criterion and a variant."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from headscope import registry
+from headscope.assets import captions, trained
+from headscope.errors import ConfigError
+from headscope.registry import Registry
+
+SCRIPT = """
+import json, sys
+from headscope.cli.main import run
+
+for command in json.loads(sys.argv[1]):
+    sys.argv[1:] = command
+    try:
+        run()
+    except SystemExit as end:
+        assert not end.code, command
+"""
+
+
+@pytest.mark.slow
+def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_path: Path) -> None:
+    source, site = tmp_path / "source", tmp_path / "site"  # a build leaves files behind
+    shutil.copytree(Path(__file__).parent / "plugin", source)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(source)]
+    subprocess.run(install, check=True, capture_output=True)
+    model, english, german = trained(), str(captions("en")), str(captions("de"))
+    text = ["--source", english, "--max-sentences", "12"]
+    pairs = [*text, "--target", german]
+    valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
+    small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
+    commands = [
+        ["analyze", model, *text, "--only", "last_key", "--no-figures", "--out", "run"],
+        ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
+        ["train", "patient", *pairs, *small, *valid, "--max-updates", "4", "--patient-for", "2", "--out", "trained"],
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(commands)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert ran.returncode == 0, ran.stderr
+    header, row = (tmp_path / "run" / "heads.csv").read_text(encoding="utf-8").splitlines()[:2]
+    assert "last_key" in header.split(",") and 0 < float(row.split(",")[header.split(",").index("last_key")]) < 1
+    gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
+    assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
+    course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert float(course[-1].split(",")[course[0].split(",").index("patient")]) == 2
+
+
+def test_a_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint(name="shiny", value="no_such_module_anywhere", group="headscope.shades")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [broken] if group == "headscope.shades" else [])
+    shades: Registry[int] = Registry("shade", package="headscope.assets", group="headscope.shades")
+    with pytest.raises(ConfigError, match="the shade 'shiny' of the installed package no_such_module_anywhere cannot"):
+        shades.names()
