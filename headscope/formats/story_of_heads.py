@@ -26,6 +26,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
+from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.npz import Arrays, first_member
 from headscope.formats.story_hp import SITES, Hp, Shape, read_hp, shape_of
 from headscope.formats.story_keys import SOURCE, Row, rows
@@ -146,6 +147,7 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for row in table:
         array, wanted = torch.from_numpy(arrays[row.theirs].copy()), row.pack(expected).shape
+        refuse_damaged_file(arrays.path, {row.theirs: array})
         if array.shape != wanted:
             raise CheckpointError(
                 f"{arrays.path}: array {row.theirs} has the shape {list(array.shape)}, "

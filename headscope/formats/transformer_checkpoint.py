@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.data import Batch, Encoded, side
-from headscope.errors import CheckpointError, DataError
+from headscope.errors import CheckpointError, DataError, NumericalError
 from headscope.formats.base import Checkpoint, Predicts, SideName, TranslateOptions, Translation
+from headscope.formats.finite import finite, refuse_overflow
 from headscope.model.search import Hypothesis, SearchConfig, search
 from headscope.model.transformer import Transformer
 from headscope.model.transformer_config import StackConfig, TransformerConfig
@@ -110,6 +111,7 @@ class TransformerCheckpoint(Checkpoint):
     def forward(self, batch: Batch) -> None:  # noqa: D102
         self.states(batch)
 
+    @finite
     def states(self, batch: Batch) -> Tensor:  # noqa: D102
         model = self.model
         source_mask = _mask(batch.source.real)
@@ -120,9 +122,11 @@ class TransformerCheckpoint(Checkpoint):
             return memory
         return model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
 
+    @finite
     def memory(self, batch: Batch) -> Tensor | None:  # noqa: D102
         return self.model.encode(batch.source.ids, _mask(batch.source.real)) if self.two_sided else None
 
+    @finite
     def logits(self, batch: Batch, memory: Tensor | None = None) -> Tensor:  # noqa: D102
         model, inputs = self.model, batch.target if self.two_sided else batch.source
         assert inputs is not None, "an encoder's output has no logits without targets"
@@ -144,7 +148,10 @@ class TransformerCheckpoint(Checkpoint):
         return its.join(text.split()) if its.codes is None else text
 
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:  # noqa: D102
-        found = self.translate(texts, self._searching(options))
+        try:
+            found = self.translate(texts, self._searching(options))
+        except NumericalError:
+            refuse_overflow(self, lambda: self.translate(texts, self._searching(options)))
         its = self._side("target")
         return [
             [Translation(its.decode(one.ids, keep_pieces=options.keep_pieces), one.score) for one in each]

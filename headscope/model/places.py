@@ -23,6 +23,7 @@ from headscope.errors import CheckpointError
 from headscope.heads import SITES, Layout, Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.interface import hushed, is_half, refuse_head_masks, through_attend
+from headscope.model.overflow import first_non_finite, is_finite
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 
@@ -155,7 +156,16 @@ def probe(model: nn.Module) -> Places:
             f"model type {kind!r} computes attention, if any, in its own code and never calls the attention "
             "interface of transformers 5; headscope cannot see or gate its heads"
         )
-    _compare(output, expected, kind, half=is_half(next(model.parameters()).dtype))
+    half = is_half(next(model.parameters()).dtype)
+    if not is_finite(expected):
+        with still(model), hushed(), through_attend(model, implementation="eager"):
+            where = first_non_finite(model, lambda: _probed(model, inputs, kind))
+        hint = "its numbers may be too large for this type, try float32" if half else "its weights are damaged"
+        raise CheckpointError(
+            f"this {kind!r} model gives NaN or infinite numbers on a probe of a few tokens, first at "
+            f"{where or 'the output'}; {hint}"
+        )
+    _compare(output, expected, kind, half=half)
     return _name_calls(model, calls, kind)
 
 
@@ -178,12 +188,6 @@ def _probed(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
 
 
 def _compare(output: Tensor, expected: Tensor, kind: str, *, half: bool) -> None:
-    if not torch.isfinite(expected).all():
-        hint = "; its numbers may be too large for this type, try float32" if half else ""
-        raise CheckpointError(
-            f"this {kind!r} model gives NaN or infinite numbers on a probe of a few tokens: "
-            f"its weights are damaged{hint}"
-        )
     difference = (output - expected).abs().max().item()
     tolerance = (0.05 if half else 1e-4) * (expected.abs().max().item() + 1e-6)
     if not difference <= tolerance:  # NaN too

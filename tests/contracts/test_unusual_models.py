@@ -86,7 +86,10 @@ def test_damaged_weights_are_reported_as_such() -> None:
     model = tiny("bert", BERT)
     with torch.no_grad():
         model.encoder.layer[1].output.dense.weight[3, 5] = torch.nan
-    with pytest.raises(CheckpointError, match=r"'bert' model gives NaN or infinite .* damaged$"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"'bert' model gives NaN .* first at encoder\.layer\.1\.output\.dense; its weights are damaged$",
+    ):
         places_of(model)
 
 
@@ -94,7 +97,7 @@ def test_numbers_too_large_for_half_precision_are_reported_as_such() -> None:
     model = tiny("bert", BERT).half()
     with torch.no_grad():
         model.encoder.layer[1].output.LayerNorm.weight.fill_(6e4)
-    with pytest.raises(CheckpointError, match=r"NaN or infinite .* try float32"):
+    with pytest.raises(CheckpointError, match=r"NaN or infinite .* first at encoder\.layer\.1\.\S+; .* try float32"):
         places_of(model)
 
 
