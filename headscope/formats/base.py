@@ -124,6 +124,10 @@ class Checkpoint(ABC):
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         """Ids of texts, special ones included, at most `limit` each; targets are the decoder's inputs."""
 
+    def why_unknown(self, side: SideName) -> str:
+        """What unknown pieces of a side probably come from, and what to do, for messages."""
+        return "is the text in the language, script and case that the vocabulary was made for?"
+
     @abstractmethod
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
         """Character span in `text` of every id; None for special ids, None overall if they do not fit."""

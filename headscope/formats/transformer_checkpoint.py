@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.data import Batch, Encoded, side
 from headscope.errors import CheckpointError, DataError, NumericalError
-from headscope.formats.base import Checkpoint, Predicts, SideName, TranslateOptions, Translation
+from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName, TranslateOptions, Translation
 from headscope.formats.finite import finite, refuse_overflow
 from headscope.model.search import Hypothesis, SearchConfig, search
 from headscope.model.transformer import Transformer
@@ -78,6 +78,13 @@ class TransformerCheckpoint(Checkpoint):
             if all(found.special):
                 raise DataError(f"the vocabulary makes nothing of the line {text[:60]!r}")
         return encoded
+
+    def why_unknown(self, side: SideName) -> str:  # noqa: D102
+        splitter = self._side(side).splitter
+        if splitter.codes is not None:
+            return "is it tokenised and cased as the training text was, and are the codes (--bpe) those of this model?"
+        given = "give --bpe CODES" if "bpe" in FORMATS.get(self.format).takes else "split it with the model's codes"
+        return f"it was taken as already split into pieces: {given}, or split, tokenise and case it as in training"
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What the decoder must say after each of the inputs that `encode` gives for targets."""
@@ -232,7 +239,8 @@ def _encoded(text: str, its: Vocabulary, limit: int, *, reading: bool) -> Encode
     room = max(limit - len(before) - len(after), 0)
     ids = [*before, *words[:room], *after]
     special = [number in its.special_ids for number in ids]
-    return Encoded(ids, special, max(len(words) - room, 0))
+    unknown = 0 if its.unknown is None else words[:room].count(its.unknown)
+    return Encoded(ids, special, max(len(words) - room, 0), unknown)
 
 
 def _mask(real: Tensor) -> Tensor | None:
