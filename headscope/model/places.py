@@ -141,13 +141,13 @@ def probe(model: nn.Module) -> Places:
     """Send the probe through `attend` and through eager attention; compare, and name every call.
 
     CheckpointError where no call arrives, where the encoder or decoder of a model bypasses the interface,
-    or where the two outputs differ.
+    where attention is called more than once in a layer, or where the two outputs differ.
     """
     kind = kind_of(model)
     calls: list[AttentionCall] = []
     inputs = probe_inputs(model)
     with still(model), hushed(), torch.no_grad():
-        with through_attend(model), tapped(lambda call, context: calls.append(call)):
+        with through_attend(model), _once_a_layer(model, kind), tapped(lambda call, context: calls.append(call)):
             output = _probed(model, inputs, kind)
         with through_attend(model, implementation="eager"):
             expected = _probed(model, inputs, kind)
@@ -167,6 +167,37 @@ def probe(model: nn.Module) -> Places:
         )
     _compare(output, expected, kind, half=half)
     return _name_calls(model, calls, kind)
+
+
+@contextmanager
+def _once_a_layer(model: nn.Module, kind: str) -> Iterator[None]:
+    """Within the block CheckpointError for a module that calls attention again before its `forward` is through.
+
+    Such calls are parts of one attention (the two terms of differential attention, DiffLlama), and what they give
+    is no head's own. Modules that layers share (ALBERT) are called once in each of their forward passes.
+    """
+    begun: Counter[int] = Counter()
+    seen: set[tuple[int, int]] = set()
+    names = {id(part): name for name, part in model.named_modules()}
+
+    def begin(module: nn.Module, _: Any) -> None:
+        begun[id(module)] += 1
+
+    def tap(call: AttentionCall, _: Tensor) -> None:
+        turn = (id(call.module), begun[id(call.module)])
+        if turn in seen:
+            raise CheckpointError(
+                f"model type {kind!r} calls attention more than once in one layer "
+                f"({names.get(id(call.module)) or type(call.module).__name__}) and puts the results together, so no "
+                "head has a context of its own; it is not supported"
+            )
+        seen.add(turn)
+
+    with ExitStack() as stack:
+        for part in model.modules():
+            stack.callback(part.register_forward_pre_hook(begin).remove)
+        stack.enter_context(tapped(tap))
+        yield
 
 
 def kind_of(model: nn.Module) -> str:
