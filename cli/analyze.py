@@ -309,6 +309,8 @@ def _as_json(finished: Finished) -> dict[str, Any]:
         "out": str(finished.folder),
         "complete": finished.study.complete,
         "sentences": finished.study.sentences,
+        "unknown_pieces": finished.study.losses.unknown.to_json(),
+        "remarks": finished.study.remarks,
         "left_out": [{"analysis": each.analysis, "why": each.why} for each in finished.study.left_out],
         "heads": table.to_json(),
     }

@@ -191,6 +191,7 @@ def _as_json(found: Evaluation) -> dict[str, Any]:
         ],
         "tokens": found.tokens,
         "nll": found.nll,
+        "unknown_pieces": found.unknown.to_json(),
         "remarks": found.remarks,
         "signature": str(found.signature),
         "complete": found.complete,

@@ -97,15 +97,26 @@ def _translate(
     from headscope.gates import masked
     from headscope.heads import select_heads
     from headscope.translate import decoded_lines, translate_lines
+    from headscope.unknown_pieces import UnknownPieces
 
     off = select_heads(mask, checkpoint.layout) if mask else []
     cut: list[int] = []
+    unknown = UnknownPieces()
     with masked(checkpoint.model, off), console.counter("translating") as step:
         lines = decoded_lines(sys.stdin.buffer)
         found = translate_lines(
-            checkpoint, lines, options=options, tokens=batch_tokens, window=window, cut=cut.append, progress=step
+            checkpoint,
+            lines,
+            options=options,
+            tokens=batch_tokens,
+            window=window,
+            cut=cut.append,
+            unknown=unknown,
+            progress=step,
         )
         done, complete = _write(found, options, window)
+    for warning in unknown.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
+        console.say(warning)
     if not complete:
         console.say(f"interrupted: {done} lines are translated")
         raise typer.Exit(130)

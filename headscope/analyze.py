@@ -109,6 +109,7 @@ def analyze(
     study = survey.conclude(Bootstrap(seed=options.seed, replicates=replicates))
     study.left_out[:0] = left_out
     study.losses, study.sentences, study.complete = losses, done, complete
+    study.remarks[:0] = losses.unknown.remarks(checkpoint)
     study.seconds = time.monotonic() - began
     return study
 

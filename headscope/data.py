@@ -23,6 +23,7 @@ from torch import Tensor
 from headscope.accumulate import FOLDS
 from headscope.errors import DataError
 from headscope.syntax import Aligned, Parse, align, read_conllu
+from headscope.unknown_pieces import UnknownPieces
 
 WINDOW = 4096
 IGNORED = -100  # a label where nothing is to be predicted
@@ -158,11 +159,15 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 class Encoded(NamedTuple):
-    """A sentence as the model reads it: ids, which of them are special, and how many pieces were cut off."""
+    """A sentence as the model reads it: ids, which of them are special, how many pieces were cut off.
+
+    `unknown` counts the ids that stand for a piece of the text that the vocabulary does not have.
+    """
 
     ids: list[int]
     special: list[bool]
     cut: int = 0
+    unknown: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,7 @@ class Losses:
     truncated: int = 0
     unaligned: Counter[str] = field(default_factory=Counter)
     fused: int = 0
+    unknown: UnknownPieces = field(default_factory=UnknownPieces)
 
 
 def batches(
@@ -267,9 +273,12 @@ def _encode(
     window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Losses
 ) -> list[_Ready]:
     sources = encoder.encode([s.source for s in window], side="source", limit=limit)
+    losses.unknown.add("source", sources)
     targets: list[Encoded] | list[None] = [None] * len(window)
     if window[0].target is not None:
-        targets = encoder.encode([s.target or "" for s in window], side="target", limit=limit)
+        translations = encoder.encode([s.target or "" for s in window], side="target", limit=limit)
+        losses.unknown.add("target", translations)
+        targets = translations
     ready = [_Ready(*parts) for parts in zip(window, sources, targets, strict=True)]
     for entry in ready:
         cut = max(entry.source.cut, entry.target.cut if entry.target else 0)

@@ -76,6 +76,7 @@ def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -
                     raise
                 complete = False
                 opened.remarks.append("translating was interrupted, so there is no BLEU and no chrF")
+    opened.remarks += opened.unknown.remarks(opened.checkpoint)
     by = next((name for name in OF_TRANSLATIONS if name in columns), "nll_per_token")
     done = opened.corpus.count if scored is None else scored.sentences
     found = EachHead(_sorted(columns, by), by, signature(opened, done=done), opened.remarks, done, complete)
@@ -90,6 +91,7 @@ def _likelihoods(opened: Opened, heads: Sequence[HeadId], progress: Progress) ->
     masks = [[], *([head] for head in heads)]
     with progress("each head", opened.corpus.count) as step:
         found = likelihood(opened.checkpoint, opened.corpus, opened.reading, masks=masks, progress=step)
+    opened.unknown = found.losses.unknown
     if found.losses.truncated:
         opened.remarks.append(f"cut off at the length limit: {found.losses.truncated} sentences (--max-length, --long)")
     return found

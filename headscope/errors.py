@@ -15,6 +15,10 @@ class CheckpointError(HeadscopeError):
     """A checkpoint cannot be read, does not fit its own config, or is of an unsupported kind."""
 
 
+class NumericalError(HeadscopeError):
+    """NaN or infinite numbers arise while a model runs; the message names the layer."""
+
+
 class DataError(HeadscopeError):
     """A text, parse or frequency file is missing, broken or does not fit its companion."""
 

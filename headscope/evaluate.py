@@ -29,6 +29,7 @@ from headscope.likelihood import Likelihood, Reading, likelihood
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature, written
 from headscope.translate import translate_lines
+from headscope.unknown_pieces import UnknownPieces
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,7 @@ class Evaluation:
     sentences: pd.DataFrame
     signature: Signature
     remarks: list[str]
+    unknown: UnknownPieces
     tokens: int | None = None
     nll: float | None = None
     complete: bool = True
@@ -75,6 +77,7 @@ class Opened:
     reading: Reading
     options: TranslateOptions
     remarks: list[str] = field(default_factory=list)
+    unknown: UnknownPieces = field(default_factory=UnknownPieces)
 
 
 def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) -> Evaluation:
@@ -156,6 +159,7 @@ def _evaluate(opened: Opened, progress: Progress) -> Evaluation:
     if set(opened.metrics) - set(OF_TRANSLATIONS):
         with progress("scoring", corpus.count) as step:
             scored = likelihood(opened.checkpoint, corpus, opened.reading, progress=step)
+        opened.unknown = scored.losses.unknown
         scores += likelihood_scores(scored, opened)
     complete = scored is None or scored.complete
     if translates(opened.metrics) and complete:
@@ -175,11 +179,13 @@ def _evaluate(opened: Opened, progress: Progress) -> Evaluation:
         opened.remarks.append(
             f"cut off at the length limit: {scored.losses.truncated} sentences (--max-length, --long)"
         )
+    opened.remarks += opened.unknown.remarks(opened.checkpoint)
     return Evaluation(
         scores=scores,
         sentences=_per_sentence(corpus.count, scored, hypotheses),
         signature=signature(opened, done=None if scored is None else scored.sentences),
         remarks=opened.remarks,
+        unknown=opened.unknown,
         tokens=None if scored is None else int(scored.counts.sum()),
         nll=None if scored is None else float(scored.first.sum()),
         complete=complete,
@@ -188,11 +194,18 @@ def _evaluate(opened: Opened, progress: Progress) -> Evaluation:
 
 def translated(opened: Opened, step: Callable[[int], None]) -> list[str]:
     """The best translation of every source line, as the model and its masks are now."""
-    lines = (sentence.source for sentence in opened.corpus)
+    lines, unknown = (sentence.source for sentence in opened.corpus), UnknownPieces()
     found = translate_lines(
-        opened.checkpoint, lines, options=opened.options, tokens=opened.config.batch_tokens, progress=step
+        opened.checkpoint,
+        lines,
+        options=opened.options,
+        tokens=opened.config.batch_tokens,
+        unknown=unknown,
+        progress=step,
     )
-    return [best[0].text for best in found]
+    texts = [best[0].text for best in found]
+    opened.unknown = opened.unknown or unknown  # what the likelihood counted has the target too
+    return texts
 
 
 def reference_texts(opened: Opened) -> list[str]:

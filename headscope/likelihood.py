@@ -165,7 +165,7 @@ def labelled(checkpoint: Checkpoint, corpus: Corpus, reading: Reading, losses: L
     hides = not checkpoint.two_sided and any(place.site is Site.ENCODER_SELF for place in checkpoint.places.order)
     sentences = iter(corpus)
     while window := list(islice(sentences, WINDOW["hidden" if hides else "text"])):
-        rows = _hidden(checkpoint, window, reading) if hides else _texts(checkpoint, window, reading)
+        rows = (_hidden if hides else _texts)(checkpoint, window, reading, losses)
         _count_cut(rows, corpus, reading, losses)
         group: list[Row] = []
         for row in sorted(rows, key=Row.length):
@@ -176,22 +176,26 @@ def labelled(checkpoint: Checkpoint, corpus: Corpus, reading: Reading, losses: L
         yield _collate(group)
 
 
-def _texts(checkpoint: Checkpoint, window: list[Sentence], reading: Reading) -> list[Row]:
+def _texts(checkpoint: Checkpoint, window: list[Sentence], reading: Reading, losses: Losses) -> list[Row]:
     said = [sentence.source if sentence.target is None else sentence.target for sentence in window]
     sources = checkpoint.encode([each.source for each in window], side="source", limit=reading.limit)
+    losses.unknown.add("source", sources)
     targets: Sequence[Encoded | None] = [None] * len(window)
     if checkpoint.two_sided:
-        targets = checkpoint.encode(said, side="target", limit=reading.limit)
+        translations = checkpoint.encode(said, side="target", limit=reading.limit)
+        losses.unknown.add("target", translations)
+        targets = translations
     labels = checkpoint.labels(said, limit=reading.limit)
     columns = zip(window, sources, targets, labels, strict=True)
     return [Row(sentence.number, source, target, wanted) for sentence, source, target, wanted in columns]
 
 
-def _hidden(checkpoint: Checkpoint, window: list[Sentence], reading: Reading) -> list[Row]:
+def _hidden(checkpoint: Checkpoint, window: list[Sentence], reading: Reading, losses: Losses) -> list[Row]:
     """Sentences with one token hidden in each row, or one row each with a random share of its tokens hidden."""
     mask = checkpoint.mask_id()
     rows: list[Row] = []
     encoded = checkpoint.encode([each.source for each in window], side="source", limit=reading.limit)
+    losses.unknown.add("source", encoded)
     for sentence, source in zip(window, encoded, strict=True):
         plain = [place for place, special in enumerate(source.special) if not special]
         groups = [[place] for place in plain] or [[]]

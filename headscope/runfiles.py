@@ -119,6 +119,7 @@ def _meta(
             "sentences": study.sentences,
             "in_corpus": corpus.count,
             "truncated": study.losses.truncated,
+            "unknown_pieces": study.losses.unknown.to_json(),
             "unaligned": dict(study.losses.unaligned),
             "relations_within_a_word": study.losses.fused,
         },

@@ -16,12 +16,14 @@ from headscope.analysis import Analysis, Findings, Heads, Options, Tally
 from headscope.capture import observing
 from headscope.columns import heads_table, stacked
 from headscope.data import Batch, Losses, Side
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import Checkpoint
+from headscope.formats.finite import refuse_overflow
 from headscope.gradients import differentiable_contexts, frozen, gradients_of
 from headscope.heads import HeadId, Site, all_heads
 from headscope.memory import reuse_freed_memory
 from headscope.model.attention import AttentionCall
+from headscope.model.overflow import is_finite
 from headscope.model.places import Place
 from headscope.objectives.base import OBJECTIVES
 from headscope.threads import spread
@@ -88,6 +90,7 @@ class Survey:
     found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
     refused: list[LeftOut] = field(default_factory=list)
     stacks: dict[tuple[tuple[str, tuple[str, Site, int]], ...], GroupSums] = field(default_factory=dict)
+    contexts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     places: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
 
@@ -167,12 +170,15 @@ class Survey:
 
     @contextmanager
     def _seen(self, batch: Batch, seeing: Sequence[Analysis]) -> Iterator[None]:
-        """Within the block `see` shows every call to these analyses."""
-        self.here, self.seeing, self.cache, self.kept = batch, seeing, {}, []
+        """Within the block `see` shows every call to these analyses; NumericalError where a context is not finite."""
+        self.here, self.seeing, self.cache, self.kept, self.contexts = batch, seeing, {}, [], []
         try:
             yield
+            finite = not any_wrong(self.contexts)
         finally:
-            self.seeing, self.cache, self.kept, self.unseen = (), {}, [], set()
+            self.seeing, self.cache, self.kept, self.contexts, self.unseen = (), {}, [], [], set()
+        if not finite:
+            refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
     def see(self, place: Place, call: AttentionCall) -> None:
         """Every analysis sees every call of the batch that is on its way."""
@@ -180,6 +186,7 @@ class Survey:
             return
         with torch.no_grad():
             heads = self._heads(place, call, self.here)
+            self.contexts.append((heads.context.sum(dim=(1, 3)), heads.query_side.real))
             self._observe(heads, afterwards=False)
             if any(later(one) and self._concerns(one, heads) for one in self.seeing):
                 self.kept.append((heads, call.context))
@@ -244,14 +251,19 @@ class Survey:
                 self._keep(key, batch, ratio)
         for found in alike.values():
             if len(found) > 1:
+                together = added_together([ratio for _, _, ratio in found])
+                if not is_finite(together.total):
+                    refuse_sums(found)
                 keys = tuple((one.name, key) for one, key, _ in found)
                 stack = self.stacks.setdefault(keys, GroupSums(budget=len(keys) * self._budget))
-                stack.add(batch.indices, added_together([ratio for _, _, ratio in found]))
+                stack.add(batch.indices, together)
             else:
                 self._add(*found[0], batch)
 
     def _add(self, one: Analysis, key: tuple[str, Site, int], ratio: Ratio, batch: Batch) -> None:
         mine = self.sums.setdefault(one.name, {})
+        if not is_finite(ratio.total):
+            refuse_sums([(one, key, ratio)])
         if key not in mine:
             mine[key] = GroupSums(groups=FOLDS if ratio.whole else GROUPS, budget=self._budget)
         mine[key].add(torch.tensor([batch.fold]) if ratio.whole else batch.indices, ratio)
@@ -364,6 +376,22 @@ def later(one: Analysis) -> bool:
 def explained(one: type[Analysis]) -> bool:
     """Whether an analysis needs an objective."""
     return not one.needs.isdisjoint({"objective", "gradient"})
+
+
+def refuse_sums(found: Sequence[tuple[Analysis, tuple[str, Site, int], Ratio]]) -> None:
+    """NumericalError for what an analysis made of a batch, naming the analysis, the site and the layer."""
+    for one, (_, site, layer), ratio in found:
+        if not is_finite(ratio.total):
+            raise NumericalError(
+                f"{one.name} gives NaN or infinite numbers at {site}.{layer}; leave it out with --skip {one.name}, or "
+                "take a wider --dtype"
+            )
+
+
+def any_wrong(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether any of some sums [b t] is not finite where it counts [b t]; a GPU is waited for once."""
+    wrong = [(~total.isfinite() & counted).any() for total, counted in sums]
+    return bool(wrong) and bool(torch.stack(wrong).any())
 
 
 def _precise(values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from itertools import islice
 
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint, TranslateOptions, Translation
+from headscope.unknown_pieces import UnknownPieces
 
 WINDOW = 512
 NOTHING = [Translation("", 0.0)]
@@ -31,13 +32,14 @@ def translate_lines(
     tokens: int,
     window: int = WINDOW,
     cut: Callable[[int], None] = lambda line: None,
+    unknown: UnknownPieces | None = None,
     progress: Callable[[int], None] = lambda sentences: None,
 ) -> Iterator[list[Translation]]:
     """The translations of each line, best first, in the order of the lines; an empty line stays empty.
 
     A batch has at most `tokens` source positions, padding included. `cut` is told the number (from 1) of
-    every line that is longer than the model's limit and was cut off there. CheckpointError for a model
-    that cannot translate.
+    every line that is longer than the model's limit and was cut off there; pieces are counted in `unknown`.
+    CheckpointError for a model that cannot translate.
     """
     if not checkpoint.two_sided:
         raise CheckpointError(
@@ -46,9 +48,10 @@ def translate_lines(
     checkpoint.search_facts(options)  # refuses what this checkpoint cannot be asked for, before any text is read
     rest = iter(lines)
     before = 0
+    counts = UnknownPieces() if unknown is None else unknown
     while texts := list(islice(rest, window)):
         found: dict[int, list[Translation]] = {}
-        for group in _groups(checkpoint, texts, tokens, lambda n, first=before: cut(first + n + 1)):  # type: ignore[misc]
+        for group in _groups(checkpoint, texts, tokens, lambda n, first=before: cut(first + n + 1), counts):  # type: ignore[misc]
             translated = checkpoint.translations([texts[n] for n in group], options)
             found.update(zip(group, translated, strict=True))
             progress(len(group))
@@ -57,13 +60,14 @@ def translate_lines(
 
 
 def _groups(
-    checkpoint: Checkpoint, texts: Sequence[str], tokens: int, cut: Callable[[int], None]
+    checkpoint: Checkpoint, texts: Sequence[str], tokens: int, cut: Callable[[int], None], unknown: UnknownPieces
 ) -> Iterator[list[int]]:
     """Numbers of the lines that are not empty, by length, in groups that fill a batch."""
     numbers = [n for n, text in enumerate(texts) if text.strip()]
     if not numbers:
         return
     encoded = checkpoint.encode([texts[n] for n in numbers], side="source", limit=checkpoint.limit or 10**9)
+    unknown.add("source", encoded)
     for number, each in zip(numbers, encoded, strict=True):
         if each.cut:
             cut(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,28 @@ def test_no_later_target_position_reaches_a_decoder_gate(norm: str, mode: Any) -
         torch.manual_seed(0)
         after = model(source, changed)
     assert torch.equal(before[:, :3], after[:, :3]) and not torch.equal(before[:, 3:], after[:, 3:])
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+def test_no_later_target_position_reaches_a_decoder_gate_while_it_learns(norm: str) -> None:
+    """The statistics of a batch are over all its positions."""
+    options = {"size": 0, "norm": norm, "hidden": 5}
+    model = disturbed(Transformer(native.config(self_mixing="experts.v1", mixing_options=options)).double().train())
+    source, target, *_ = native.texts()
+    changed = target.clone()
+    changed[:, 3] = (changed[:, 3] + 1) % native.TARGET
+    state = copy.deepcopy(model.state_dict())
+    found = []
+    for _ in range(2):  # the second time with running statistics that are no longer 0 and 1
+        for inputs in (target, changed):
+            model.load_state_dict(state)
+            torch.manual_seed(0)
+            found.append(model(source, inputs))
+        state = copy.deepcopy(model.state_dict())
+        before, after = found[-2:]
+        assert torch.equal(before[:, :3], after[:, :3]) and not torch.equal(before[:, 3:], after[:, 3:])
+    found[-1].sum().backward()
+    assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None)
 
 
 def test_batch_norm_sees_no_padding() -> None:

@@ -30,7 +30,8 @@ from headscope.frequencies import frequency_ranks
 from headscope.heads import Site
 from headscope.model.mixing.gates import HardConcrete
 
-HP: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "hid_size": 10, "res_steps": "nlda", "normalize_out": True}
+TOLD: dict[str, Any] = {"res_steps": "nlda", "rescale_emb": False}  # what arrays do not tell, beside the heads
+HP: dict[str, Any] = TOLD | {"num_layers": 2, "num_heads": 2, "hid_size": 10, "normalize_out": True}
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
 SOURCE, TARGET = [5, 3, 4, 1], [4, 6, 3, 2, 1]
 
@@ -140,7 +141,7 @@ def test_other_models(tmp_path: Path, more: dict[str, Any]) -> None:
     hp = HP | more
     words = (7, 11)
     arrays = story.make(hp, words, 13, seed=3)
-    path = written(tmp_path, hp, arrays | {"mod/left_over:0": np.ones(3, np.float32)}, words)
+    path = written(tmp_path, hp, arrays, words)
     expected = story.logits(arrays, hp, SOURCE, TARGET)
     its = opened(path)
     np.testing.assert_allclose(logits(its), expected, atol=2e-5)
@@ -188,11 +189,41 @@ def test_frequencies_are_of_the_source_where_the_target_has_more_pieces(tmp_path
 def test_gates_tell_the_number_of_heads_and_can_be_left_out(tmp_path: Path) -> None:
     hp = HP | {"concrete_heads": ["dec-self"], "num_heads": 5}
     arrays = story.make(hp, (7, 11), 13, seed=4)
-    path = written(tmp_path, {"res_steps": "nlda"}, arrays)
+    path = written(tmp_path, TOLD, arrays)
     np.testing.assert_allclose(logits(opened(path)), story.logits(arrays, hp, SOURCE, TARGET), atol=2e-5)
-    written(tmp_path, {"res_steps": "nlda", "num_heads": 5, "concrete_heads": []}, arrays)
+    written(tmp_path, TOLD | {"num_heads": 5, "concrete_heads": []}, arrays)
     plain = {name: array for name, array in arrays.items() if "log_a" not in name}
     np.testing.assert_allclose(logits(opened(path)), story.logits(plain, hp, SOURCE, TARGET), atol=2e-5)
+
+
+def test_arrays_that_nothing_reads(tmp_path: Path) -> None:
+    """State of the optimizer changes no number and is let pass; a weight that no part of the model reads is not."""
+    arrays, one = story.make(HP, (7, 11), 13, seed=4), np.ones((), np.float32)
+    expected = story.logits(arrays, HP, SOURCE, TARGET)
+    state = {f"adam/{name[:-2]}/{slot}:0": array for name, array in arrays.items() for slot in ("Adam", "Adam_1")}
+    counters = ("global_step", "batch_no", "learning_rate_multiplier", "adam/beta1_power", "adam/beta2_power")
+    its = opened(written(tmp_path, HP, arrays | state | {f"{name}:0": one for name in counters}))
+    np.testing.assert_allclose(logits(its), expected, atol=2e-5)
+    for name in ("mod/left_over:0", "left_over", "mod/enc_attn-2/out_conv/W/Adam:0", "mod/emb_inp/mat/other:0"):
+        with pytest.raises(CheckpointError, match=f"no place for the arrays {name};"):
+            opened(written(tmp_path, HP, arrays | {name: one}))
+
+
+def test_a_layer_without_its_first_array_is_not_cut_off(tmp_path: Path) -> None:
+    arrays = story.make(HP | {"num_layers": 3}, (7, 11), 13, seed=4)
+    del arrays["mod/enc_attn-1/mem_conv/W:0"]
+    with pytest.raises(CheckpointError, match=r"no place for the arrays mod/enc_attn-1/layer_norm/bias:0"):
+        opened(written(tmp_path, TOLD | {"num_heads": 2}, arrays))
+
+
+def test_the_scope_of_the_output_is_that_of_its_array(tmp_path: Path) -> None:
+    arrays = story.make(HP, (7, 11), 13, seed=4)
+    expected = story.logits(arrays, HP, SOURCE, TARGET)
+    arrays["mine/logits/W:0"] = arrays.pop("loss_xent_lm/logits/W:0")
+    its = opened(written(tmp_path, HP, arrays))
+    np.testing.assert_allclose(logits(its), expected, atol=2e-5)
+    STORY.save(its, tmp_path / "saved" / "model.npz")
+    assert set(np.load(tmp_path / "saved" / "model.npz").files) == set(arrays)
 
 
 def test_heads_that_are_not_alive(tmp_path: Path) -> None:
@@ -213,18 +244,29 @@ def test_heads_that_are_not_alive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hp", "message"),
     [
-        ({"num_heads": 2}, r"res_steps is 'None'; headscope knows 'nlda' .* and 'ldan'"),
+        ({"num_heads": 2, "rescale_emb": True}, r"res_steps is 'None'; headscope knows 'nlda' .* and 'ldan'"),
         ({"res_steps": "lda", "num_heads": 2}, "res_steps is 'lda'"),
-        ({"res_steps": "nlda"}, "num_heads is not said, and arrays without gates do not tell it"),
-        ({"res_steps": "nlda", "num_heads": 3}, "num_heads 3 does not divide key_size 10"),
-        ({"res_steps": "nlda", "num_heads": "2"}, "field num_heads is '2', which is of the wrong type"),
-        ({"res_steps": "nlda", "num_heads": 2, "num_layers": 9**9}, r"'mod/enc_attn-2/mem_conv/W:0'.* say \d+ layers"),
-        ({"res_steps": "nlda", "num_heads": 2, "hid_size": 8}, r"has the shape \[7, 10\], .* say \[7, 8\]"),
-        ({"res_steps": "nlda", "num_heads": 2, "emb_size": 5}, "emb_size 5 differs from hid_size"),
-        ({"res_steps": "nlda", "num_heads": 2, "loss_bias": True}, "lacks arrays .*: loss_xent_lm/logits/b:0"),
-        ({"res_steps": "nlda", "num_heads": 2, "dst_reverse": True}, "dst_reverse = True is not supported"),
-        ({"res_steps": "nlda", "num_heads": 2, "concrete_heads": ["enc"]}, "no attention type 'enc'"),
-        ({"res_steps": "nlda", "num_heads": 2, "alive_heads": {"enc-self": 3}}, "alive_heads must give lists"),
+        ({"res_steps": "nlda", "num_heads": 2}, "rescale_emb is not said, and the arrays do not tell it; say true"),
+        ({"res_steps": "nlda", "num_heads": 2, "rescale_emb": None}, "rescale_emb is not said"),
+        (
+            TOLD | {"num_heads": 2, "num_layers": 1},
+            r"no place for the arrays mod/dec_attn-1/layer_norm/bias:0, .*more;",
+        ),
+        (TOLD | {"num_heads": 2, "num_layers_enc": 1}, r"arrays mod/enc_attn-1/layer_norm/bias:0, .*num_layers, say"),
+        (TOLD | {"num_heads": 2, "normalize_out": False}, "no place for the arrays mod/dec_out_norm/bias:0"),
+        (TOLD | {"num_heads": 2, "share_emb": True}, "no place for the arrays mod/emb_out/mat:0"),
+        (TOLD | {"num_heads": 2, "dwwt": True}, "no place for the arrays loss_xent_lm/logits/W:0"),
+        (TOLD | {"num_heads": 2, "loss_name": "mine"}, "no place for the arrays loss_xent_lm/logits/W:0"),
+        (TOLD, "num_heads is not said, and arrays without gates do not tell it"),
+        (TOLD | {"num_heads": 3}, "num_heads 3 does not divide key_size 10"),
+        (TOLD | {"num_heads": "2"}, "field num_heads is '2', which is of the wrong type"),
+        (TOLD | {"num_heads": 2, "num_layers": 9**9}, r"'mod/enc_attn-2/mem_conv/W:0'.* say \d+ layers"),
+        (TOLD | {"num_heads": 2, "hid_size": 8}, r"has the shape \[7, 10\], .* say \[7, 8\]"),
+        (TOLD | {"num_heads": 2, "emb_size": 5}, "emb_size 5 differs from hid_size"),
+        (TOLD | {"num_heads": 2, "loss_bias": True}, "lacks arrays .*: loss_xent_lm/logits/b:0"),
+        (TOLD | {"num_heads": 2, "dst_reverse": True}, "dst_reverse = True is not supported"),
+        (TOLD | {"num_heads": 2, "concrete_heads": ["enc"]}, "no attention type 'enc'"),
+        (TOLD | {"num_heads": 2, "alive_heads": {"enc-self": 3}}, "alive_heads must give lists"),
     ],
 )
 def test_hyper_parameters_that_do_not_fit(tmp_path: Path, hp: dict[str, Any], message: str) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headscope.data import IGNORED as IGNORED
 from headscope.data import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.finite import refuse_damaged_model
 from headscope.heads import Layout, Site
 from headscope.model.places import Places, places_of
 from headscope.model.projections import Projections, projections
@@ -122,6 +123,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         """Ids of texts, special ones included, at most `limit` each; targets are the decoder's inputs."""
+
+    def why_unknown(self, side: SideName) -> str:
+        """What unknown pieces of a side probably come from, and what to do, for messages."""
+        return "is the text in the language, script and case that the vocabulary was made for?"
 
     @abstractmethod
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
@@ -259,7 +264,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint: a file, a directory or a hub id; the format is found from content.
 
-    `format` overrides that. CheckpointError where no format fits, ConfigError for an unknown format,
+    `format` overrides that. CheckpointError where no format fits, and naming the weights that are NaN or
+    infinite; ConfigError for an unknown format,
     device or dtype, or for a companion file that the format has no use for.
     """
     companions = companions or Companions()
@@ -269,7 +275,9 @@ def open_checkpoint(
     if useless := [f"--{name}" for name in companions.given() if name not in chosen.takes]:
         takes = ", ".join(f"--{name}" for name in sorted(chosen.takes)) or "none of these"
         raise ConfigError(f"{', '.join(useless)} means nothing for a {chosen.name} checkpoint, which takes {takes}")
-    return chosen.load(path, device=pick_device(device), dtype=dtype, companions=companions)
+    opened = chosen.load(path, device=pick_device(device), dtype=dtype, companions=companions)
+    refuse_damaged_model(path, opened.model)
+    return opened
 
 
 def _detect(path: str) -> CheckpointFormat:

@@ -22,6 +22,7 @@ from headscope.errors import CheckpointError, ConfigError, DataError, OutputErro
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
 from headscope.formats.fairseq_config import Settings, settings, transformer_config
 from headscope.formats.fairseq_keys import Origin, origin, ours, theirs, upgraded
+from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.formats.untrusted import is_torch_file, read_tensors, read_torch
@@ -71,6 +72,7 @@ class FairseqFormat(CheckpointFormat):
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> FairseqCheckpoint:  # noqa: D102
         content = _content(Path(path))
         raw = read_tensors(Path(path), content["model"])
+        refuse_damaged_file(path, raw)
         its = settings(path, content)
         state = upgraded(raw)
         config = transformer_config(its, state)

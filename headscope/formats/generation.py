@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from headscope.data import Batch, Encoded, Side, side
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, NumericalError
 from headscope.formats.base import IGNORED, Checkpoint, Predicts, TranslateOptions, Translation
+from headscope.formats.finite import finite, refuse_overflow
 from headscope.heads import Site
 from headscope.model.interface import hushed, through_attend
+from headscope.model.overflow import is_finite
 from headscope.model.places import base_of, text_config
 
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
@@ -33,20 +35,28 @@ class Predicting(Checkpoint):
         return predicts(self)
 
     def forward(self, batch: Batch) -> None:  # noqa: D102
-        without_head(self, batch)
+        self._without_head(batch)
 
+    @finite
+    def _without_head(self, batch: Batch) -> Any:
+        return without_head(self, batch)
+
+    @finite
     def states(self, batch: Batch) -> Tensor:  # noqa: D102
         return states(self, batch)
 
+    @finite
     def class_scores(self, batch: Batch) -> Tensor:  # noqa: D102
         return class_scores(self, batch)
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:  # noqa: D102
         return labels(self, texts, limit=limit)
 
+    @finite
     def memory(self, batch: Batch) -> Any:  # noqa: D102
         return memory(self, batch)
 
+    @finite
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:  # noqa: D102
         return logits(self, batch, memory)
 
@@ -176,8 +186,21 @@ def translations(checkpoint: Predicting, texts: Sequence[str], options: Translat
     model: Any = checkpoint.model
     encoded = checkpoint.encode(texts, side="source", limit=checkpoint.limit or 10**9)
     source = side(encoded).to(checkpoint.device)
+
+    def generated() -> Tensor:
+        with through_attend(model), hushed(), torch.no_grad():
+            return model.generate(  # type: ignore[no-any-return]
+                source.ids,
+                attention_mask=source.real.long(),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([_OnlyNumbers()]),
+            )
+
+    try:
+        ids = generated()
+    except NumericalError:
+        refuse_overflow(checkpoint, generated)
     with through_attend(model), hushed(), torch.no_grad():
-        ids = model.generate(source.ids, attention_mask=source.real.long(), generation_config=config)
         scores = _scores(checkpoint, source, ids, config) if options.scores else [0.0] * len(ids)
     tokenizer = checkpoint._tokenizer()
     if options.keep_pieces:
@@ -186,6 +209,15 @@ def translations(checkpoint: Predicting, texts: Sequence[str], options: Translat
         written = [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
     found = [Translation(*each) for each in zip(written, scores, strict=True)]
     return [found[first : first + options.best] for first in range(0, len(found), options.best)]
+
+
+class _OnlyNumbers(LogitsProcessor):  # type: ignore[misc]
+    """Ends `generate` at the first step whose scores are no numbers; -inf stands for what must not be said."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if not is_finite(scores, masked=True):
+            raise NumericalError("the scores of the next token are no numbers")
+        return scores
 
 
 def settings(checkpoint: Predicting, options: TranslateOptions) -> GenerationConfig:

@@ -100,7 +100,8 @@ class HuggingFaceCheckpoint(Predicting):
             special = [number in self._special for number in inputs]
             if side == "target":
                 special[0] = True
-            encoded.append(Encoded(inputs, special, len(full) - len(ids)))
+            unknown = sum(pair == (tokenizer.unk_token_id, False) for pair in zip(inputs, special, strict=True))
+            encoded.append(Encoded(inputs, special, len(full) - len(ids), unknown))
         return encoded
 
     def _shifted(self, labels: list[int]) -> list[int]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
+from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.model.search import SearchConfig
 from headscope.model.transformer import Transformer
@@ -84,6 +85,7 @@ class NativeFormat(CheckpointFormat):
         folder = Path(path)
         content = _read_config(folder)
         state = _read_weights(folder / WEIGHTS)
+        refuse_damaged_file(folder / WEIGHTS, state)
         model = build(path, content.model, state)
         stored = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
         chosen = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)

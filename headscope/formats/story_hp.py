@@ -1,13 +1,16 @@
 """Hyper-parameters of story-of-heads models: from a file, and from array shapes where these tell.
 
-What a file does not say is taken from the arrays (layers, widths, biases, norms, sharing, gates), else it has
-the default of the original class. Two things are never guessed: `res_steps`, whose default differs between
-the original's classes, and `num_heads`, which only gates show.
+What a file does not say is taken from the arrays (layers, widths, biases, norms, sharing, gates). Three things
+shape every number and leave no trace in them, so they are never guessed: `res_steps`, whose default differs
+between the original's classes, `rescale_emb`, which every published recipe sets although its default is False, and
+`num_heads`, which only gates show. The rest has the default of the original class: dropouts, how to search, and
+`alive_heads`, which are there only in models that were trained with them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -25,6 +28,9 @@ NORMS: Mapping[str, Literal["pre", "post"]] = {"nlda": "pre", "ldan": "post"}
 SITES = {"enc-self": Site.ENCODER_SELF, "dec-self": Site.DECODER_SELF, "dec-enc": Site.CROSS}
 MODULES = {"enc-self": "enc_attn", "dec-self": "dec_attn", "dec-enc": "dec_enc_attn"}
 UNKNOWN_HERE = ("dst_reverse", "dst_rand_offset", "force_bos", "attn_beta", "replace")
+LOSS = "loss_xent_lm"
+LOGITS = re.compile(r"(.+)/logits/[Wb]:0")
+GATES = re.compile(r"mod/(\w+)-\d+/gate/log_a:0")
 DROPOUTS = ("res_dropout", "attn_dropout", "relu_dropout", "attn_value_dropout")
 
 
@@ -33,6 +39,7 @@ class Hp:
     """What a file may say; None where the arrays tell. Names and defaults are the original's."""
 
     res_steps: str
+    rescale_emb: bool
     num_layers: int | None = None
     num_layers_enc: int = 0
     num_layers_dec: int = 0
@@ -42,12 +49,11 @@ class Hp:
     key_size: int | None = None
     value_size: int | None = None
     normalize_out: bool | None = None
-    rescale_emb: bool = False
     inp_emb_bias: bool | None = None
     share_emb: bool | None = None
     dwwt: bool | None = None
     loss_bias: bool | None = None
-    loss_name: str = "loss_xent_lm"
+    loss_name: str | None = None
     multihead_attn_format: str | None = None
     res_dropout: float = 0.1
     attn_dropout: float = 0.0
@@ -79,6 +85,11 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
         raise ConfigError(
             f"{path}: res_steps is {str(values.get('res_steps'))[:20]!r}; headscope knows 'nlda' (norm before) and "
             "'ldan' (norm after the sum), and the arrays do not tell which"
+        )
+    if values.get("rescale_emb") is None:
+        raise ConfigError(
+            f"{path}: rescale_emb is not said, and the arrays do not tell it; say true (embeddings times the root of "
+            "their width, as in every published recipe) or false"
         )
     if refused := [name for name in UNKNOWN_HERE if values.get(name)]:
         raise ConfigError(
@@ -124,6 +135,21 @@ def _is_mask(layers: object) -> bool:
     )
 
 
+def loss_scope(arrays: Arrays, hp: Hp) -> str:
+    """The scope of the output projection: as the file says, else as the arrays tell, else the original's default."""
+    if hp.loss_name is not None:
+        return hp.loss_name
+    there = sorted(match[1] for name in arrays.names if (match := LOGITS.fullmatch(name)))
+    return there[0] if there and LOSS not in there else LOSS
+
+
+def set_aside(hp: Hp, name: str) -> bool:
+    """Whether an array has gates that the file leaves out knowingly: by its `concrete_heads` or `alive_heads`."""
+    match = GATES.fullmatch(name)
+    site = next((site for site, module in MODULES.items() if match and module == match[1]), None)
+    return site is not None and (site in hp.alive or (hp.gated is not None and site not in hp.gated))
+
+
 def shape_of(arrays: Arrays, hp: Hp) -> Shape:
     """The model's config; CheckpointError names an array that is missing."""
     if SOURCE not in arrays.names:
@@ -133,10 +159,11 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
     gated = _gated(arrays, hp, counts)
     heads = _heads(arrays, hp, gated)
     shared = _said(hp.share_emb, TARGET not in arrays.names)
-    tied = _said(hp.dwwt, f"{hp.loss_name}/logits/W:0" not in arrays.names)
+    loss = loss_scope(arrays, hp)
+    tied = _said(hp.dwwt, f"{loss}/logits/W:0" not in arrays.names)
     words = [_size(arrays, SOURCE, 0), _size(arrays, SOURCE if shared else TARGET, 0)]
     if shared and not tied:
-        words[1] = _size(arrays, f"{hp.loss_name}/logits/W:0", 1)
+        words[1] = _size(arrays, f"{loss}/logits/W:0", 1)
     cross = f"mod/{MODULES['dec-enc']}-0/query_conv/W:0"
     said = hp.multihead_attn_format
     combined = cross not in arrays.names and counts[1] > 0 if said is None else said != "v1"
@@ -146,7 +173,7 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
         start="zero",
         share_embeddings=shared and words[0] == words[1],
         tie_output=tied,
-        output_bias=_said(hp.loss_bias, f"{hp.loss_name}/logits/b:0" in arrays.names),
+        output_bias=_said(hp.loss_bias, f"{loss}/logits/b:0" in arrays.names),
     )
     return Shape(config, combined, shared)
 

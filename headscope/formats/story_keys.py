@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,10 @@ Form = Literal["matrix", "vector", "embedding bias", "gates"]
 SOURCE, TARGET = "mod/emb_inp/mat:0", "mod/emb_out/mat:0"
 QKV = ("query", "key", "value")
 NORM = ("weight", "scale:0"), ("bias", "bias:0")
+
+
+SLOT = re.compile(r"\w*(Adam|Adagrad|Adadelta|RMSProp|Momentum|Ftrl|Average)(_\d+)?")
+COUNTER = re.compile(r"(.*/)?(global_step|batch_no|learning_rate_multiplier|beta[12]_power(_\d+)?):0")
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,16 @@ class Row:
         joined = joined.flatten() if self.form in ("embedding bias", "gates") else joined
         parts = torch.split(joined, [len(shapes[name]) for name in self.ours])
         return {name: part.contiguous() for name, part in zip(self.ours, parts, strict=True)}
+
+
+def is_training_state(name: str, weights: Collection[str]) -> bool:
+    """Whether an array is of an optimizer (`…/<weight>/Adam:0`) or a counter of steps: no result depends on it."""
+    if COUNTER.fullmatch(name):
+        return True
+    scope, _, slot = name.removesuffix(":0").rpartition("/")
+    return SLOT.fullmatch(slot) is not None and any(
+        f"/{scope}".endswith(f"/{weight.removesuffix(':0')}") for weight in weights
+    )
 
 
 def rows(config: TransformerConfig, *, loss: str, combined: bool, shared: bool) -> Iterator[Row]:

@@ -6,7 +6,8 @@ What is unusual here:
 - trained gates stay gates: `log_a` becomes the mixing "hard-concrete.v1" of the attention module, used with
   its noiseless value, so logits are those of the gated model and analyses can read it. They are applied
   where the file has them, unless the hyper-parameters name other `concrete_heads`;
-- arrays that belong to no part of the model are ignored, as the original does; missing ones are an error;
+- arrays that belong to no part of the model are an error, unlike in the original, which ignores them and computes
+  another model: too few `num_layers`, say. State of the optimizer changes nothing and is let pass;
 - vocabularies are `src.voc` and `dst.voc`, or their twins `src.voc.txt` and `dst.voc.txt` with a token a line.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
+from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.npz import Arrays, first_member
-from headscope.formats.story_hp import SITES, Hp, Shape, read_hp, shape_of
-from headscope.formats.story_keys import SOURCE, Row, rows
+from headscope.formats.story_hp import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
+from headscope.formats.story_keys import SOURCE, Row, is_training_state, rows
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.model.transformer import Transformer
 from headscope.plain_pickle import Inert, read_pickle
@@ -84,7 +86,7 @@ class StoryOfHeadsFormat(CheckpointFormat):
         return StoryCheckpoint(
             hp=said,
             shape=shape,
-            loss=hp.loss_name,
+            loss=loss_scope(arrays, hp),
             path=path,
             format=self.name,
             model=model.to(device),
@@ -139,13 +141,15 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     """Our state dict; CheckpointError names missing arrays and those of another shape than expected."""
     with torch.device("meta"):
         expected = Transformer(shape.config).state_dict()
-    table = _rows(shape, hp.loss_name)
+    table = _rows(shape, loss_scope(arrays, hp))
+    _refuse_unread(arrays, hp, {row.theirs for row in table})
     if missing := [row.theirs for row in table if row.theirs not in arrays.names]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"{arrays.path} lacks arrays of the model: {', '.join(missing[:3])}{more}")
     state: dict[str, Tensor] = {}
     for row in table:
         array, wanted = torch.from_numpy(arrays[row.theirs].copy()), row.pack(expected).shape
+        refuse_damaged_file(arrays.path, {row.theirs: array})
         if array.shape != wanted:
             raise CheckpointError(
                 f"{arrays.path}: array {row.theirs} has the shape {list(array.shape)}, "
@@ -156,6 +160,17 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
         words = shape.config.decoder.vocabulary  # the first rows of the common table
         state["decoder.embeddings.tokens.weight"] = state["encoder.embeddings.tokens.weight"][:words].clone()
     return state | _alive(hp, shape)
+
+
+def _refuse_unread(arrays: Arrays, hp: Hp, weights: Collection[str]) -> None:
+    """CheckpointError for arrays that the model of these hyper-parameters has no place for."""
+    left = sorted(arrays.names - set(weights))
+    if unread := [name for name in left if not is_training_state(name, weights) and not set_aside(hp, name)]:
+        more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+        raise CheckpointError(
+            f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
+            f"{', '.join(name[:80] for name in unread[:3])}{more}; correct the --hp file (num_layers, say)"
+        )
 
 
 def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:

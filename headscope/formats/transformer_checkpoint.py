@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.data import Batch, Encoded, side
-from headscope.errors import CheckpointError, DataError
-from headscope.formats.base import Checkpoint, Predicts, SideName, TranslateOptions, Translation
+from headscope.errors import CheckpointError, DataError, NumericalError
+from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName, TranslateOptions, Translation
+from headscope.formats.finite import finite, refuse_overflow
 from headscope.model.search import Hypothesis, SearchConfig, search
 from headscope.model.transformer import Transformer
 from headscope.model.transformer_config import StackConfig, TransformerConfig
@@ -78,6 +79,13 @@ class TransformerCheckpoint(Checkpoint):
                 raise DataError(f"the vocabulary makes nothing of the line {text[:60]!r}")
         return encoded
 
+    def why_unknown(self, side: SideName) -> str:  # noqa: D102
+        splitter = self._side(side).splitter
+        if splitter.codes is not None:
+            return "is it tokenised and cased as the training text was, and are the codes (--bpe) those of this model?"
+        given = "give --bpe CODES" if "bpe" in FORMATS.get(self.format).takes else "split it with the model's codes"
+        return f"it was taken as already split into pieces: {given}, or split, tokenise and case it as in training"
+
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What the decoder must say after each of the inputs that `encode` gives for targets."""
         its = self._side("target")
@@ -110,6 +118,7 @@ class TransformerCheckpoint(Checkpoint):
     def forward(self, batch: Batch) -> None:  # noqa: D102
         self.states(batch)
 
+    @finite
     def states(self, batch: Batch) -> Tensor:  # noqa: D102
         model = self.model
         source_mask = _mask(batch.source.real)
@@ -120,9 +129,11 @@ class TransformerCheckpoint(Checkpoint):
             return memory
         return model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
 
+    @finite
     def memory(self, batch: Batch) -> Tensor | None:  # noqa: D102
         return self.model.encode(batch.source.ids, _mask(batch.source.real)) if self.two_sided else None
 
+    @finite
     def logits(self, batch: Batch, memory: Tensor | None = None) -> Tensor:  # noqa: D102
         model, inputs = self.model, batch.target if self.two_sided else batch.source
         assert inputs is not None, "an encoder's output has no logits without targets"
@@ -144,7 +155,10 @@ class TransformerCheckpoint(Checkpoint):
         return its.join(text.split()) if its.codes is None else text
 
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:  # noqa: D102
-        found = self.translate(texts, self._searching(options))
+        try:
+            found = self.translate(texts, self._searching(options))
+        except NumericalError:
+            refuse_overflow(self, lambda: self.translate(texts, self._searching(options)))
         its = self._side("target")
         return [
             [Translation(its.decode(one.ids, keep_pieces=options.keep_pieces), one.score) for one in each]
@@ -225,7 +239,8 @@ def _encoded(text: str, its: Vocabulary, limit: int, *, reading: bool) -> Encode
     room = max(limit - len(before) - len(after), 0)
     ids = [*before, *words[:room], *after]
     special = [number in its.special_ids for number in ids]
-    return Encoded(ids, special, max(len(words) - room, 0))
+    unknown = 0 if its.unknown is None else words[:room].count(its.unknown)
+    return Encoded(ids, special, max(len(words) - room, 0), unknown)
 
 
 def _mask(real: Tensor) -> Tensor | None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from headscope.errors import NumericalError
+
 if TYPE_CHECKING:
     from headscope.model.search import SearchConfig
 
@@ -88,6 +90,8 @@ class BeamRule(ABC):
         b, r = self.log_p.shape
         best, ids = logits.topk(min(count, logits.shape[1]), dim=-1)  # [n c]
         log_p = (best - normaliser).view(b, r, -1) + self.log_p[..., None]
+        if bool(best.isnan().any()):  # NaN counts as the largest number
+            raise NumericalError("the logits are no numbers")
         found, places = log_p.view(b, -1).topk(min(count, log_p.shape[1] * log_p.shape[2]), dim=-1)
         rows = places.div(best.shape[1], rounding_mode="floor")
         chosen = ids.view(b, -1).gather(1, places)

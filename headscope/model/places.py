@@ -23,6 +23,7 @@ from headscope.errors import CheckpointError
 from headscope.heads import SITES, Layout, Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.interface import hushed, is_half, refuse_head_masks, through_attend
+from headscope.model.overflow import first_non_finite, is_finite
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 
@@ -140,13 +141,13 @@ def probe(model: nn.Module) -> Places:
     """Send the probe through `attend` and through eager attention; compare, and name every call.
 
     CheckpointError where no call arrives, where the encoder or decoder of a model bypasses the interface,
-    or where the two outputs differ.
+    where attention is called more than once in a layer, or where the two outputs differ.
     """
     kind = kind_of(model)
     calls: list[AttentionCall] = []
     inputs = probe_inputs(model)
     with still(model), hushed(), torch.no_grad():
-        with through_attend(model), tapped(lambda call, context: calls.append(call)):
+        with through_attend(model), _once_a_layer(model, kind), tapped(lambda call, context: calls.append(call)):
             output = _probed(model, inputs, kind)
         with through_attend(model, implementation="eager"):
             expected = _probed(model, inputs, kind)
@@ -155,8 +156,48 @@ def probe(model: nn.Module) -> Places:
             f"model type {kind!r} computes attention, if any, in its own code and never calls the attention "
             "interface of transformers 5; headscope cannot see or gate its heads"
         )
-    _compare(output, expected, kind, half=is_half(next(model.parameters()).dtype))
+    half = is_half(next(model.parameters()).dtype)
+    if not is_finite(expected):
+        with still(model), hushed(), through_attend(model, implementation="eager"):
+            where = first_non_finite(model, lambda: _probed(model, inputs, kind))
+        hint = "its numbers may be too large for this type, try float32" if half else "its weights are damaged"
+        raise CheckpointError(
+            f"this {kind!r} model gives NaN or infinite numbers on a probe of a few tokens, first at "
+            f"{where or 'the output'}; {hint}"
+        )
+    _compare(output, expected, kind, half=half)
     return _name_calls(model, calls, kind)
+
+
+@contextmanager
+def _once_a_layer(model: nn.Module, kind: str) -> Iterator[None]:
+    """Within the block CheckpointError for a module that calls attention again before its `forward` is through.
+
+    Such calls are parts of one attention (the two terms of differential attention, DiffLlama), and what they give
+    is no head's own. Modules that layers share (ALBERT) are called once in each of their forward passes.
+    """
+    begun: Counter[int] = Counter()
+    seen: set[tuple[int, int]] = set()
+    names = {id(part): name for name, part in model.named_modules()}
+
+    def begin(module: nn.Module, _: Any) -> None:
+        begun[id(module)] += 1
+
+    def tap(call: AttentionCall, _: Tensor) -> None:
+        turn = (id(call.module), begun[id(call.module)])
+        if turn in seen:
+            raise CheckpointError(
+                f"model type {kind!r} calls attention more than once in one layer "
+                f"({names.get(id(call.module)) or type(call.module).__name__}) and puts the results together, so no "
+                "head has a context of its own; it is not supported"
+            )
+        seen.add(turn)
+
+    with ExitStack() as stack:
+        for part in model.modules():
+            stack.callback(part.register_forward_pre_hook(begin).remove)
+        stack.enter_context(tapped(tap))
+        yield
 
 
 def kind_of(model: nn.Module) -> str:
@@ -178,12 +219,6 @@ def _probed(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
 
 
 def _compare(output: Tensor, expected: Tensor, kind: str, *, half: bool) -> None:
-    if not torch.isfinite(expected).all():
-        hint = "; its numbers may be too large for this type, try float32" if half else ""
-        raise CheckpointError(
-            f"this {kind!r} model gives NaN or infinite numbers on a probe of a few tokens: "
-            f"its weights are damaged{hint}"
-        )
     difference = (output - expected).abs().max().item()
     tolerance = (0.05 if half else 1e-4) * (expected.abs().max().item() + 1e-6)
     if not difference <= tolerance:  # NaN too

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from headscope.data import Batch
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, NumericalError
 from headscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -29,13 +29,17 @@ class Outcome:
     `values` [b] is differentiable with respect to the output; `counts` [b] says how many predictions it is a sum
     over (1 where it is no sum): a mean over the corpus is Σ values / Σ counts. `aim` is what was asked for, without
     gradient: hand it to the next call to ask the same of an altered model. `vector` [b d] is there for
-    objectives that compare vectors.
+    objectives that compare vectors. NumericalError where a value is NaN.
     """
 
     values: Tensor
     counts: Tensor
     aim: Tensor | None = None
     vector: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.values.isnan().any()):  # a probability of 0 is a loss of ∞, and no damage
+            raise NumericalError("the objective is NaN on some sentences; take a wider --dtype")
 
 
 class Objective(ABC):

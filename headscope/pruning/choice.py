@@ -20,13 +20,15 @@ import pandas as pd
 import headscope
 from headscope.analyze import Pace, sentence_limit
 from headscope.data import Corpus, open_corpus
-from headscope.errors import ConfigError, OutputError
+from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
 from headscope.pruning.export import Written, choose
 from headscope.pruning.gating import Gating, gating
 from headscope.results import Signature, check_folder, write_json, written
+from headscope.unknown_pieces import count_unknown
 
+SAMPLED = 512  # sentences whose unknown pieces are counted
 RECORD, STATE, MODEL, PRUNED = "pruning.json", "state.pt", "model", "pruned"
 MINE = (RECORD, STATE, MODEL, PRUNED, "removed.txt", "kept.txt", "ranking.csv", "gates.csv", "sweep.csv")
 
@@ -112,10 +114,18 @@ def open_choice(config: ChoiceConfig, *, trains: bool) -> Opened:
     protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
     found = gating(checkpoint.places, sites=config.sites, protect=protect)
     limit = sentence_limit(checkpoint, Pace(limit=config.max_length))
-    remarks = []
+    remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
     if config.valid_source is None and trains:
         remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
     return Opened(checkpoint, found, corpus, valid, limit, remarks)
+
+
+def _unknown(checkpoint: Checkpoint, corpus: Corpus, limit: int) -> list[str]:
+    """The share of unknown pieces; nothing for a model that cannot read, which is said where text is needed."""
+    try:
+        return count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
+    except (CheckpointError, DataError):
+        return []
 
 
 def _check_export(config: ChoiceConfig, checkpoint: Checkpoint) -> None:

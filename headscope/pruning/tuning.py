@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.data import Batch
-from headscope.errors import ConfigError, TrainingError
+from headscope.errors import ConfigError, NumericalError, TrainingError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.gates import closed, gated
 from headscope.heads import HeadId, Site
@@ -177,7 +177,10 @@ class Tuner:
         if self.learner is not None:
             self.gates.update(self.learner.gating.spread(self.learner.training_gates().to(self._target())))
             penalty = self.learner.penalty()
-        loss, nll, tokens = batch_loss(self.checkpoint, batch, smoothing=self.smoothing)
+        try:
+            loss, nll, tokens = batch_loss(self.checkpoint, batch, smoothing=self.smoothing)
+        except NumericalError as error:
+            raise TrainingError(f"update {self.update + 1}: {error}, or a lower --lr") from None
         if not math.isfinite(float(loss.detach())):
             raise TrainingError(f"the loss is {float(loss.detach())} in update {self.update + 1}; take a lower --lr")
         if tokens and loss.requires_grad:

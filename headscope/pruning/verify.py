@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import CheckpointError, HeadscopeError
+from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint, TranslateOptions
+from headscope.formats.finite import refuse_overflow
 from headscope.gates import masked
 from headscope.heads import HeadId, Site
 from headscope.model.interface import hushed, is_half, through_attend
+from headscope.model.overflow import is_finite
 from headscope.model.transformer import Transformer
 from headscope.pruning.feeds import Feed, Texts, outputs
 
@@ -93,9 +95,12 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 
 def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], one: Feed) -> Tensor:
-    """Outputs of the whole model under the mask."""
+    """Outputs of the whole model under the mask; NumericalError where they are no numbers."""
     with masked(checkpoint.model, heads):
-        return outputs(checkpoint.model, one)
+        found = outputs(checkpoint.model, one)
+        if not is_finite(found, masked=True):
+            refuse_overflow(checkpoint, lambda: outputs(checkpoint.model, one))
+        return found
 
 
 def apart(found: Tensor, wanted: Tensor) -> float:
@@ -104,9 +109,9 @@ def apart(found: Tensor, wanted: Tensor) -> float:
         return float("inf")
     if not found.numel():
         return 0.0
-    both_strange = ~wanted.isfinite() & ~found.isfinite()
-    difference = (found - wanted).abs().masked_fill(both_strange, 0.0).max()
-    largest = wanted.abs().nan_to_num(0.0, 0.0).max().clamp(min=1.0)
+    same = found == wanted  # -inf too, where a model masks what it must not say; NaN equals nothing
+    difference = (found - wanted).abs().masked_fill(same, 0.0).max()
+    largest = wanted.abs().masked_fill(wanted.isinf(), 0.0).max().clamp(min=1.0)
     share = float(difference / largest)
     return share if share == share else float("inf")
 
@@ -205,6 +210,8 @@ def search_some(checkpoint: Checkpoint, data: Texts, *, beam: int, sentences: in
         options = TranslateOptions(beam=beam, max_ratio=0, max_extra=NEW)
         try:
             found = checkpoint.translations(list(data.sources[:sentences]), options)
+        except NumericalError:
+            raise
         except HeadscopeError:  # a model without an output layer, or without a target vocabulary
             return []
         return [each[0].text for each in found]

@@ -14,7 +14,8 @@ of its own for one kind of operation, and everything that is linear keeps its or
 
 Sources: Bach et al. 2015 (epsilon); Ali et al. 2022, "XAI for Transformers" (weights and deviations as
 constants); Achtibat et al. 2024, "AttnLRP" (identity, uniform; the softmax keeps its ordinary gradient, which is
-their Deep Taylor rule).
+their Deep Taylor rule). Ali et al. have no gated feed-forward layers; every rule set here but `gradient` gives half
+of a product to each factor. lxt's CP-LRP gives nothing to the gate there, so its numbers for `cp` are others.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ register(Backward("gradient", "gradient x input: the ordinary gradient (Michel e
 register(
     Backward(
         "cp",
-        "conservative propagation: attention weights and norm deviations are constants (Ali et al. 2022)",
+        "conservative propagation: attention weights and norm deviations are constants (Ali et al. 2022); half to "
+        "each factor of a gated feed-forward layer",
         Rules(activation="identity", norm="constant", product=0.5, weights=0.0),
     )
 )

@@ -93,7 +93,9 @@ class TrainConfig:
         "inverse-sqrt", "inverse-sqrt, cosine (to --min-lr at the end of the run) or constant.", panel=OPTIMISATION
     )
     warmup: int = option(1000, "Updates during which the learning rate rises from --warmup-lr.", panel=OPTIMISATION)
-    warmup_lr: float = option(1e-7, "Learning rate of the first update.", panel=OPTIMISATION)
+    warmup_lr: float = option(
+        1e-7, "Where the warm-up begins; the first update is one step of it above.", panel=OPTIMISATION
+    )
     min_lr: float = option(0.0, "Where a cosine schedule ends.", panel=OPTIMISATION)
     betas: tuple[float, ...] = option((0.9, 0.98), "Adam's two rates.", panel=OPTIMISATION)
     epsilon: float = option(1e-8, "Adam's epsilon.", panel=OPTIMISATION)

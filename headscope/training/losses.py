@@ -30,7 +30,8 @@ def smoothed_cross_entropy(
     """Σ over positions of (1 - ε)·(-log p_label) + (ε / V)·Σ_v (-log p_v), and Σ -log p_label.
 
     states [n d] before the output projection weight [V d] (+ bias [V]), labels [n]; ε is `smoothing`, and the
-    label itself has its share of it (as in fairseq). Logits are made chunk by chunk, and with them, in the
+    label itself has its share of it (Szegedy et al. 2016; early fairseq and the MHR fork; later fairseq gives
+    1 - ε to the label and ε / (V - 1) to each other piece). Logits are made chunk by chunk, and with them, in the
     forward pass, the gradients of `states`, `weight` and `bias`; only the first of the two sums has gradients.
     """
     found: tuple[Tensor, Tensor] = _Smoothed.apply(states, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call]

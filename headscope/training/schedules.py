@@ -12,7 +12,10 @@ Schedule = Callable[[TrainConfig, Moment], float]
 
 
 def rate(config: TrainConfig, moment: Moment) -> float:
-    """The learning rate of the next update: from `warmup_lr` straight to `lr`, then by the schedule."""
+    """The learning rate of the next update: from `warmup_lr` straight to `lr`, then by the schedule.
+
+    The first update is one step above `warmup_lr`, and update number `warmup` has `lr`.
+    """
     number = moment.update + 1
     if number <= config.warmup:
         return config.warmup_lr + (config.lr - config.warmup_lr) * number / config.warmup

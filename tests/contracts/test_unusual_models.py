@@ -82,11 +82,34 @@ def test_a_decoder_without_its_encoder_is_refused(name: str) -> None:
         places_of(tiny(name, sizes))
 
 
+def test_attention_that_is_called_twice_in_a_layer_is_refused_by_name() -> None:
+    """Differential attention: two calls whose results are subtracted were shown as two layers."""
+    sizes = {**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "head_dim": 6}
+    model = tiny("diffllama", sizes)
+    with pytest.raises(CheckpointError, match=r"'diffllama' calls attention more than once in one layer \(.*self_attn"):
+        places_of(model)
+
+
+def test_a_module_that_attends_twice_before_it_is_through_is_refused() -> None:
+    """The cause, in an architecture that is otherwise supported: two calls of one module in one of its passes."""
+    model = tiny("bert", BERT)
+    attention = model.encoder.layer[1].attention.self
+    forward = attention.forward
+    attention.forward = lambda *given, **more: (forward(*given, **more), forward(*given, **more))[1]
+    with pytest.raises(CheckpointError, match=r"once in one layer \(encoder\.layer\.1\.attention\.self\)"):
+        places_of(model)
+    attention.forward = forward
+    assert len(places_of(model).order) == 2
+
+
 def test_damaged_weights_are_reported_as_such() -> None:
     model = tiny("bert", BERT)
     with torch.no_grad():
         model.encoder.layer[1].output.dense.weight[3, 5] = torch.nan
-    with pytest.raises(CheckpointError, match=r"'bert' model gives NaN or infinite .* damaged$"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"'bert' model gives NaN .* first at encoder\.layer\.1\.output\.dense; its weights are damaged$",
+    ):
         places_of(model)
 
 
@@ -94,7 +117,7 @@ def test_numbers_too_large_for_half_precision_are_reported_as_such() -> None:
     model = tiny("bert", BERT).half()
     with torch.no_grad():
         model.encoder.layer[1].output.LayerNorm.weight.fill_(6e4)
-    with pytest.raises(CheckpointError, match=r"NaN or infinite .* try float32"):
+    with pytest.raises(CheckpointError, match=r"NaN or infinite .* first at encoder\.layer\.1\.\S+; .* try float32"):
         places_of(model)
 
 

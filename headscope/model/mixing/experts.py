@@ -138,7 +138,8 @@ class Experts(Mixing):
         """Log responsibilities [b p e]; dropout and batch statistics are those of training in soft mode only."""
         assert self.gate is not None
         means, real = pooled(queries, window=self.window)
-        found: Tensor = self.gate(means, real, learning=self.training and self.mode == "soft")
+        learning = self.training and self.mode == "soft"
+        found: Tensor = self.gate(means, real, learning=learning, causal=queries.causal)
         return found
 
     def fold(self, w_o: Tensor) -> Tensor | None:

@@ -63,7 +63,8 @@ def _within(kept: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, wind
 class RealBatchNorm(nn.Module):
     """Batch norm of [b p d] over sentences and positions whose statistics padding does not touch.
 
-    Where a batch has a single real position its variance is nothing; the running statistics serve then.
+    Where a batch has a single real position its variance is nothing; the running statistics serve then. In a causal
+    stack they always serve: a batch's own would tell each position about later ones.
     """
 
     running_mean: Tensor
@@ -75,18 +76,20 @@ class RealBatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
-    def forward(self, x: Tensor, real: Tensor, *, learning: bool) -> Tensor:
-        """Normalised x; `learning`: by this batch's own statistics, which then update the running ones."""
-        if not learning:
-            return self._by(self.running_mean, self.running_var, x)
-        rows = x[real]
+    def forward(self, x: Tensor, real: Tensor, *, learning: bool, causal: bool = False) -> Tensor:
+        """Normalised x; `learning`: by this batch's own statistics, which then update the running ones.
+
+        With `causal` by the running statistics of earlier batches, which this one then updates.
+        """
+        rows = x[real] if learning else x[:0, 0]
         if len(rows) < 2:
             return self._by(self.running_mean, self.running_var, x)
         mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
+        found = self._by(*((self.running_mean, self.running_var) if causal else (mean, variance)), x)
         with torch.no_grad():
             self.running_mean.lerp_(mean.to(self.running_mean), 0.1)
             self.running_var.lerp_(rows.var(dim=0, correction=1).to(self.running_var), 0.1)
-        return self._by(mean, variance, x)
+        return found
 
     def _by(self, mean: Tensor, variance: Tensor, x: Tensor) -> Tensor:
         return (x - mean) * (variance + 1e-5).rsqrt() * self.weight + self.bias
@@ -96,9 +99,9 @@ class Gate(nn.Module):
     """norm → linear → tanh → dropout → linear → softmax over experts.
 
     The second linear layer starts at zero, so fresh gates are uniform (the paper does not say how they
-    start). Batch norm of the input is the paper's; in a causal stack its statistics would mix positions, so
-    layer norm is offered there. Dropout leaves out the same units at all positions of a sentence, which in the
-    paper has one gate.
+    start). Batch norm of the input is the paper's; in a causal stack a batch's statistics would mix positions,
+    so running ones serve there, and layer norm is offered. Dropout leaves out the same units at all positions of
+    a sentence, which in the paper has one gate.
     """
 
     def __init__(self, d_model: int, experts: int, *, hidden: int, norm: str, dropout: float) -> None:
@@ -116,10 +119,10 @@ class Gate(nn.Module):
             for fixed in (self.inner.bias, self.outer.weight, self.outer.bias):
                 fixed.zero_()
 
-    def forward(self, x: Tensor, real: Tensor, *, learning: bool) -> Tensor:
+    def forward(self, x: Tensor, real: Tensor, *, learning: bool, causal: bool = False) -> Tensor:
         """Log responsibilities [b p e] of means x [b p d]; `learning`: with dropout and the batch's own statistics."""
         if self.batch_norm is not None:
-            x = self.batch_norm(x, real, learning=learning)
+            x = self.batch_norm(x, real, learning=learning, causal=causal)
         elif self.layer_norm is not None:
             x = self.layer_norm(x)
         inner = torch.tanh(self.inner(x))

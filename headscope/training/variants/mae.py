@@ -30,7 +30,9 @@ class MaeOptions(NoOptions):
     expert_heads: int = option(0, "Heads of an expert; 0: all but one (MAE-7 of 8 heads).")
     gate_hidden: int = option(0, "Hidden units of a gate; 0: half the model's width, at most 256.")
     gate_norm: Literal["auto", "batch", "layer", "none"] = option(
-        "auto", "Norm of a gate's input: batch, layer or none; auto: batch in encoders, layer in decoders."
+        "auto",
+        "Norm of a gate's input: batch (in decoders by statistics of earlier batches), layer or none; auto: batch in "
+        "encoders, layer in decoders.",
     )
     gate_dropout: float = option(0.1, "Dropout in a gate.")
     gate_window: int = option(0, "Decoders: a gate reads the mean of the last N positions; 0: of all so far.")

@@ -1,0 +1,121 @@
+"""A checkpoint's numbers must be finite: its weights when it is opened, and what it computes at every pass.
+
+Both checks read each tensor once and copy nothing. A pass that fails runs a second time, to name the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from headscope.data import Batch, Side
+from headscope.errors import CheckpointError, NumericalError
+from headscope.model.overflow import first_non_finite, is_finite
+from headscope.model.places import walking
+
+NAMED = 3  # tensors that a message lists
+HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}
+
+
+class Runnable(Protocol):
+    """The part of a `Checkpoint` that a message about its numbers needs."""
+
+    path: str
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that runs."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        ...
+
+
+C = TypeVar("C", bound=Runnable)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refuse_damaged_file(path: object, tensors: Mapping[str, Tensor]) -> None:
+    """CheckpointError naming the tensors of a file that hold NaN or infinite numbers."""
+    _refuse(path, [name for name, values in tensors.items() if not is_finite(values)], "the file is damaged")
+
+
+def refuse_damaged_model(path: object, model: nn.Module) -> None:
+    """CheckpointError naming the parameters and stored buffers of a model that hold NaN or infinite numbers.
+
+    -inf is let pass in buffers, where it masks. A weight that is finite in the file and not in the model was too
+    large for the type that the model is opened in.
+    """
+    kept: dict[int, tuple[str, Tensor]] = {}
+    for name, values in model.state_dict(keep_vars=True).items():
+        if isinstance(values, Tensor):
+            kept.setdefault(id(values), (name, values))
+    wrong = [name for name, values in kept.values() if not is_finite(values, masked=not _is_parameter(values))]
+    types = {values.dtype for _, values in kept.values()} & HALVES.keys()
+    hint = f"the file is damaged, or needs {HALVES[types.pop()]}" if types else "the file is damaged"
+    _refuse(path, wrong, hint)
+
+
+def _is_parameter(values: Tensor) -> bool:
+    return isinstance(values, nn.Parameter)
+
+
+def _refuse(path: object, wrong: Collection[str], hint: str) -> None:
+    if wrong:
+        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        names = ", ".join(name[:100] for name in list(wrong)[:NAMED])
+        raise CheckpointError(f"{path}: NaN or infinite numbers in {names}{more}; {hint}")
+
+
+def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenate[C, Batch, P], R]:
+    """Decorates the methods of a `Checkpoint` that run the model: NumericalError where the result is not finite.
+
+    What a model computes at padding does not matter, and -inf may stand among logits for what it must not say.
+    """
+
+    @wraps(method)
+    def checked(self: C, batch: Batch, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result = method(self, batch, *args, **kwargs)
+        if not _counts(result, batch):
+            refuse_overflow(self, lambda: method(self, batch, *args, **kwargs), batch)
+        return result
+
+    return checked
+
+
+def _counts(result: Any, batch: Batch) -> bool:
+    """Whether a result has no NaN and no infinity that counts; encoders of transformers give an output object."""
+    values = result if isinstance(result, Tensor) else getattr(result, "last_hidden_state", None)
+    if not isinstance(values, Tensor) or is_finite(values):
+        return True
+    return is_finite(at_tokens(values, batch), masked=True)
+
+
+def at_tokens(values: Tensor, batch: Batch) -> Tensor:
+    """Those of values [b t …] that belong to tokens [n …]; all of them where the shape is that of no text."""
+    sides: list[Side] = [side for side in (batch.target, batch.source) if side is not None]
+    fitting = [side.real for side in sides if values.shape[:2] == side.ids.shape]
+    return values[torch.stack(fitting).any(dim=0).to(values.device)] if fitting else values
+
+
+def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Batch | None = None) -> NoReturn:
+    """NumericalError naming the layer where NaN or infinite numbers first arise in `run`, a pass that had some."""
+    counted = (lambda values: values) if batch is None else (lambda values: at_tokens(values, batch))
+    with walking(checkpoint.model) as walk:
+
+        def place_of(attention: nn.Module) -> str | None:
+            place = walk.place(attention)
+            return None if place is None else f"{place.site}.{place.layer}"
+
+        where = first_non_finite(checkpoint.model, run, place_of=place_of, counted=counted)
+    dtype = str(checkpoint.dtype).removeprefix("torch.")
+    half = HALVES.get(checkpoint.dtype)
+    hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"
+    raise NumericalError(f"{checkpoint.path}: NaN or infinite numbers arise at {where or 'the output'}; {hint}")

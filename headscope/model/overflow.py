@@ -1,0 +1,95 @@
+"""Numbers that are not finite: whether a tensor has any, and which layer of a model gives them first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import NumericalError
+from headscope.model.attention import AttentionCall, tapped
+
+MOST_NESTED = 3
+
+
+def is_finite(values: Tensor, *, masked: bool = False) -> bool:
+    """Whether a tensor of any type and shape has no NaN and no infinite number; with `masked` -inf may be there.
+
+    One pass over the tensor that allocates nothing; minimum and maximum are NaN where any number is.
+    """
+    with torch._C.DisableTorchFunction():  # whoever watches the model's operations must not see these
+        if values.is_complex():
+            values = torch.view_as_real(values)
+        if not values.is_floating_point() or values.is_meta or not values.numel():
+            return True
+        if values.element_size() == 1:  # 8-bit floats can be stored and converted, and not compared
+            values = values.float()
+        low, high = values.detach().aminmax()
+        least, most = float(low), float(high)
+    return most < torch.inf and (least > -torch.inf or (masked and least == -torch.inf))
+
+
+def first_non_finite(
+    model: nn.Module,
+    run: Callable[[], object],
+    *,
+    place_of: Callable[[nn.Module], object] = lambda attention: None,
+    counted: Callable[[Tensor], Tensor] = lambda values: values,
+) -> str | None:
+    """Where the first number that is not finite arises while `run` sends something through `model`, None if nowhere.
+
+    Every module's output and every head's context is looked at, so this is for a pass that is known to fail.
+    `place_of` gives the site and layer of an attention call, `counted` the part of a tensor that matters.
+    """
+    trace = _Trace({id(part): name for name, part in model.named_modules()}, place_of, counted)
+    with ExitStack() as stack:
+        for part in model.modules():
+            stack.callback(part.register_forward_hook(trace.output).remove)
+        stack.enter_context(tapped(trace.context))
+        with suppress(NumericalError), torch.no_grad():
+            run()
+    return trace.where
+
+
+@dataclass
+class _Trace:
+    """What hooks have seen so far: the last attention, and where the first number that is not finite arose."""
+
+    names: Mapping[int, str]
+    place_of: Callable[[nn.Module], object]
+    counted: Callable[[Tensor], Tensor]
+    where: str | None = None
+    last: object = field(default=None)
+
+    def context(self, call: AttentionCall, context: Tensor) -> None:
+        """A tap: the contexts [b h t k] of one attention call."""
+        place = self.place_of(call.module)
+        if self.where is None and not is_finite(self.counted(call.context.transpose(1, 2))):
+            name = self.names.get(id(call.module)) or type(call.module).__name__
+            self.where = f"the attention of {name}" if place is None else f"the attention of {place} ({name})"
+        self.last = place or self.last
+
+    def output(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """A forward hook; parts of a module come before the whole."""
+        if self.where is not None:
+            return
+        owns = next(module.parameters(recurse=False), None) is not None  # other modules may make masks of -inf
+        if all(is_finite(self.counted(each), masked=not owns) for each in _tensors(output)):
+            return
+        came = not all(is_finite(self.counted(each), masked=True) for each in _tensors(inputs))
+        name = self.names[id(module)] or "the model"
+        after = "" if self.last is None else f", after {self.last}"
+        self.where = f"{'the input of ' if came else ''}{name}{after}"
+
+
+def _tensors(values: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Tensors in what a module takes or gives: tuples, lists and the output objects of transformers."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list, Mapping)) and depth < MOST_NESTED:
+        for each in values.values() if isinstance(values, Mapping) else values:
+            yield from _tensors(each, depth + 1)

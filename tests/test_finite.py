@@ -1,0 +1,320 @@
+"""NaN and infinite numbers: named when a checkpoint is opened, and with their layer when they arise in a pass."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import checkpoints, fairseq
+from oracles.checkpoints import SOURCES, TARGETS
+from test_story_of_heads import HP, story, written
+
+from headscope.accumulate import Ratio
+from headscope.analysis import ANALYSES, Options
+from headscope.analyze import analyze
+from headscope.cli import main
+from headscope.data import Batch, Corpus, Encoded, Sentence, side
+from headscope.errors import CheckpointError, NumericalError
+from headscope.formats.base import TranslateOptions, open_checkpoint
+from headscope.formats.finite import finite
+from headscope.formats.native import NATIVE
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.likelihood import Reading, likelihood
+from headscope.model.overflow import is_finite
+from headscope.objectives.base import OBJECTIVES, Outcome
+from headscope.pruning.verify import apart
+
+NAN, INF = float("nan"), float("inf")
+Ran = tuple[int, str]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run a command in this process: exit status and stderr."""
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        return int(ended.value.code or 0), capfd.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "text"
+    path.write_text("ah bi ck\naj\nbl ci ak bh cj\n")
+    return path
+
+
+def saved(folder: Path, kind: str = "gpt2", **wrong: float) -> Path:
+    """A Hugging Face folder; `wrong` puts a number into the middle of a weight, dots written as __."""
+    made = checkpoints.hugging(kind)
+    with torch.no_grad():
+        for name, value in wrong.items():
+            weight = made.model.get_parameter(name.replace("__", "."))
+            weight.view(-1)[weight.numel() // 2] = value
+    made.model.float().save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return folder
+
+
+# When a checkpoint is opened.
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("gpt2", "transformer.wte.weight"),
+        ("gpt2", "transformer.wpe.weight"),  # in the middle: a position that the probe does not reach
+        ("gpt2", "transformer.h.1.mlp.c_fc.bias"),
+        ("bert", "cls.predictions.transform.dense.weight"),
+        ("bart", "model.decoder.layers.0.encoder_attn.v_proj.weight"),
+    ],
+)
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_weights_of_a_hugging_face_folder_are_named(tmp_path: Path, kind: str, name: str, value: float) -> None:
+    folder = saved(tmp_path / "model", kind, **{name.replace(".", "__"): value})
+    with pytest.raises(CheckpointError, match=rf"NaN or infinite numbers in {name}; the file is damaged"):
+        open_checkpoint(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("arguments", [("show",), ("analyze", "--out"), ("evaluate", "--metrics", "perplexity"),
+                                       ("prune", "rank", "--by", "magnitude", "--fraction", 0.5, "--out"),
+                                       ("prune", "remove", "--heads", "decoder-self.0.1", "--out")])  # fmt: skip
+def test_every_command_stops_with_one_line(
+    command: Callable[..., Ran], texts: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    folder, out = saved(tmp_path / "model", transformer__wpe__weight=NAN), tmp_path / "out"
+    words = [*arguments, out] if arguments[-1] == "--out" else [*arguments]
+    place = 2 if words[0] == "prune" else 1
+    given = [] if words[0] in ("show",) else ["--source", texts]
+    status, said = command(*words[:place], folder, *given, *words[place:])
+    assert (status, len(said.splitlines())) == (2, 1) and "transformer.wpe.weight" in said
+    assert not out.exists()
+
+
+def test_a_native_file_is_named(tmp_path: Path) -> None:
+    made = checkpoints.small()
+    with torch.no_grad():
+        made.model.decoder.layers[2].ffn.inner.bias[3] = NAN
+    NATIVE.save(made, tmp_path / "native")
+    with pytest.raises(CheckpointError, match=r"in decoder\.layers\.2\.ffn\.inner\.bias; the file is damaged"):
+        open_checkpoint(str(tmp_path / "native"), device="cpu")
+
+
+def test_a_tied_embedding_of_a_native_file_is_named(tmp_path: Path) -> None:
+    made = checkpoints.small(whole={"tie_output": True})
+    with torch.no_grad():
+        made.model.decoder.embeddings.tokens.weight[3, 2] = NAN
+    NATIVE.save(made, tmp_path / "native")
+    with pytest.raises(CheckpointError, match=r"in decoder\.embeddings\.tokens\.weight; the file is damaged"):
+        open_checkpoint(str(tmp_path / "native"), device="cpu")
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_fairseq_file_is_named_by_its_own_names(tmp_path: Path, copies: bool) -> None:
+    """Also where the embeddings are shared, which a file writes more than once."""
+    options = fairseq.BASE | {"share_decoder_input_output_embed": True}
+    weights = fairseq.state(options)
+    wrong = [name for name in weights if "decoder.embed_tokens" in name or "decoder.output_projection" in name]
+    for name in wrong if copies else wrong[:1]:
+        weights[name] = weights[name].clone()
+        weights[name][3, 2] = NAN
+    path = fairseq.write(tmp_path / "c.pt", options, weights)
+    with pytest.raises(CheckpointError, match=r"NaN or infinite numbers in decoder\.embed_tokens\.weight"):
+        open_checkpoint(str(path), device="cpu")
+
+
+def test_a_story_of_heads_file_is_named_by_its_own_names(tmp_path: Path) -> None:
+    hp = HP | {"rescale_emb": True}
+    arrays = story.make(hp, (7, 11), ffn=13, seed=3)
+    arrays["mod/dec_enc_attn-1/mem_conv/W:0"][2, 3] = -INF
+    arrays["loss_xent_lm/logits/W:0"][2, 3] = NAN
+    path = written(tmp_path / "m", hp, {name: array.astype(np.float32) for name, array in arrays.items()})
+    with pytest.raises(CheckpointError, match=r"NaN or infinite numbers in mod/dec_enc_attn-1/mem_conv/W:0"):
+        open_checkpoint(str(path), device="cpu")
+
+
+def test_a_number_too_large_for_the_type_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", transformer__h__1__mlp__c_fc__bias=1e6)
+    open_checkpoint(str(folder), device="cpu")
+    with pytest.raises(CheckpointError, match=r"h\.1\.mlp\.c_fc\.bias; .* needs --dtype float32 or bfloat16"):
+        open_checkpoint(str(folder), device="cpu", dtype="float16")
+
+
+def test_tensors_of_every_type_are_looked_at() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.float8_e5m2):
+        values = torch.zeros(2, 3).to(dtype)
+        assert is_finite(values) and is_finite(values[:0])
+        values[1, 1] = NAN
+        assert not is_finite(values) and not is_finite(values, masked=True)
+    assert all(is_finite(torch.ones(3, dtype=dtype)) for dtype in (torch.bool, torch.int8, torch.uint8, torch.int64))
+    mask = torch.full((3, 3), -INF).triu(1)
+    assert is_finite(mask, masked=True) and not is_finite(mask) and not is_finite(-mask, masked=True)
+    assert is_finite(torch.full((1000,), 6e4, dtype=torch.float16))  # whose sum is not
+
+
+def test_a_mask_of_infinities_among_the_buffers_is_let_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = checkpoints.small()
+    made.model.register_buffer("mask", torch.full((3, 3), -INF).triu(1))
+    monkeypatch.setattr("headscope.formats.base.FORMATS.get", lambda name: _Always(made))
+    assert open_checkpoint("memory", format="x") is made
+    made.model.register_buffer("scale", torch.tensor([1.0, INF]))
+    with pytest.raises(CheckpointError, match="numbers in scale;"):
+        open_checkpoint("memory", format="x")
+
+
+class _Always:
+    takes: frozenset[str] = frozenset()
+
+    def __init__(self, made: TransformerCheckpoint) -> None:
+        self.load = lambda *_, **__: made
+
+
+# In a pass.
+
+
+def overflowing(layer: int = 1) -> TransformerCheckpoint:
+    """A native model in float32 whose feed-forward layer of one decoder layer gives numbers without bound."""
+    made = checkpoints.small(seed=4)
+    made.model.float()
+    with torch.no_grad():
+        made.model.decoder.layers[layer].ffn.outer.weight.fill_(3e38)
+    return made
+
+
+def pairs() -> Corpus:
+    sentences = [Sentence(n, source, target) for n, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True))]
+    return Corpus("letters", len(sentences), "0" * 40, lambda: iter(sentences), has_target=True)
+
+
+WHERE = r"arise at decoder\.layers\.1\.ffn\.outer, after cross\.1; its weights are out of proportion for float32"
+
+
+@pytest.mark.parametrize("name", ["confidence", "positional", "distance", "similarity", "gradient", "ablation", "lrp"])
+def test_analyses_stop_with_the_layer(name: str) -> None:
+    with pytest.raises(NumericalError, match=WHERE):
+        analyze(overflowing(), pairs(), analyses=[ANALYSES.get(name)], options=Options(objective="loss"))
+
+
+def test_a_context_that_is_not_finite_is_named_by_its_site_and_layer() -> None:
+    made = checkpoints.small(seed=4)
+    made.model.float()
+    with torch.no_grad():
+        made.model.encoder.layers[1].self_attention.query.weight.fill_(3e20)
+        made.model.encoder.layers[1].self_attention.key.weight.fill_(3e20)
+    with pytest.raises(NumericalError, match=r"at the attention of encoder-self\.1 \(encoder\.layers\.1\.self"):
+        analyze(made, pairs(), analyses=[ANALYSES.get("confidence")], options=Options())
+
+
+def test_likelihoods_and_translations_stop_with_the_layer() -> None:
+    made = overflowing()
+    with pytest.raises(NumericalError, match=WHERE):
+        likelihood(made, pairs(), Reading(100, 50))
+    with pytest.raises(NumericalError, match=WHERE):
+        made.translations(["a b", "c"], TranslateOptions())
+
+
+@pytest.mark.parametrize("objective", ["loss", "top1", "log-probability", "representation"])
+def test_objectives_stop_with_the_layer(objective: str) -> None:
+    made = overflowing()
+    its, other = (
+        side(made.encode(some, side=name, limit=50)) for some, name in ((SOURCES, "source"), (TARGETS, "target"))
+    )  # type: ignore[arg-type]
+    batch = Batch(torch.arange(len(SOURCES)), 0, its, other, labels=other.ids)
+    with pytest.raises(NumericalError, match=WHERE):
+        OBJECTIVES.get(objective)().outcome(made, batch)
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_generation_of_transformers_stops_with_the_layer(beam: int) -> None:
+    made = checkpoints.hugging("bart")
+    made.model.float()
+    assert made.layout  # the probe, which fails on such weights too
+    made.model.model.decoder.layers[1].fc2.weight.data.fill_(3e38)
+    with pytest.raises(NumericalError, match=r"model\.decoder\.layers\.1\.fc2, after cross\.1"):
+        made.translations(["ah bi ck"], TranslateOptions(beam=beam))
+
+
+@pytest.mark.parametrize("arguments", [("analyze", "--only", "confidence", "--out"), ("evaluate",)])
+def test_overflow_in_half_precision_is_named_by_the_command(
+    command: Callable[..., Ran], texts: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Finite in float32 and on the probe; a position behind the probe is what overflows."""
+    made = checkpoints.hugging("gpt2")
+    with torch.no_grad():
+        made.model.transformer.wpe.weight[6] = 3e4
+        made.model.transformer.h[0].attn.c_proj.bias.fill_(5e4)
+        made.model.transformer.wpe.weight[:6] = -3e4
+    made.model.float().save_pretrained(tmp_path / "model")
+    made.tokenizer.save_pretrained(tmp_path / "model")
+    long = tmp_path / "long"
+    long.write_text("ah bi ck ah bi ck ah bi\n")
+    first, *rest = arguments
+    rest = [*rest, tmp_path / "out"] if rest else []
+    status, said = command(first, tmp_path / "model", "--source", long, "--dtype", "float16", "--device", "cpu", *rest)
+    assert (status, len(said.splitlines())) == (2, 1)
+    assert "decoder-self.0" in said and "take --dtype float32 or bfloat16" in said and not (tmp_path / "out").exists()
+
+
+class _Fixed:
+    """A checkpoint whose pass gives `values`."""
+
+    path, dtype = "fixed", torch.float32
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values, self.model = values, checkpoints.small().model
+
+    @finite
+    def states(self, batch: Batch) -> torch.Tensor:
+        return self.values
+
+
+def test_what_a_model_computes_at_padding_does_not_matter() -> None:
+    """Models whose masks leave nothing to see at padding give NaN there; -inf masks words that are not to be said."""
+    its = side([Encoded([5, 6, 7], [False] * 3), Encoded([5], [False])])
+    batch = Batch(torch.arange(2), 0, its)
+    values = torch.ones(2, 3, 4)
+    values[1, 1:], values[0, 0, 0] = NAN, -INF
+    assert _Fixed(values).states(batch) is values
+    values[1, 0, 3] = NAN
+    with pytest.raises(NumericalError, match=r"^fixed: NaN or infinite numbers arise at the output; its weights"):
+        _Fixed(values).states(batch)
+
+
+# No reduction makes a number of NaN.
+
+
+def test_an_objective_of_nan_is_refused() -> None:
+    with pytest.raises(NumericalError, match="objective is NaN"):
+        Outcome(torch.tensor([1.0, NAN]), torch.ones(2))
+    Outcome(torch.tensor([1.0, INF]), torch.ones(2))  # a reference that the model holds for impossible
+
+
+def test_sums_of_an_analysis_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = ANALYSES.get("confidence")
+
+    def observe(self: Any, heads: Any) -> dict[str, Ratio]:
+        total = torch.full((heads.weights.shape[0], heads.weights.shape[1]), 1.0)
+        total[0, 0] = NAN if heads.layer == 1 else 1.0
+        return {"confidence": Ratio(total, torch.ones(len(total), 1))}
+
+    monkeypatch.setattr(cls, "observe", observe)
+    for analyses in ([cls], [cls, ANALYSES.get("entropy")]):
+        with pytest.raises(NumericalError, match=r"confidence gives NaN or infinite numbers at encoder-self\.1"):
+            analyze(checkpoints.small(), pairs(), analyses=analyses, options=Options())
+
+
+def test_models_that_both_give_nan_are_not_alike() -> None:
+    both = torch.tensor([1.0, NAN, 2.0])
+    assert apart(both, both) == INF
+    assert apart(torch.tensor([1.0, -INF]), torch.tensor([1.0, -INF])) == 0  # masked alike
+    assert apart(torch.tensor([1.0, -INF]), torch.tensor([1.0, 3.0])) == INF
