@@ -279,6 +279,7 @@ def _about(run: Run, options: Mapping[str, Any], command: Sequence[str]) -> dict
         "options": dict(options),
         "model": run.model.config.plain(),
         "parameters": parameters,
+        "planned": {"updates": run.moment.updates_planned, "epochs": run.moment.epochs_planned},
         "data": {
             "digest": run.data.digest,
             "sentences": len(run.data.train),

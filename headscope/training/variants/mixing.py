@@ -33,7 +33,9 @@ class MixingOptions(NoOptions):
         "loss summed over a batch (published: 40).",
     )
     start_after: float = option(
-        0.31, "Share of this run before the matrices are trained. With --compat fork of 40 epochs of 160,239 sentences."
+        0.31,
+        "Share of the run, as long as it was begun, before the matrices are trained. With --compat fork of 40 epochs "
+        "of 160,239 sentences.",
     )
     radius: float = option(
         1e-4, "Growth radius. Has no gradient, so it changes the reported loss only, with --compat fork."
@@ -68,7 +70,8 @@ class MixingOptions(NoOptions):
 class Mixing(Variant):
     """Matrices start as the identity and stay it until the window opens; then loss and growth loss train them.
 
-    By default the window opens after a share of this run, the growth loss is gamma times the sum over matrices
+    By default the window opens after a share of this run (of the length that it was begun with, however long it is
+    then trained on with `--resume`), the growth loss is gamma times the sum over matrices
     beside the mean loss of a token, and weight decay does not touch matrices. `compat` "fork": the growth loss
     stands beside the loss summed over a micro-batch, once for each; the window counts sentences against 40 epochs
     of 160,239 (50 for the first batch of an epoch), of the last micro-batch of an update and one process only;

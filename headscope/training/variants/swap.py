@@ -159,7 +159,7 @@ class SwapHeads(Variant):
                         raise ConfigError(f"{path}: epoch {epoch}, swap {number}: {error}") from None
             return theirs
         found = read_schedule(path, run.model.attention_places().layout)
-        last = run.moment.epochs_planned
+        last = run.config.epochs
         late = [epoch for epoch in found if last is not None and epoch > last]
         if late and self.options.compat != "fork":
             raise ConfigError(
