@@ -249,8 +249,8 @@ class Stop(Exception):
 
 
 def stopped(descend: Any) -> Any:
-    def instead(self: Any, run: Any) -> None:
-        descend(self, run)
+    def instead(self: Any, run: Any, batches: Any) -> None:
+        descend(self, run, batches)
         raise Stop
 
     return instead

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import headscope
-from headscope.errors import ConfigError, OutputError
+from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.formats.base import parameters_by_part, pick_device
 from headscope.processes import Processes, together
 from headscope.results import Signature, check_folder, write_json
@@ -109,14 +109,32 @@ def _train(
         history = History(config.out, update=run.moment.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", about | {"status": "running"})
     loop = Loop(run, progress, settings, history, listener, wanted)
-    reason = loop.train()
+    with _recorded(config.out, about, history):
+        reason = loop.train()
     found = _outcome(loop, reason, about)
     if history is not None:
-        history.close()
         result = {each.name: plain_value(getattr(found, each.name)) for each in fields(found)}
         status = "interrupted" if reason == "interrupted" else "done"
         write_json(config.out / "run.json", about | {"status": status, "result": result, "ended": time.time() - begun})
     return found
+
+
+@contextmanager
+def _recorded(folder: Path, about: Mapping[str, Any], history: History | None) -> Iterator[None]:
+    """Says in run.json that what runs in the block did not end as it should, and why; closes the history."""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        why = str(error) if isinstance(error, HeadscopeError) else f"{type(error).__name__}: {error}"
+        if history is not None:
+            ending = {"status": "interrupted"} if stopped else {"status": "failed", "error": why}
+            with suppress(OSError, HeadscopeError):  # the error itself says more than that this cannot be written
+                write_json(folder / "run.json", {**about, **ending})
+        raise
+    finally:
+        if history is not None:
+            history.close()
 
 
 def make_run(config: TrainConfig, variant: Variant, processes: Processes | None = None) -> Run:

@@ -181,6 +181,10 @@ class Variant:
         """
         return None
 
+    def remedies(self) -> list[str]:
+        """Which of its options may help where the loss is no number, such as "a lower --gamma"."""
+        return []
+
     def history(self, run: Run) -> dict[str, float]:
         """Further columns of metrics.csv; always the same names (NaN where there is no value yet)."""
         return {}

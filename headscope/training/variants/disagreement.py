@@ -105,6 +105,9 @@ class Disagreement(Variant):
         weighted: Tensor = mean * (self.options.weight * batch.tokens)
         return weighted
 
+    def remedies(self) -> list[str]:  # noqa: D102
+        return ["a lower --weight"] if self.options.weight else []
+
     def history(self, run: Run) -> dict[str, float]:
         """`disagreement`: the mean cosine of the latest micro-batch (with --compat fork its loss)."""
         return {"disagreement": self.latest}

@@ -141,6 +141,11 @@ class Mixing(Variant):
         gamma = GAMMA if options.gamma is None else options.gamma
         return growth_loss(self.matrices, gamma=gamma, ratios=ratios, cap=options.norm_cap) * batch.tokens
 
+    def remedies(self) -> list[str]:  # noqa: D102
+        capped = self.options.norm_cap is not None or self.options.compat == "fork"
+        pushed = self.open and self.options.gamma != 0
+        return ["a lower --gamma", *([] if capped else ["--norm-cap 3"])] if pushed else []
+
     def history(self, run: Run) -> dict[str, float]:
         """Whether the window is open; per site the mean nuclear norm over h and the mean off-diagonal share."""
         from headscope.training.growth import nuclear_norms, off_diagonal
