@@ -199,6 +199,8 @@ def _show(found: Outcome, *, json: bool) -> None:
     screen.print(Text(f"{found.update} updates, {found.seconds:.0f} s, {found.parameters:,} parameters  {told}"))
     if found.best is not None:
         screen.print(Text(f"best at update {found.best_update}: {found.best:.4f}"))
+    for remark in found.remarks:
+        screen.print(Text(f"note: {remark}"), soft_wrap=True)
     screen.print(Text(f"checkpoints in {found.folder}: " + ", ".join(_written(found.folder))))
     screen.print(Text(found.signature, style="dim"), soft_wrap=True)
 
@@ -256,3 +258,8 @@ class _Display:
         shown = [f"valid {found.nll:.3f}" if found.nll is not None else ""]
         shown.append(f"BLEU {found.bleu:.1f}" if found.bleu is not None else "")
         self.valid = " ".join(part for part in shown if part)
+
+    def remarked(self, text: str) -> None:
+        """Before the first update, on stderr."""
+        if self.main:
+            self.bar.console.print(f"note: {text}", markup=False, soft_wrap=True)

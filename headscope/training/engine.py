@@ -47,7 +47,7 @@ class Outcome:
     """How a run ended: why, in which epoch, after how many updates.
 
     `best` is the best validation value, -log p or BLEU, None without validation text; `nll` and `bleu` are the
-    last validation's.
+    last validation's. `remarks` say what of the variant did not happen (empty where it was interrupted).
     """
 
     folder: Path
@@ -61,6 +61,7 @@ class Outcome:
     seconds: float
     parameters: int
     signature: str
+    remarks: tuple[str, ...] = ()
 
 
 def train(
@@ -337,7 +338,7 @@ def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> Outcome:
     return Outcome(
         folder=run.config.out,
         reason=reason,
-        epoch=run.moment.epoch - (run.moment.update_in_epoch == 0),
+        epoch=run.moment.last_epoch,
         update=run.moment.update,
         best=abs(progress.best or 0.0) if measured else None,
         best_update=progress.best_update,
@@ -346,4 +347,5 @@ def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> Outcome:
         seconds=progress.seconds,
         parameters=int(about["parameters"]["total"]),
         signature=str(about["signature"]),
+        remarks=() if reason == "interrupted" else tuple(run.variant.remarks(run, ended=True)),
     )

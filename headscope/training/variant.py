@@ -47,6 +47,11 @@ class Moment:
     updates_per_epoch: int | None = None
 
     @property
+    def last_epoch(self) -> int:
+        """The last epoch that has begun, 0 before the first update."""
+        return self.epoch if self.update_in_epoch else self.epoch - 1
+
+    @property
     def fraction(self) -> float:
         """The share of the planned run that is done, 0 to 1, by whichever limit is nearer; 1 beyond its end."""
         shares = [0.0]
@@ -183,6 +188,10 @@ class Variant:
 
     def remedies(self) -> list[str]:
         """Which of its options may help where the loss is no number, such as "a lower --gamma"."""
+        return []
+
+    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+        """What of it did not happen in a run that has `ended`; before that, what will not happen as options stand."""
         return []
 
     def history(self, run: Run) -> dict[str, float]:

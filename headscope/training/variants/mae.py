@@ -188,6 +188,16 @@ class Mae(Variant):
     def remedies(self) -> list[str]:  # noqa: D102
         return [] if self.options.uniform or not self.options.bcd else ["a lower --gate-lr"]
 
+    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+        """Gates that have no G step, because no epoch is one for them, or because all overflowed."""
+        every, last = self.options.gate_every, run.moment.last_epoch if ended else run.config.epochs
+        if not self.alternates or self.options.tune != "none" or self.course.steps or last is None:
+            return []
+        if last < every:
+            when = f"their first step is in epoch {every} (--gate-every), and the run ends after epoch {last}"
+            return [f"the gates are not trained: {when}; lower --gate-every, or go on for more epochs with --resume"]
+        return ["the gates were not trained: the gradients of all their steps overflowed"] if ended else []
+
     def history(self, run: Run) -> dict[str, float]:
         """Mean entropy of the gates in nats since the line before, and how many G steps there were."""
         noted = [float(each) for each in self.course.entropies]
