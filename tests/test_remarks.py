@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from oracles import lessons
 
+from headscope.training.composed import find_variant
 from headscope.training.engine import Outcome, train
 from headscope.training.loop import Silent
-from headscope.training.variant import VARIANTS
 
 LATE = '[[swap]]\nepoch = 1\nfirst = "cross.0.0"\nsecond = "cross.1.0"\n' + (
     '[[swap]]\nepoch = 7\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
@@ -32,7 +32,7 @@ def run(
     folder: Path, name: str, options: dict[str, Any], *, resume: bool = False, **shared: Any
 ) -> tuple[Outcome, list[str]]:
     """How a run ended, and what was said before it began."""
-    cls, heard = VARIANTS.get(name), Heard()
+    cls, heard = find_variant(name), Heard()
     config = lessons.config(folder, **{"precision": "float32", "log_every": 1000, "max_epochs": 1} | shared)
     return train(config, cls(cls.Options(**options)), resume=resume, listener=heard), heard.texts
 
@@ -68,6 +68,7 @@ UPDATES = {"max_epochs": None, "max_updates": 3}  # within the first epoch, whic
             "--dynamic-end 2 is before --dynamic-start 3",
         ),
         ("swap", {"dynamic": ("soft", "none", "none")}, {"max_epochs": 2}, None, "soft swaps find no two heads there"),
+        ("mae+swap", {"dynamic": ("hard",)}, {}, "the gates are not trained", "--dynamic changes no heads of cross"),
         ("swap", {"swap_schedule": "late.toml"}, UPDATES, None, "3 of 4 scheduled swaps do not come"),
     ],
 )
