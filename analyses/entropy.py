@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from headscope.accumulate import Ratio
-from headscope.analysis import Analysis, Heads, analysis
+from headscope.analysis import Analysis, Findings, Heads, Tally, analysis, head_ids
+
+EVEN = 1e-6  # share of the largest entropy that heads which weigh all keys alike may lack: rounding
 
 
 @analysis
@@ -16,7 +18,8 @@ class Entropy(Analysis):
 
     Special tokens are left out as queries, but the sum runs over all keys that the query sees, special
     ones included: only the whole row is a distribution. Queries that see a single key have no maximum to
-    share and count for `entropy` only.
+    share and count for `entropy` only. Heads that weigh all keys alike are named in a remark: they look nowhere, and
+    the place of their largest weight, which other analyses take, is that of the first key.
     """
 
     name = "entropy"
@@ -32,3 +35,20 @@ class Entropy(Analysis):
             "entropy": heads.over_queries(entropy),
             "entropy_share": heads.over_queries(share, only=seen > 1),
         }
+
+    def report(self, tally: Tally) -> Findings:  # noqa: D102
+        findings = super().report(tally)
+        shares = findings.columns[1].estimates
+        even = [
+            str(head)
+            for place, share in shares.items()
+            for head in head_ids(place, len(share.value))
+            if share.value[head.head] > 1 - EVEN
+        ]
+        if even:
+            named = ", ".join(even[:4]) + (" …" if len(even) > 4 else "")
+            findings.remarks.append(
+                f"entropy: {len(even)} heads weigh all keys alike ({named}), so that they point nowhere: distance, "
+                "offset and other measures of their largest weight are those of the first key"
+            )
+        return findings

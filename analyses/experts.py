@@ -18,12 +18,13 @@ from headscope.data import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.likelihood import token_sums
-from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, using
+from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, most_responsible, using
 from headscope.vocabulary import Vocabulary
 
 Place = tuple[Site, int]
 TOKENS, LEAST = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred
 MODES = ("argmax", "random")
+EVEN = 1e-6  # nats by which the entropy of gates that prefer no expert may be less than the largest
 
 
 @analysis
@@ -33,9 +34,10 @@ class ExpertUse(Analysis):
     In an encoder a sentence has one gate, in a decoder every position; means are over sentences and over counted
     positions. `expert_factor` is a head's mean factor: 1 in plain attention, at most h/k. `experts.csv` has for
     every expert the heads that it lacks, its mean responsibility and the share where it is the most responsible;
-    `experts_gates.csv` for every module the mean entropy in nats beside that of an even gate; `experts_tokens.csv`
-    for every expert the ten tokens of the largest pointwise mutual information log p(t, e) / (p(t) p(e)) among
-    those that occur five times, where a token belongs to the most responsible expert of its gate.
+    `experts_gates.csv` for every module the mean entropy in nats beside that of an even gate, and the share of gates
+    that tie; `experts_tokens.csv` for every expert the ten tokens of the largest pointwise mutual information
+    log p(t, e) / (p(t) p(e)) among those that occur five times, where a token belongs to the most responsible expert
+    of its gate. Where several tie they share the gate evenly, and its tokens belong to none.
     """
 
     name = "experts"
@@ -74,30 +76,33 @@ class ExpertUse(Analysis):
             yield
 
     def _found(self, place: Place, _: nn.Module, __: Any, log_gates: Tensor) -> None:
-        self.gates[place] = log_gates.detach().double()
+        self.gates[place] = log_gates.detach()
 
     def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
         place = (heads.site, heads.layer)
         if place not in self.mixtures:
             return {}
-        log_gates, its = self.gates.pop(place), self.mixtures[place]  # [b p e]
+        found, its = self.gates.pop(place), self.mixtures[place]
+        best, log_gates = most_responsible(found).double(), found.double()  # [b p e]
         counted = heads.queries if log_gates.shape[1] > 1 else heads.queries.any(dim=-1, keepdim=True)  # [b p]
         weight = counted.to(log_gates.dtype)
-        gates, best = log_gates.exp(), log_gates.argmax(dim=-1)  # [b p e], [b p]
+        gates, ties = log_gates.exp(), best.sum(dim=-1, keepdim=True)  # [b p e], [b p 1]
         values = {
             "entropy": -(gates * log_gates).sum(dim=-1, keepdim=True),
             "responsibility": gates,
-            "share": nn.functional.one_hot(best, its.experts).to(gates.dtype),
+            "share": best / ties,
+            "tied": (ties > 1).to(gates.dtype),
             "factor": head_factors(gates, heads=its.heads, size=its.size),
         }
         count = weight.sum(dim=-1, keepdim=True)  # [b 1]
-        found = {name: Ratio(torch.einsum("bpc,bp->bc", each, weight), count) for name, each in values.items()}
-        return found | {"tokens": self._tokens(heads, best, its.experts)}
+        ratios = {name: Ratio(torch.einsum("bpc,bp->bc", each, weight), count) for name, each in values.items()}
+        return ratios | {"tokens": self._tokens(heads, best, its.experts)}
 
     def _tokens(self, heads: Heads, best: Tensor, experts: int) -> Ratio:
-        """How often each token stands where each expert is the most responsible [1 e V]."""
-        chosen = best.expand(heads.queries.shape)[heads.queries]
-        cells = chosen * self.vocabulary + heads.query_side.ids[heads.queries]
+        """How often each token stands where each expert alone is the most responsible, by `best` [b p e]: [1 e V]."""
+        counted = heads.queries & (best.sum(dim=-1) == 1)  # [b t]
+        chosen = best.argmax(dim=-1).expand(counted.shape)[counted]
+        cells = chosen * self.vocabulary + heads.query_side.ids[counted]
         counts = torch.bincount(cells, minlength=experts * self.vocabulary).view(1, experts, -1).double()
         return Ratio(counts, counts.new_ones(1), whole=True)
 
@@ -110,7 +115,8 @@ class ExpertUse(Analysis):
             factors[place] = tally.ratio("factor", *place)
             where: dict[str, Any] = {"site": place[0].value, "layer": place[1]}
             entropy = _interval("entropy", tally.ratio("entropy", *place), 0)
-            gates.append({**where, "experts": its.experts, **entropy, "even": math.log(its.experts)})
+            tied = _interval("tied", tally.ratio("tied", *place), 0)
+            gates.append({**where, "experts": its.experts, **entropy, "even": math.log(its.experts), **tied})
             measured = {name: tally.ratio(name, *place) for name in ("responsibility", "share")}
             lacks = [";".join(str(head) for head in row.nonzero()[:, 0].tolist()) for row in 1 - _members(its)]
             for number, missing in enumerate(lacks):
@@ -122,6 +128,12 @@ class ExpertUse(Analysis):
         findings.tables = {"experts": pd.DataFrame(experts), "experts_gates": pd.DataFrame(gates)}
         if tokens:
             findings.tables["experts_tokens"] = pd.DataFrame(tokens)
+        if even := [f"{row['site']}.{row['layer']}" for row in gates if row["entropy"] > row["even"] - EVEN]:
+            named = ", ".join(even[:4]) + (" …" if len(even) > 4 else "")
+            findings.remarks.append(
+                f"experts: the gates of {named} ({len(even)} of {len(gates)} modules) weigh all experts alike, "
+                "as if they had not been trained: none is preferred"
+            )
         return findings
 
     def _top(self, counts: Tensor, *, reads: bool) -> Iterator[dict[str, Any]]:
@@ -147,9 +159,10 @@ def mutual_information(counts: Tensor) -> Tensor:
 class OneExpert(Analysis):
     """What the model loses when every gate takes one expert instead of the mixture, in nats per token.
 
-    `one_expert.csv`: mean -log p of the target with the most responsible expert of each gate ("argmax") and with
-    one drawn evenly for each sentence and module ("random", seeded by the batch), and how much more that is than
-    with the mixture. The paper reports the same in BLEU (§5.1).
+    `one_expert.csv`: mean -log p of the target with the most responsible expert of each gate ("argmax"; one of them,
+    drawn evenly for each sentence, where several tie) and with one drawn evenly for each sentence and module
+    ("random"), both seeded by the batch, and how much more that is than with the mixture. The paper reports the same
+    in BLEU (§5.1).
     """
 
     name = "one_expert"

@@ -20,6 +20,7 @@ class Positional(Analysis):
     """Share of queries whose largest weight lies at each offset (key − query, in pieces); self attention.
 
     A head is positional if one offset holds at least 90 % of the queries (Voita et al. 2019, §5.1).
+    Where several offsets tie, `offset` is the smallest; where no query counts, it is no number.
     Special tokens are left out as queries and as keys. Causal heads have offset 0 as a trivial place at
     the first position; it counts as everywhere else.
     """
@@ -50,7 +51,7 @@ class Positional(Analysis):
             shares = total / count
             by_offset = total.permute(1, 2, 0).numpy()  # [h o 1+r], as it lies in memory
             modal = torch.from_numpy(by_offset.argmax(axis=1)).T  # [1+r h]; the first one where several tie
-            offset[site, layer] = interval((modal - middle).double())
+            offset[site, layer] = interval((modal - middle).double().masked_fill(count[..., 0] == 0, torch.nan))
             share[site, layer] = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
             tables.append(_table((site, layer), total[0], shares))
             for head in head_ids((site, layer), total.shape[1]):

@@ -30,6 +30,7 @@ class Syntactic(Analysis):
     al. 2019, §4.1); special tokens are no words. Accuracy: share of the relation's instances in which the
     largest word-level weight at one word lies on the other. Baseline: accuracy of always choosing the
     relation's most frequent word offset (the smallest one where several tie; intervals keep it fixed).
+    `syntactic_relation` is the one of the largest margin, the first in the order asked for where several tie.
     A head is syntactic where it beats the baseline by at least 10 points (Voita et al. 2019, §5.2).
     `nsubj>` is read from head to dependent, `nsubj<` from dependent to head. UD 2 calls Voita's dobj `obj`.
     """
@@ -75,7 +76,7 @@ class Syntactic(Analysis):
                 head = HeadId(*place, row.head)
                 if row.margin == row.margin and row.margin > best.get(head, (-2.0,))[0]:
                     best[head] = (row.margin, row.margin_low, row.margin_high, row.label)
-            for row in table[table.margin >= MARGIN].sort_values("margin", ascending=False).itertuples():
+            for row in table[table.margin >= MARGIN].sort_values("margin", ascending=False, kind="stable").itertuples():
                 findings.label(HeadId(*place, row.head), f"syntactic:{row.label}")
         if tables:
             if self.options.relations != "all":

@@ -241,6 +241,9 @@ class Clock:
         """Notes the time at the end of an epoch."""
         self._note(run.moment.update)
 
+    def remarked(self, text: str) -> None:
+        """Nothing: what a variant did not do stands in its run.json."""
+
     def _note(self, update: int) -> None:
         self.found[update] = self.before + time.process_time() - self.began
         write_json(self.path, self.found)

@@ -49,7 +49,8 @@ def _functions(finished: Finished) -> Table:
 def _sharpest(finished: Finished) -> Table:
     """The most confident heads with their intervals and functions."""
     table = _table("most confident heads", "head", "confidence", "95 %", "functions")
-    heads = finished.study.heads.dropna(subset=["confidence"]).nlargest(MOST, "confidence")
+    ranked = finished.study.heads.dropna(subset=["confidence"])
+    heads = ranked.nlargest(MOST, "confidence")
     for row in heads.itertuples():
         name = str(HeadId(Site(row.site), int(row.layer), int(row.head)))
         table.add_row(
@@ -57,6 +58,12 @@ def _sharpest(finished: Finished) -> Table:
             f"{row.confidence:.3f}",
             f"{row.confidence_low:.3f}–{row.confidence_high:.3f}",
             row.functions.replace(";", " "),
+        )
+    alike = ranked["confidence"] == heads["confidence"].min()
+    if alike[~ranked.index.isin(heads.index)].any():
+        table.caption, table.caption_justify = (
+            f"{int(alike.sum())} heads have the last number; the first are shown",
+            "left",
         )
     return table
 

@@ -84,6 +84,7 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
                 typer.Option(
                     "--resume",
                     help="Go on with the run in DIR, exactly; options that are not given are those it has. "
+                    "Another --max-updates or --max-epochs moves its end, not its schedules. "
                     "Begins one where there is none.",
                     rich_help_panel="Validation and checkpoints",
                 ),
@@ -198,6 +199,8 @@ def _show(found: Outcome, *, json: bool) -> None:
     screen.print(Text(f"{found.update} updates, {found.seconds:.0f} s, {found.parameters:,} parameters  {told}"))
     if found.best is not None:
         screen.print(Text(f"best at update {found.best_update}: {found.best:.4f}"))
+    for remark in found.remarks:
+        screen.print(Text(f"note: {remark}"), soft_wrap=True)
     screen.print(Text(f"checkpoints in {found.folder}: " + ", ".join(_written(found.folder))))
     screen.print(Text(found.signature, style="dim"), soft_wrap=True)
 
@@ -238,17 +241,16 @@ class _Display:
         """After every update."""
         import time
 
+        from headscope.training.variant import length
+
         now = time.monotonic()
         before, tokens = getattr(self, "_since", (now, 0))
         tokens += sums.tokens
         self._since = (before, tokens)
         speed = f"{tokens / (now - before):,.0f} tokens/s" if now > before else ""
         moment = run.moment
-        totals = [moment.updates_planned] if moment.updates_planned else []
-        if moment.epochs_planned and moment.updates_per_epoch:
-            totals.append(moment.epochs_planned * moment.updates_per_epoch)
+        total = length(run.config.max_updates, run.config.epochs, moment.updates_per_epoch)
         scores = f"loss {sums.loss / max(sums.tokens, 1):.3f}  {self.valid}"
-        total = min(totals) if totals else None
         self.bar.update(self.task, completed=moment.update, total=total, epoch=moment.epoch, rate=speed, scores=scores)
 
     def validated(self, run: Any, found: Any, *, best: bool) -> None:
@@ -256,3 +258,8 @@ class _Display:
         shown = [f"valid {found.nll:.3f}" if found.nll is not None else ""]
         shown.append(f"BLEU {found.bleu:.1f}" if found.bleu is not None else "")
         self.valid = " ".join(part for part in shown if part)
+
+    def remarked(self, text: str) -> None:
+        """Before the first update, on stderr."""
+        if self.main:
+            self.bar.console.print(f"note: {text}", markup=False, soft_wrap=True)

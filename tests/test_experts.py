@@ -90,6 +90,21 @@ def test_experts_are_drawn_as_often_as_they_are_responsible() -> None:
     torch.testing.assert_close(shares.double(), gates.detach(), rtol=0, atol=0.02)
 
 
+def test_the_most_responsible_of_equal_experts_is_any_of_them() -> None:
+    """Gates that were never trained are even; a causal stack has one choice for all positions of a sentence."""
+    even, tied = experts(heads=3), disturbed(experts(heads=3), seed=1)
+    with torch.no_grad():
+        tied.gate.outer.weight.zero_()  # type: ignore[union-attr]
+        tied.gate.outer.bias.copy_(torch.tensor([0.3, -1.0, 0.3]))  # type: ignore[union-attr]
+    torch.manual_seed(0)
+    for made, expected in ((even, [1 / 3, 1 / 3, 1 / 3]), (tied, [0.5, 0.0, 0.5])):
+        with using([made], "argmax"):
+            chosen = made.chosen(Queries(torch.randn(9000, 4, 11).double(), causal=True))
+        assert (chosen == chosen[:, :1]).all()
+        shares = torch.bincount(chosen[:, 0], minlength=3) / 9000
+        torch.testing.assert_close(shares, torch.tensor(expected), rtol=0, atol=0.02)
+
+
 def test_where_the_gate_stays_the_draw_stays() -> None:
     """The noise is one for each sentence: equal inputs at all positions give one expert."""
     made = disturbed(experts())
@@ -272,8 +287,8 @@ class Stop(Exception):
 
 
 def stopped(descend: Any) -> Any:
-    def instead(self: Any, run: Any) -> None:
-        descend(self, run)
+    def instead(self: Any, run: Any, batches: Any) -> None:
+        descend(self, run, batches)
         raise Stop
 
     return instead

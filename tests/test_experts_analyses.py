@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -102,6 +104,45 @@ def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
             token = sum(value for (_, n), value in counts.items() if n == number)
             assert each.count == here and token >= 5
             assert each.pmi == pytest.approx(math.log(here * total / (expert * token)))
+
+
+def changed(its: Any, change: Callable[[Any], object]) -> Any:
+    """A copy whose gates' outer layers were changed in place."""
+    found = copy.copy(its)
+    found.model = copy.deepcopy(its.model)
+    with torch.no_grad():
+        for mixture in experts_of(found.model):
+            change(mixture.gate.outer)  # type: ignore[union-attr]
+    return found
+
+
+def test_even_gates_prefer_no_expert(checkpoint: Any) -> None:
+    """As they are before any G step: the first expert of many equal ones is not the one that is used."""
+    its = changed(checkpoint, lambda outer: [part.zero_() for part in outer.parameters()])
+    found = study(its, "experts", "one_expert")
+    experts, gates = found.tables["experts"], found.tables["experts_gates"]
+    for row in experts.itertuples():
+        even = 1 / len(experts[(experts.site == row.site) & (experts.layer == row.layer)])
+        assert [row.share, row.share_low, row.share_high] == pytest.approx([even] * 3)
+    assert (gates.tied == 1).all() and "experts_tokens" not in found.tables
+    (remark,) = found.remarks
+    assert remark.startswith("experts: the gates of encoder-self.0,") and "(6 of 6 modules) weigh all" in remark
+
+
+def test_experts_that_tie_share_their_gates(checkpoint: Any) -> None:
+    """The last expert of each module becomes like the first: neither is ahead, and the others are as they were."""
+
+    def twin(outer: Any) -> None:
+        outer.weight[-1], outer.bias[-1] = outer.weight[0], outer.bias[0]
+
+    found = study(changed(checkpoint, twin), "experts")
+    seen = set()
+    for gates in found.tables["experts_gates"].itertuples():
+        experts = found.tables["experts"]
+        share = experts[(experts.site == gates.site) & (experts.layer == gates.layer)].share.tolist()
+        assert share[0] == share[-1] == pytest.approx(gates.tied / 2) and sum(share) == pytest.approx(1)
+        seen.add((len(share), 0 < gates.tied < 1))
+    assert (3, True) in seen and not [text for text in found.remarks if "(6 of 6" in text]
 
 
 def test_numbers_do_not_hang_on_batches(checkpoint: Any) -> None:

@@ -217,6 +217,9 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": tmp_path / "wrong.toml"}))
     with pytest.raises(ConfigError, match="how should it be trained"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": None}))
+    longer = lines(tmp_path, "longer.toml", ["max-updates = 5", "max-tokens = 61", "warmup = 1", "average = 0"])
+    with pytest.raises(ConfigError, match="was made with another recipe"):
+        run_sweep(config(words, tmp_path / "out", **options | {"recipe": longer, "seeds": 2}))
 
 
 @pytest.mark.parametrize(("initial", "biased"), [("glorot", False), ("fairseq", True)])

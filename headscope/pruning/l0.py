@@ -128,14 +128,16 @@ class L0(GateLearner):
         }
 
     def remarks(self) -> list[str]:
-        """Gates that have not settled: the decision is then not what was learnt with."""
+        """Gates that have not settled: the decision is then not what was learnt with; and ties at a wanted number."""
         gates = self.gates()
         between = int(((gates > 0) & (gates < 1)).sum())
+        tied = [] if self.wanted is None else self.ties(self.wanted)
         if not between:
-            return []
+            return tied
         return [
+            *tied,
             f"{between} of {len(gates)} gates are still between 0 and 1, and were decided all the same; "
-            "more --updates or a higher --gate-lr settles them"
+            "more --updates or a higher --gate-lr settles them",
         ]
 
     def trace(self) -> dict[str, float]:  # noqa: D102

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.pruning.gating import Gating
+from headscope.pruning.topk import tie_remarks, tied_at
 
 
 class GateLearner(ABC):
@@ -61,6 +62,10 @@ class GateLearner(ABC):
     def remarks(self) -> list[str]:
         """What the user should know of the decision."""
         return []
+
+    def ties(self, k: int) -> list[str]:
+        """A remark where `weights` tie at the border of the `k` largest."""
+        return tie_remarks(int(self.gating.sizes[tied_at(self.weights, k)].sum()))
 
     def trace(self) -> dict[str, float]:
         """Further columns of gates.csv: the same names always."""

@@ -28,6 +28,7 @@ from headscope.pruning.learn import (
 )
 from headscope.pruning.ranking import Ranked, rank
 from headscope.pruning.scores_file import read_heads, read_scores
+from headscope.pruning.topk import tie_remarks
 from headscope.pruning.trained import Freeze, default_freeze, trained_parameters
 from headscope.pruning.tuning import Recipe, Tuner, mean_nll
 
@@ -111,7 +112,7 @@ def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Choi
         nll=nll,
         signature=signature("rank", opened, config, by=str(how["by"]), keep=str(keep), steps=str(config.steps)),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
-        remarks=opened.remarks,
+        remarks=[*opened.remarks, *tie_remarks(int(gates.sizes[ranked.tied].sum()))],
         model=config.tune_updates > 0 and freeze != "model",
         seconds=time.monotonic() - began,
     )

@@ -12,15 +12,20 @@ from headscope.errors import ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.heads import HeadId
 from headscope.pruning.gating import Gating
+from headscope.pruning.topk import tied_at
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """Which units stay [n], the scores [n] that each was last judged by, and the step that took it out (0: none)."""
+    """Which units stay [n], the scores [n] that each was last judged by, and the step that took it out (0: none).
+
+    `tied` [n] are those that stay, or went, while others of the same score in the same step did not.
+    """
 
     kept: Tensor
     scores: Tensor
     step: Tensor
+    tied: Tensor
 
     def order(self) -> list[int]:
         """Units, the best first: those that stay, then the later ones to go before the earlier ones."""
@@ -47,6 +52,7 @@ def rank(
     units = len(gating.units)
     left, quota = torch.ones(units, dtype=torch.bool), _quotas(gating, gating.kept_units(keep), per_layer=per_layer)
     scores, step = torch.zeros(units, dtype=torch.float64), torch.zeros(units, dtype=torch.long)
+    ties: list[Tensor] = []
     for number in range(1, steps + 1):
         judged = _of_units(gating, score(gating.closed(left)), left)
         scores[left] = judged[left]
@@ -54,9 +60,13 @@ def rank(
             there = members[left[members]]
             goal = len(members) - round((len(members) - stay) * number / steps)
             best_first = there[torch.argsort(scores[there], descending=True, stable=True)]
+            ties.append(there[tied_at(scores[there], goal)])
             gone = best_first[goal:]
             left[gone], step[gone] = False, number
-    return Ranked(left, scores, step)
+    tied = torch.zeros(units, dtype=torch.bool)
+    for alike in ties:
+        tied[alike] |= left[alike].any() & ~left[alike].all()
+    return Ranked(left, scores, step, tied)
 
 
 def _quotas(gating: Gating, stay: int, *, per_layer: bool) -> list[tuple[Tensor, int]]:

@@ -98,5 +98,9 @@ class Subset(GateLearner):
             "decision": f"the {its.keep} largest importances",
         }
 
+    def remarks(self) -> list[str]:
+        """Importances that tie at the border."""
+        return self.ties(self.k)
+
     def trace(self) -> dict[str, float]:  # noqa: D102
         return {"temperature": self.temperature}

@@ -25,7 +25,7 @@ from headscope.pruning.scores_file import read_heads
 from headscope.pruning.sweep_bench import RUNS, SCORES, Bench
 from headscope.pruning.sweep_config import Cell, SweepConfig, identity
 from headscope.pruning.sweep_files import CELLS, cell_names, cell_path, read_cell
-from headscope.pruning.sweep_scratch import recipe, transformer
+from headscope.pruning.sweep_scratch import recipe, recipe_digest, transformer
 from headscope.pruning.sweep_table import make_table, survivors, unharmed
 from headscope.pruning.sweep_work import (
     Launch,
@@ -132,6 +132,8 @@ def _record(bench: Bench) -> dict[str, Any]:
     config, opened = bench.config, bench.opened
     corpora = {"source": opened.corpus, "valid": opened.valid}
     digests = {name: None if each is None else f"{each.digest}-{each.count}" for name, each in corpora.items()}
+    if config.from_scratch:
+        digests["recipe"] = recipe_digest(config, bench.checkpoint)
     return {
         "headscope": headscope.__version__,
         "kind": "sweep",
@@ -171,8 +173,10 @@ def check_same(folder: Path, record: dict[str, Any]) -> None:
             f"the sweep in {folder} has --{changed[0].replace('_', '-')} {options.get(changed[0])}, now "
             f"{mine[changed[0]]}; give the same options, another --out, or --force to begin anew"
         )
-    if changed := [name for name, value in record["digests"].items() if digests.get(name) != value]:
+    before = {"recipe": record["digests"].get("recipe"), **digests}  # which older records lack
+    if changed := [name for name, value in record["digests"].items() if before.get(name) != value]:
         what = {"checkpoint": "checkpoint", "source": "--source or --target", "labels": "--valid-labels"}
+        what["recipe"] = "recipe (--recipe, or the run that the checkpoint lies in)"
         raise ConfigError(
             f"the sweep in {folder} was made with another {what.get(changed[0], 'validation text')}; give the same, "
             "another --out, or --force to begin anew"

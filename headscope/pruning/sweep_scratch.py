@@ -6,6 +6,7 @@ vocabularies is trained by `headscope.training` as the recipe says.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -29,13 +30,14 @@ from headscope.pruning.sweep_bench import RUNS, Bench, Pruned
 from headscope.pruning.sweep_config import Cell, SweepConfig
 from headscope.pruning.sweep_files import read_cell
 from headscope.registry import unknown
-from headscope.training.config import TrainConfig, preset
+from headscope.training.config import TrainConfig, plain_value, preset
 from headscope.training.initial import INITIAL
 
 NOT_THE_RECIPES = {
     *("out", "preset", "source", "target", "max_sentences", "tokenizer", "init", "dicts", "bpe", "seed", "device"),
     *("kind", "threads", "tensorboard"),
 }
+FREE = NOT_THE_RECIPES | {"valid_source", "valid_target"}  # files, which may move
 LEFT = ("averaged", "best", "last")  # of a training run, the one to measure first
 
 
@@ -114,6 +116,12 @@ def recipe(config: SweepConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     kind: Literal["translation", "lm"] = "translation" if checkpoint.two_sided else "lm"
     made = TrainConfig(**values, kind=kind, init="fresh", device=config.device)
     return {each.name: getattr(made, each.name) for each in fields(made)}
+
+
+def recipe_digest(config: SweepConfig, checkpoint: Checkpoint) -> str:
+    """Of the options of a recipe, texts and the like aside: controls of one sweep are trained as long, and alike."""
+    shaping = {name: plain_value(value) for name, value in recipe(config, checkpoint).items() if name not in FREE}
+    return hashlib.sha1(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
 
 
 def typed(values: Mapping[str, Any]) -> dict[str, Any]:

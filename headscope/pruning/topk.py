@@ -41,6 +41,21 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     return found
 
 
+def tied_at(scores: Tensor, k: int) -> Tensor:
+    """Which entries [n] have the score that both the last of the K largest and the first of the others have."""
+    if not 0 < k < len(scores):
+        return torch.zeros(len(scores), dtype=torch.bool)
+    ordered = scores.detach().sort(descending=True).values
+    return (scores.detach() == ordered[k]) & (ordered[k - 1] == ordered[k])
+
+
+def tie_remarks(heads: int) -> list[str]:
+    """What to say where the scores of so many heads, some of which stay and some of which go, are the same."""
+    if not heads:
+        return []
+    return [f"{heads} heads have the same score, and not all of them stay: which do goes by site, layer and head"]
+
+
 def straight_through(scores: Tensor, k: int) -> Tensor:
     """The exact top-K as 0/1 [n], with the gradient of the identity."""
     return top_k(scores, k).to(scores) + (scores - scores.detach())

@@ -181,17 +181,35 @@ class Tuner:
             loss, nll, tokens = batch_loss(self.checkpoint, batch, smoothing=self.smoothing)
         except NumericalError as error:
             raise TrainingError(f"update {self.update + 1}: {error}, or a lower --lr") from None
-        if not math.isfinite(float(loss.detach())):
-            raise TrainingError(f"the loss is {float(loss.detach())} in update {self.update + 1}; take a lower --lr")
+        self._check("the loss", loss)
         if tokens and loss.requires_grad:
             (loss / tokens).backward()  # type: ignore[no-untyped-call]
         if penalty is not None:
             penalty.backward()  # type: ignore[no-untyped-call]
-        if self.recipe.clip and self.parameters:
-            nn.utils.clip_grad_norm_(list(self.parameters), self.recipe.clip)
+        self._descend()
+        return float(nll) / max(tokens, 1)
+
+    def _descend(self) -> None:
+        """A step of every optimizer, if the gradients are numbers; the model's are clipped."""
+        norm = self._norm(self.parameters)
+        if self.recipe.clip:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
+        if self.learner is not None:
+            self._norm([self.learner.weights])
         for optimizer, _ in self.optimizers:
             optimizer.step()
-        return float(nll) / max(tokens, 1)
+
+    def _norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """The norm of their gradients, checked."""
+        norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        self._check("the gradient's norm", norm)
+        return norm
+
+    def _check(self, what: str, value: Tensor) -> None:
+        """TrainingError with the rates that this run has for what is no finite number."""
+        if not math.isfinite(found := float(value.detach())):
+            rates = ["--lr"] * bool(self.parameters) + ["--gate-lr"] * (self.learner is not None)
+            raise TrainingError(f"{what} is {found} in update {self.update + 1}; take a lower {' or '.join(rates)}")
 
     def _target(self) -> Tensor:
         """Of the device and type that gates are wanted in."""

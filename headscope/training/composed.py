@@ -88,6 +88,12 @@ class VariantChain(Variant):
         losses = [loss for part in self.parts if (loss := part.extra_loss(run, batch)) is not None]
         return sum(losses[1:], start=losses[0]) if losses else None
 
+    def remedies(self) -> list[str]:  # noqa: D102
+        return [option for part in self.parts for option in part.remedies()]
+
+    def remarks(self, run: Run, *, ended: bool) -> list[str]:  # noqa: D102
+        return [text for part in self.parts for text in part.remarks(run, ended=ended)]
+
     def history(self, run: Run) -> dict[str, float]:  # noqa: D102
         return {name: value for part in self.parts for name, value in part.history(run).items()}
 

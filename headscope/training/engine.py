@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import headscope
-from headscope.errors import ConfigError, OutputError
+from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.formats.base import parameters_by_part, pick_device
 from headscope.processes import Processes, together
 from headscope.results import Signature, check_folder, write_json
@@ -47,7 +47,7 @@ class Outcome:
     """How a run ended: why, in which epoch, after how many updates.
 
     `best` is the best validation value, -log p or BLEU, None without validation text; `nll` and `bleu` are the
-    last validation's.
+    last validation's. `remarks` say what of the variant did not happen (empty where it was interrupted).
     """
 
     folder: Path
@@ -61,6 +61,7 @@ class Outcome:
     seconds: float
     parameters: int
     signature: str
+    remarks: tuple[str, ...] = ()
 
 
 def train(
@@ -109,14 +110,32 @@ def _train(
         history = History(config.out, update=run.moment.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", about | {"status": "running"})
     loop = Loop(run, progress, settings, history, listener, wanted)
-    reason = loop.train()
+    with _recorded(config.out, about, history):
+        reason = loop.train()
     found = _outcome(loop, reason, about)
     if history is not None:
-        history.close()
         result = {each.name: plain_value(getattr(found, each.name)) for each in fields(found)}
         status = "interrupted" if reason == "interrupted" else "done"
         write_json(config.out / "run.json", about | {"status": status, "result": result, "ended": time.time() - begun})
     return found
+
+
+@contextmanager
+def _recorded(folder: Path, about: Mapping[str, Any], history: History | None) -> Iterator[None]:
+    """Says in run.json that what runs in the block did not end as it should, and why; closes the history."""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        why = str(error) if isinstance(error, HeadscopeError) else f"{type(error).__name__}: {error}"
+        if history is not None:
+            ending = {"status": "interrupted"} if stopped else {"status": "failed", "error": why}
+            with suppress(OSError, HeadscopeError):  # the error itself says more than that this cannot be written
+                write_json(folder / "run.json", {**about, **ending})
+        raise
+    finally:
+        if history is not None:
+            history.close()
 
 
 def make_run(config: TrainConfig, variant: Variant, processes: Processes | None = None) -> Run:
@@ -279,6 +298,7 @@ def _about(run: Run, options: Mapping[str, Any], command: Sequence[str]) -> dict
         "options": dict(options),
         "model": run.model.config.plain(),
         "parameters": parameters,
+        "planned": {"updates": run.moment.updates_planned, "epochs": run.moment.epochs_planned},
         "data": {
             "digest": run.data.digest,
             "sentences": len(run.data.train),
@@ -318,7 +338,7 @@ def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> Outcome:
     return Outcome(
         folder=run.config.out,
         reason=reason,
-        epoch=run.moment.epoch - (run.moment.update_in_epoch == 0),
+        epoch=run.moment.last_epoch,
         update=run.moment.update,
         best=abs(progress.best or 0.0) if measured else None,
         best_update=progress.best_update,
@@ -327,4 +347,5 @@ def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> Outcome:
         seconds=progress.seconds,
         parameters=int(about["parameters"]["total"]),
         signature=str(about["signature"]),
+        remarks=() if reason == "interrupted" else tuple(run.variant.remarks(run, ended=True)),
     )

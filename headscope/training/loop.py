@@ -32,6 +32,10 @@ class Listener(Protocol):
         """After every validation."""
         ...
 
+    def remarked(self, text: str) -> None:
+        """Before the first update: something that the user should know of the run."""
+        ...
+
 
 class Silent:
     """Tells nobody."""
@@ -40,6 +44,9 @@ class Silent:
         """Nothing."""
 
     def validated(self, run: Run, found: Validation, *, best: bool) -> None:
+        """Nothing."""
+
+    def remarked(self, text: str) -> None:
         """Nothing."""
 
 
@@ -58,6 +65,9 @@ class Loop:
     def train(self) -> Reason:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
         reason = self._planned_end()
+        if reason is None and self.run.processes.main:
+            for text in self.run.variant.remarks(self.run, ended=False):
+                self.listener.remarked(text)
         while reason is None:
             reason = self._epoch()
         self._finish(reason)

@@ -26,6 +26,7 @@ from headscope.training.schedules import rate
 from headscope.training.variant import Moment, Variant
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken
 
 
 class Criterion(nn.Module):
@@ -70,7 +71,7 @@ class Run:
     """What a training run is made of. `model` is never wrapped; `criterion` may be, for several processes.
 
     `generator` is for the variant's own random numbers: seeded by the run, on the CPU, the same in every
-    process, and part of the saved state. `target_parameters` are those that the main optimizer trains.
+    process, and part of the saved state. `descended` says whether an optimizer has made a step in this update.
     """
 
     config: TrainConfig
@@ -84,6 +85,7 @@ class Run:
     data: Prepared
     generator: torch.Generator
     moment: Moment
+    descended: bool = False
 
     @property
     def sentences(self) -> int:
@@ -128,19 +130,35 @@ class Run:
         """One optimizer update: the variant's step, clipping, the learning rate of the moment; also the norm."""
         self.clear_gradients()
         self.criterion.train()
+        self.descended = False
         found = self.variant.step(self, batches, self.gradients)
-        self.scaler.unscale_(self.optimizer)
-        parameters = [parameter for parameter in self.trained if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
-        if not math.isfinite(float(norm)) and not self.scaler.is_enabled():
-            raise TrainingError(self._broken("the gradient's norm", float(norm), batches))
-        if self.config.clip:
-            nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.config, self.moment) * group.get("scale", 1.0)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return found, float(norm)
+        norm = self.descend(self.optimizer, batches, clip=self.config.clip)
+        if self.descended and self.scaler.is_enabled():
+            self.scaler.update()
+            if (scale := self.scaler.get_scale()) < LEAST_SCALE:
+                raise TrainingError(self._broken("the scale of the loss, lowered at every overflow,", scale, batches))
+        return found, norm
+
+    def descend(self, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], *, clip: float = 0.0) -> float:
+        """A step of an optimizer by the gradients that its parameters have; their norm, 0 where none has any.
+
+        A scaled gradient that overflowed makes no step (the norm is then no finite number), and `update` lowers the
+        scale, whichever optimizer it was. TrainingError for such a norm where nothing is scaled.
+        """
+        parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        if not parameters:
+            return 0.0  # GradScaler asserts that there is something to step
+        self.scaler.unscale_(optimizer)
+        norm = nn.utils.get_total_norm([each.grad for each in parameters])
+        if not math.isfinite(float(norm)) and not self.scaler.is_enabled():
+            raise TrainingError(self._broken("the gradient's norm", float(norm), batches))
+        if clip:
+            nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+        self.scaler.step(optimizer)
+        self.descended = True
+        return float(norm)
 
     def validation(self) -> Iterator[Batch]:
         """The validation sentences in a fixed order, on the run's device; nothing where there are none."""
@@ -173,9 +191,23 @@ class Run:
     def _broken(self, what: str, value: float, batches: Sequence[Batch]) -> str:
         lines = [line for batch in batches for line in batch.lines]
         shown = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
-        moment = self.moment
-        return (
-            f"{what} is {value} in update {moment.update + 1} (epoch {moment.epoch}, batch {moment.update_in_epoch + 1}"
-            f", training lines {shown}); checkpoints from before it are kept in {self.config.out}; "
-            "take a lower --lr, a longer --warmup or --clip 1"
-        )
+        moment, last = self.moment, self.config.out / "last"
+        where = f"update {moment.update + 1} (epoch {moment.epoch}, batch {moment.update_in_epoch + 1}"
+        kept = f"{last} is from before it" if last.is_dir() else "no checkpoint was written before it"
+        advice = f"begin anew with {_either(self._remedies())}"
+        return f"{what} is {value:g} in {where}, training lines {shown}); {kept}; {advice}"
+
+    def _remedies(self) -> list[str]:
+        """What may help against a loss that is no number, without what the run has already."""
+        found = self.variant.remedies()
+        if self.trained:
+            found = ["a lower --lr", "a longer --warmup", *found]
+        if self.trained and not 0 < self.config.clip <= 1:
+            found.append("--clip 1")
+        if self.config.precision == "fp16":
+            found.append("--precision bf16")
+        return found
+
+
+def _either(choices: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(choices[:-1]), *choices[-1:]]))

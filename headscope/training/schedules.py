@@ -28,11 +28,11 @@ def inverse_sqrt(config: TrainConfig, moment: Moment) -> float:
 
 
 def cosine(config: TrainConfig, moment: Moment) -> float:
-    """Half a cosine from lr after the warm-up to min_lr at the planned end (Loshchilov & Hutter 2017, no restarts)."""
-    ends = [moment.updates_planned or math.inf]
-    if moment.epochs_planned and moment.updates_per_epoch:
-        ends.append(moment.epochs_planned * moment.updates_per_epoch)
-    length = max(min(ends) - config.warmup, 1)
+    """Half a cosine from lr after the warm-up to min_lr at the planned end (Loshchilov & Hutter 2017, no restarts).
+
+    Where a run is resumed to go on beyond that end, the rate stays at min_lr.
+    """
+    length = max((moment.planned_length or math.inf) - config.warmup, 1)
     done = min((moment.update + 1 - config.warmup) / length, 1.0)
     return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
 

@@ -17,7 +17,7 @@ from headscope.results import written
 from headscope.training.config import TrainConfig, flag, plain_value
 from headscope.training.progress import Progress
 from headscope.training.run import Run
-from headscope.training.variant import Moment
+from headscope.training.variant import Moment, length
 
 FILE, VERSION = "state.pt", 1
 # files may have moved: what is in them is compared
@@ -85,7 +85,11 @@ def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder
 
 
 def load_state(run: Run, state: Mapping[str, Any]) -> Progress:
-    """Bring a fresh run to where the state was saved; it then goes on as if it had never stopped."""
+    """Bring a fresh run to where the state was saved; it then goes on as if it had never stopped.
+
+    With other limits than it was begun with it ends there, and schedules go by the length planned at first.
+    ConfigError for another text, another number of processes, and a length that its learning rate does not reach.
+    """
     if state["data"] != run.data.digest:
         raise ConfigError(
             f"--resume: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
@@ -99,9 +103,22 @@ def load_state(run: Run, state: Mapping[str, Any]) -> Progress:
     run.model.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
     run.scaler.load_state_dict(state["scaler"])
-    planned = {name: getattr(run.moment, name) for name in ("updates_planned", "epochs_planned", "updates_per_epoch")}
-    run.moment = Moment(**{**state["moment"], **planned})
+    run.moment = Moment(**state["moment"])  # with the length that was planned at first
+    _check_length(run)
     run.generator.set_state(state["generator"])
     run.variant.load_state_dict(state["variant"])
     set_random_state(state["random"][run.processes.rank], run.device)
     return Progress.from_plain(state["progress"])
+
+
+def _check_length(run: Run) -> None:
+    """ConfigError where a cosine rate has come down to 0 before the end that is wanted now."""
+    config, planned = run.config, run.moment.planned_length
+    wanted = length(config.max_updates, config.epochs, run.moment.updates_per_epoch)
+    if config.schedule != "cosine" or config.min_lr or planned is None or wanted is None or wanted <= planned:
+        return
+    raise ConfigError(
+        f"--resume: the cosine rate of the run in {config.out} was planned to fall to --min-lr 0 by update {planned}, "
+        f"so that up to update {wanted} nothing more would be learnt; end it there, or begin another run with "
+        f"--init {config.out / 'last'}"
+    )

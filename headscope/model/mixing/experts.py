@@ -26,6 +26,7 @@ from headscope.model.mixing.gating import Gate, pooled
 
 MOST = 4096  # experts of one module
 HIDDEN = 256  # units of a gate at a width of 512 and more
+TIE = {torch.float64: 1e-12}  # log responsibilities that are nearer than this are equal; others: 1e-6
 Mode = Literal["soft", "sampled", "argmax", "random"]
 
 
@@ -123,14 +124,15 @@ class Experts(Mixing):
         "sampled": drawn by responsibility, with one noise vector for each sentence and module, so that where
         the gate does not change the choice does not either (Gumbel-max; the paper draws once per sentence,
         which in a causal stack would tell early positions about later ones). "random": drawn evenly, one for
-        each sentence. "argmax": the most responsible.
+        each sentence. "argmax": the most responsible; where several are, one of them drawn evenly for each sentence.
         """
         states = queries.states
         if self.mode == "random" or self.gate is None:
             return torch.randint(self.experts, (len(states), 1), device=states.device)
         log_gates = self.log_gates(queries)
         if self.mode == "argmax":
-            return log_gates.argmax(dim=-1)
+            order = torch.rand(len(states), 1, self.experts, device=states.device)
+            return order.masked_fill(~most_responsible(log_gates), -1.0).argmax(dim=-1)
         noise = torch.empty(len(states), 1, self.experts, device=states.device).exponential_().log()
         return (log_gates - noise).argmax(dim=-1)
 
@@ -145,6 +147,11 @@ class Experts(Mixing):
     def fold(self, w_o: Tensor) -> Tensor | None:
         """Evenly mixed experts are plain attention; with a gate the mixture depends on the input."""
         return w_o if self.gate is None else None
+
+
+def most_responsible(log_gates: Tensor) -> Tensor:
+    """The most responsible experts [b p e] by log responsibilities [b p e]: several where they tie."""
+    return log_gates >= log_gates.amax(dim=-1, keepdim=True) - TIE.get(log_gates.dtype, 1e-6)
 
 
 def experts_of(model: nn.Module) -> list[Experts]:

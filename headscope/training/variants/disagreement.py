@@ -105,6 +105,18 @@ class Disagreement(Variant):
         weighted: Tensor = mean * (self.options.weight * batch.tokens)
         return weighted
 
+    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+        """A loss without weight, and modules of one head, which agrees with itself whatever it says."""
+        if not self.options.weight:
+            return ["--weight 0 adds nothing to the loss"]
+        modules = [module for _, _, _, module in run.model.attention_modules() if id(module) in self.places]
+        if all(module.heads == 1 for module in modules):
+            return ["the disagreement has no gradient: no attention module of --sites has two heads"]
+        return []
+
+    def remedies(self) -> list[str]:  # noqa: D102
+        return ["a lower --weight"] if self.options.weight else []
+
     def history(self, run: Run) -> dict[str, float]:
         """`disagreement`: the mean cosine of the latest micro-batch (with --compat fork its loss)."""
         return {"disagreement": self.latest}

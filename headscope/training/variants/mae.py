@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from headscope.errors import ConfigError
 from headscope.training.variant import Gradients, NoOptions, Variant, option, variant
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from headscope.model.transformer import Transformer
@@ -95,6 +97,7 @@ class Mae(Variant):
         super().__init__(options)
         self.gates: list[nn.Parameter] = []
         self.rest: list[nn.Parameter] = []
+        self.sgd: torch.optim.SGD | None = None
         self.course = GateCourse()
 
     @property
@@ -133,6 +136,10 @@ class Mae(Variant):
         return [{"params": self.rest if self.alternates else list(named.values())}]
 
     def prepare(self, run: Run) -> None:  # noqa: D102
+        import torch
+
+        if self.gates:
+            self.sgd = torch.optim.SGD(self.gates, lr=self.options.gate_lr)
         if self.options.tune != "none":
             trained = {id(each) for each in (*self.gates, *run.trained)}
             for parameter in run.model.parameters():
@@ -147,26 +154,20 @@ class Mae(Variant):
             return gradients(batches)
         if self.options.tune != "none":
             found = gradients(batches)
-            self._descend(run)
+            self._descend(run, batches)
             return found
         if not self.options.uniform and run.moment.epoch % self.options.gate_every == 0:
             with frozen(self.rest), gates_alone(run.model):
                 gradients(batches)
-            self._descend(run)
+            self._descend(run, batches)
             run.clear_gradients()
         with using(experts_of(run.model), "sampled"):
             return gradients(batches)
 
-    def _descend(self, run: Run) -> None:
+    def _descend(self, run: Run, batches: Sequence[Batch]) -> None:
         """Plain SGD on the gates; a step whose gradients overflowed in half precision is left out."""
-        import torch
-
-        scale = float(run.scaler.get_scale()) if run.scaler.is_enabled() else 1.0
-        slopes = [(gate, gate.grad) for gate in self.gates if gate.grad is not None]
-        if all(bool(slope.isfinite().all()) for _, slope in slopes):
-            with torch.no_grad():
-                for gate, slope in slopes:
-                    gate.add_(slope, alpha=-self.options.gate_lr / scale)
+        assert self.sgd is not None
+        if math.isfinite(run.descend(self.sgd, batches)):
             self.course.steps += 1
         for gate in self.gates:
             gate.grad = None
@@ -185,6 +186,19 @@ class Mae(Variant):
             real = inputs[1].to(found.dtype)  # [b p]
             entropy = -(found.exp() * found).sum(dim=-1)
             self.course.entropies.append((entropy * real).sum() / real.sum().clamp_min(1))
+
+    def remedies(self) -> list[str]:  # noqa: D102
+        return [] if self.options.uniform or not self.options.bcd else ["a lower --gate-lr"]
+
+    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+        """Gates that have no G step, because no epoch is one for them, or because all overflowed."""
+        every, last = self.options.gate_every, run.moment.last_epoch if ended else run.config.epochs
+        if not self.alternates or self.options.tune != "none" or self.course.steps or last is None:
+            return []
+        if last < every:
+            when = f"their first step is in epoch {every} (--gate-every), and the run ends after epoch {last}"
+            return [f"the gates are not trained: {when}; lower --gate-every, or go on for more epochs with --resume"]
+        return ["the gates were not trained: the gradients of all their steps overflowed"] if ended else []
 
     def history(self, run: Run) -> dict[str, float]:
         """Mean entropy of the gates in nats since the line before, and how many G steps there were."""

@@ -33,7 +33,9 @@ class MixingOptions(NoOptions):
         "loss summed over a batch (published: 40).",
     )
     start_after: float = option(
-        0.31, "Share of this run before the matrices are trained. With --compat fork of 40 epochs of 160,239 sentences."
+        0.31,
+        "Share of the run, as long as it was begun, before the matrices are trained. With --compat fork of 40 epochs "
+        "of 160,239 sentences.",
     )
     radius: float = option(
         1e-4, "Growth radius. Has no gradient, so it changes the reported loss only, with --compat fork."
@@ -68,7 +70,8 @@ class MixingOptions(NoOptions):
 class Mixing(Variant):
     """Matrices start as the identity and stay it until the window opens; then loss and growth loss train them.
 
-    By default the window opens after a share of this run, the growth loss is gamma times the sum over matrices
+    By default the window opens after a share of this run (of the length that it was begun with, however long it is
+    then trained on with `--resume`), the growth loss is gamma times the sum over matrices
     beside the mean loss of a token, and weight decay does not touch matrices. `compat` "fork": the growth loss
     stands beside the loss summed over a micro-batch, once for each; the window counts sentences against 40 epochs
     of 160,239 (50 for the first batch of an epoch), of the last micro-batch of an update and one process only;
@@ -84,6 +87,7 @@ class Mixing(Variant):
     def __init__(self, options: MixingOptions) -> None:
         super().__init__(options)
         self.seen = 0
+        self.trained = 0
         self.open = False
         self.matrices: dict[Site, list[Tensor]] = {}
 
@@ -127,6 +131,9 @@ class Mixing(Variant):
                     alpha.grad = None
         return found
 
+    def after_update(self, run: Run, moment: Moment) -> None:  # noqa: D102
+        self.trained += self.open and any(self.ratios[site] for site in self.matrices)
+
     def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:  # noqa: D102
         from headscope.training.growth import growth_loss
 
@@ -137,6 +144,32 @@ class Mixing(Variant):
             return growth_loss(self.matrices, gamma=options.gamma, ratios=ratios, radius=options.radius)
         gamma = GAMMA if options.gamma is None else options.gamma
         return growth_loss(self.matrices, gamma=gamma, ratios=ratios, cap=options.norm_cap) * batch.tokens
+
+    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+        """Matrices that are still what they were, because no site is trained or the window does not open."""
+        from headscope.training.growth import FORK_EPOCHS, FORK_SENTENCES
+
+        if self.trained:
+            return []
+        if not any(self.ratios[site] for site in self.matrices):
+            return ["the matrices are not trained: --ratios are 0 for all sites of this model"]
+        after, moment, epochs = self.options.start_after, run.moment, run.config.epochs
+        as_planned = (moment.epochs_planned, moment.updates_planned) == (epochs, run.config.max_updates)
+        if self.options.compat == "fork":
+            needed = round(after * FORK_SENTENCES * FORK_EPOCHS)
+            read = self.seen if ended else run.sentences * (epochs or needed)
+            if ended or read <= needed:
+                when = f"--compat fork opens their window after {needed} sentences, and the run reads {read}"
+                return [f"the matrices are not trained: {when}; lower --start-after, or take --compat none"]
+        elif ended or (after == 1 and as_planned):
+            when = f"--start-after {after:g} of the run opens their window, and the run ends before"
+            return [f"the matrices are not trained: {when}; lower --start-after"]
+        return []
+
+    def remedies(self) -> list[str]:  # noqa: D102
+        capped = self.options.norm_cap is not None or self.options.compat == "fork"
+        pushed = self.open and self.options.gamma != 0
+        return ["a lower --gamma", *([] if capped else ["--norm-cap 3"])] if pushed else []
 
     def history(self, run: Run) -> dict[str, float]:
         """Whether the window is open; per site the mean nuclear norm over h and the mean off-diagonal share."""
@@ -150,10 +183,10 @@ class Mixing(Variant):
         return found
 
     def state_dict(self) -> Mapping[str, Any]:  # noqa: D102
-        return {"seen": self.seen}
+        return {"seen": self.seen, "trained": self.trained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
-        self.seen = state["seen"]
+        self.seen, self.trained = state["seen"], state.get("trained", 0)  # which older states lack
 
 
 def mixed(stack: StackConfig) -> StackConfig:

@@ -159,7 +159,7 @@ class SwapHeads(Variant):
                         raise ConfigError(f"{path}: epoch {epoch}, swap {number}: {error}") from None
             return theirs
         found = read_schedule(path, run.model.attention_places().layout)
-        last = run.moment.epochs_planned
+        last = run.config.epochs
         late = [epoch for epoch in found if last is not None and epoch > last]
         if late and self.options.compat != "fork":
             raise ConfigError(
@@ -226,6 +226,29 @@ class SwapHeads(Variant):
         depth = (run.model.config.decoder if encoder is None else encoder).layers
         most = per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]
         return ways[self.options.ways[site]](Choice(site, scores[site], most, run.generator, depth))
+
+    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+        """Swaps of the schedule whose epoch did not come, and sites that never trained with heads swapped by score."""
+        last = run.moment.last_epoch if ended else run.config.epochs
+        if last is None:
+            return []
+        missed = sum(len(swaps) for epoch, swaps in self.schedule.items() if epoch > last)
+        total = sum(map(len, self.schedule.values()))
+        when = f"{missed} of {total} scheduled swaps do not come: they are for epochs after {last}, where the run ends"
+        found = [when] if missed else []
+        for site, course in self.courses.items():
+            unused = len(course.phase.pending) if course.phase.last > last else 0  # made when all updates were done
+            if course.exchanges == unused and (why := self._why_never(site, last, ended=ended)):
+                found.append(f"--dynamic changes no heads of {site}: {why}")
+        return found
+
+    def _why_never(self, site: Site, last: int, *, ended: bool) -> str | None:
+        timing = self.options.timing(site)
+        if timing.end is not None and timing.end < timing.start:
+            return f"--dynamic-end {timing.end} is before --dynamic-start {timing.start}"
+        if timing.start > last:
+            return f"the first swap comes before epoch {timing.start}, and the run ends after epoch {last}"
+        return f"{self.options.ways[site]} swaps find no two heads there" if ended else None
 
     def history(self, run: Run) -> dict[str, float]:
         """Exchanges by schedule so far; by site exchanges by score (undone ones count again), and those in effect."""

@@ -1,0 +1,182 @@
+"""Losses and gradients that are no numbers: where training stops, what it says, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import lessons, speakers
+from oracles.swaps import differing
+
+from headscope.errors import TrainingError
+from headscope.pruning.examples import examples
+from headscope.pruning.gating import gating
+from headscope.pruning.l0 import L0, L0Options
+from headscope.pruning.tuning import Recipe, Tuner
+from headscope.training import checkpoints
+from headscope.training.engine import make_run, train
+from headscope.training.run import LEAST_SCALE, Run
+from headscope.training.variant import VARIANTS, Variant
+
+GATE = ".mixing.gate."
+
+
+def tuning(folder: Path, *, tune: str = "gates", scale: float = 2.0**16) -> Run:
+    """A run that tunes the gates of a mixture, with a scaled loss as fp16 has it."""
+    (folder / "a").mkdir()
+    first = lessons.begin(folder / "a", "mae", gate_hidden=7)
+    checkpoints.save(first, "last")
+    cls = VARIANTS.get("mae")
+    config = lessons.config(folder, init=str(folder / "a" / "run" / "last"), dropout=0.0, precision="float32")
+    run = make_run(config, cls(cls.Options(tune=tune, gate_dropout=0.0)))
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return run
+
+
+def overflowing(run: Run, *, times: int) -> None:
+    """The first gradients of a gate are infinite."""
+    left = [times]
+
+    def hook(slope: torch.Tensor) -> torch.Tensor:
+        left[0] -= 1
+        return slope if left[0] < 0 else torch.full_like(slope, float("inf"))
+
+    run.variant.gates[-1].register_hook(hook)  # type: ignore[attr-defined]
+
+
+def moved(run: Run, before: dict[str, torch.Tensor]) -> set[str]:
+    """Parameters of gates that have changed; statistics of batch norm are of forward passes."""
+    return {name for name in differing(before, lessons.weights(run)) if GATE in name and "running" not in name}
+
+
+@pytest.mark.parametrize("tune", ["gates", "gates+output"])
+def test_gates_are_tuned_alike_with_a_scaled_loss(tune: str, tmp_path: Path) -> None:
+    """With `--tune gates` the main optimizer has nothing to step, which GradScaler does not take."""
+    weights = []
+    for scale in (1.0, 2.0**16):
+        (tmp_path / f"{scale}").mkdir()
+        run = tuning(tmp_path / f"{scale}", tune=tune, scale=scale)
+        before = lessons.weights(run)
+        lessons.updates(run, 3)
+        weights.append(lessons.weights(run))
+        changed = differing(before, weights[-1])
+        assert run.variant.history(run)["gate_steps"] == 3 and any(GATE in name for name in changed)
+        assert any("output" in name and GATE not in name for name in changed) is (tune == "gates+output")
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("tune", ["gates", "gates+output"])
+def test_a_g_step_that_overflows_lowers_the_scale(tune: str, tmp_path: Path) -> None:
+    run = tuning(tmp_path, tune=tune)
+    overflowing(run, times=2)
+    before = lessons.weights(run)
+    lessons.updates(run, 2)
+    assert not moved(run, before)
+    assert run.scaler.get_scale() == 2.0**14
+    lessons.updates(run)
+    assert run.variant.history(run)["gate_steps"] == 1
+    assert moved(run, before)
+
+
+def test_gradients_that_overflow_at_every_scale_stop_the_run(tmp_path: Path) -> None:
+    """They would otherwise be left out update after update, and nothing would be learnt."""
+    run = tuning(tmp_path, scale=3 * LEAST_SCALE)
+    overflowing(run, times=99)
+    with pytest.raises(TrainingError, match=r"the scale of the loss, .* is 7.5e-05 in update 2 .* a lower --gate-lr$"):
+        lessons.updates(run, 9)
+
+
+def test_a_g_step_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
+    """In float32 nothing is scaled: infinite gradients are not left out."""
+    run = tuning(tmp_path)
+    run.scaler = torch.amp.GradScaler("cpu", enabled=False)
+    overflowing(run, times=1)
+    with pytest.raises(TrainingError, match=r"the gradient's norm is (inf|nan) in update 1 .* a lower --gate-lr$"):
+        lessons.updates(run)
+
+
+class Breaks(Variant):
+    name, summary = "breaks", "Makes the loss no number in the update that it is told."
+    update = 0
+
+    def extra_loss(self, run: Run, batch: Any) -> torch.Tensor | None:
+        return torch.tensor(float("nan")) if run.moment.update == self.update else None
+
+
+@pytest.mark.parametrize(
+    ("update", "shared", "kept", "advice"),
+    [
+        (0, {}, "no checkpoint was written before it", "a lower --lr, a longer --warmup or --clip 1"),
+        (3, {"clip": 5.0}, "last is from before it", "a lower --lr, a longer --warmup or --clip 1"),
+        (3, {"clip": 0.5}, "last is from before it", "a lower --lr or a longer --warmup"),
+    ],
+)
+def test_a_stopped_run_says_so_and_names_what_it_has_not(
+    update: int, shared: dict[str, Any], kept: str, advice: str, tmp_path: Path
+) -> None:
+    its = Breaks(Breaks.Options())
+    its.update = update
+    with pytest.raises(TrainingError) as stopped:
+        train(lessons.config(tmp_path, precision="float32", validate_every=2, **shared), its)
+    assert f"{kept}; begin anew with {advice}" in str(stopped.value) and str(stopped.value).endswith(advice)
+    about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert about["status"] == "failed" and about["error"] == str(stopped.value)
+
+
+class Fails(Breaks):
+    def extra_loss(self, run: Run, batch: Any) -> torch.Tensor | None:
+        if run.moment.update == 1:
+            raise ZeroDivisionError("of our own")
+        return None
+
+
+def test_a_mistake_of_ours_is_recorded_too(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        train(lessons.config(tmp_path, precision="float32"), Fails(Fails.Options()))
+    about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert about["status"] == "failed" and about["error"] == "ZeroDivisionError: of our own"
+
+
+def test_variants_name_their_own_options() -> None:
+    for name, options, expected in (
+        ("mixing", {"gamma": 0.1}, ["a lower --gamma", "--norm-cap 3"]),
+        ("mixing", {"gamma": 0.1, "norm_cap": 2.0}, ["a lower --gamma"]),
+        ("mixing", {"gamma": 0.0}, []),
+        ("disagreement", {}, ["a lower --weight"]),
+        ("mae", {}, ["a lower --gate-lr"]),
+        ("mae", {"uniform": True}, []),
+    ):
+        cls = VARIANTS.get(name)
+        its = cls(cls.Options(**options))
+        its.open = True
+        assert its.remedies() == expected
+
+
+@pytest.mark.parametrize(
+    ("what", "whole", "learns", "clip", "advice"),
+    [
+        ("model", True, False, 1.0, "--lr"),
+        ("model", True, False, 0.0, "--lr"),
+        ("model", True, True, 1.0, "--lr or --gate-lr"),
+        ("gates", False, True, 1.0, "--gate-lr"),
+    ],
+)
+def test_fine_tuning_stops_at_a_gradient_that_is_no_number(
+    what: str, whole: bool, learns: bool, clip: float, advice: str
+) -> None:
+    """In the last update nothing would come after it to notice."""
+    its = speakers.checkpoint("native-pre")
+    learner = L0(gating(its.places), L0Options(strength=0.1), updates=1, generator=torch.Generator().manual_seed(7))
+    parameters = [each for each in its.model.parameters() if each.is_floating_point()] if whole else []
+    broken = learner.weights if what == "gates" else parameters[-1]
+    hook = broken.register_hook(lambda slope: torch.full_like(slope, float("nan")))
+    data = examples(its, speakers.corpus("native-pre"), limit=60)
+    recipe = Recipe(updates=1, lr=0.1, clip=clip)
+    before = [each.detach().clone() for each in parameters]
+    with pytest.raises(TrainingError, match=f"^the gradient's norm is nan in update 1; take a lower {advice}$"):
+        Tuner(its, data, recipe, parameters, learner if learns else None).run()
+    hook.remove()
+    assert all(torch.equal(each, was) for each, was in zip(parameters, before, strict=True))

@@ -1,0 +1,113 @@
+"""Ties are no preference: what is equal is not ranked without a word, and what is not there has no place."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from oracles import checkpoints, speakers
+
+from headscope.analysis import ANALYSES, Options
+from headscope.analyze import Study, analyze
+from headscope.cli.summary import _sharpest
+from headscope.data import Corpus, Sentence
+from headscope.heads import HeadId, Site, all_heads
+from headscope.pruning.gating import gating
+from headscope.pruning.l0 import L0, L0Options
+from headscope.pruning.ranking import rank
+from headscope.pruning.subset import Subset, SubsetOptions
+from headscope.pruning.topk import tie_remarks, tied_at
+
+
+def study(its: Any, corpus: Corpus, *names: str) -> Study:
+    return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=Options(), replicates=19)
+
+
+@pytest.mark.parametrize("kind", ["native-pre", "gpt2"])
+def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
+    """Keys of zero give every key the same score; the other layers of the model do not tie."""
+    its = copy.copy(speakers.checkpoint(kind))
+    its.model = copy.deepcopy(its.model)
+    corpus = speakers.corpus(kind)
+    assert not study(its, corpus, "entropy").remarks
+    if kind == "gpt2":
+        projection, width = its.model.transformer.h[1].attn.c_attn, its.model.config.n_embd
+        flat = [projection.weight[:, width : 2 * width], projection.bias[width : 2 * width]]
+        place = (Site.DECODER_SELF, 1)
+    else:
+        site, layer, _, module = next(iter(its.model.attention_modules()))
+        flat, place = list(module.key.parameters()), (site, layer)
+    with torch.no_grad():
+        for part in flat:
+            part.zero_()
+    found = study(its, corpus, "entropy")
+    (remark,) = found.remarks
+    count = its.layout[place]
+    assert remark.startswith(f"entropy: {count} heads weigh all keys alike ({HeadId(*place, 0)}, ")
+    heads = found.heads[(found.heads.site == place[0].value) & (found.heads.layer == place[1])]
+    assert heads.entropy_share.tolist() == pytest.approx([1.0] * count, abs=1e-6)
+
+
+def test_where_no_query_counts_there_is_no_offset() -> None:
+    """Empty lines have special tokens alone, which do not count: not an offset as far back as text is long."""
+    empty = [Sentence(number, "", "") for number in range(3)]
+    corpus = Corpus("empty", 3, "0" * 40, lambda: iter(empty), has_target=True)
+    found = study(speakers.checkpoint("marian"), corpus, "positional").heads
+    assert len(found) and found[["offset", "offset_low", "offset_high", "offset_share"]].isna().all(axis=None)
+
+
+def test_ties_at_the_border_of_a_ranking() -> None:
+    gates = gating(checkpoints.small().places)
+    heads = list(all_heads(gates.counts))
+    scores = {head: float(number // 4) for number, head in enumerate(heads)}  # fours that tie
+    for keep in range(gates.heads + 1):
+        found = rank(gates, keep, lambda gone: scores)
+        kept = {gates.units[number][0] for number in found.kept.nonzero()[:, 0].tolist()}
+        cut = [scores[head] for head in heads if scores[head] in {scores[k] for k in kept} and head not in kept]
+        expected = {head for head in heads if scores[head] in cut}
+        assert {gates.units[number][0] for number in found.tied.nonzero()[:, 0].tolist()} == expected
+
+
+def test_ties_among_what_all_goes_decide_nothing() -> None:
+    gates = gating(checkpoints.small().places)
+    order = {head: float(number >= 6) * number for number, head in enumerate(all_heads(gates.counts))}
+    assert not rank(gates, gates.heads - 6, lambda gone: order, steps=3).tied.any()
+    assert rank(gates, gates.heads - 5, lambda gone: order, steps=5).tied.sum() == 6
+
+
+def test_the_border_of_the_largest() -> None:
+    scores = torch.tensor([3.0, 1.0, 2.0, 2.0, 2.0, 0.0])
+    expected = {0: 0, 1: 0, 2: 3, 3: 3, 4: 0, 5: 0, 6: 0}
+    for k, count in expected.items():
+        assert tied_at(scores, k).sum() == count
+        assert count == 0 or tied_at(scores, k).tolist() == [False, False, True, True, True, False]
+    assert tie_remarks(0) == [] and tie_remarks(3)[0].startswith(
+        "3 heads have the same score, and not all of them stay"
+    )
+
+
+def test_gates_that_have_learnt_nothing_are_told_apart_by_nothing() -> None:
+    its = speakers.checkpoint("native-pre")
+    gates, noise = gating(its.places), torch.Generator().manual_seed(3)
+    alike = L0(gates, L0Options(keep=4, start="open"), updates=1, generator=noise)
+    assert alike.remarks() == tie_remarks(gates.heads)
+    apart = Subset(gates, SubsetOptions(keep=4), updates=1, generator=noise)
+    assert apart.remarks() == []
+    with torch.no_grad():
+        apart.weights.zero_()
+    assert apart.remarks() == tie_remarks(gates.heads)
+
+
+@pytest.mark.parametrize(("alike", "caption"), [(0, None), (5, "5 heads have the last number; the first are shown")])
+def test_the_list_of_sharp_heads_says_where_it_is_cut_within_a_tie(alike: int, caption: str | None) -> None:
+    values = [0.9 - number / 100 for number in range(12)]
+    values[5 : 5 + alike] = [0.7] * alike
+    values = sorted(values, reverse=True)
+    heads = pd.DataFrame({"site": "cross", "layer": 0, "head": range(12), "confidence": values, "functions": ""})
+    heads = heads.assign(confidence_low=0.0, confidence_high=1.0)
+    finished: Any = SimpleNamespace(study=SimpleNamespace(heads=heads))
+    assert _sharpest(finished).caption == caption
