@@ -136,7 +136,7 @@ def _run() -> None:
             _flush()
             sys.exit(interrupts.exit_status())
         if _interrupted(error) or (interrupts.received() and not isinstance(error, SystemExit)):
-            print("interrupted before there was anything to keep", file=sys.stderr)
+            print("interrupted; what was not complete is not kept", file=sys.stderr)
             sys.exit(interrupts.exit_status())
         if isinstance(error, HeadscopeError):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -144,7 +144,7 @@ def subset(given: dict[str, Any]) -> None:
 
 def _learn(settings: dict[str, Any], method: Any, strengths: list[float], *, json: bool) -> None:
     from headscope.pruning.learn import LearnConfig, finished, resumable, run_learning
-    from headscope.pruning.sweep_lambda import lambdas_left, run_lambdas
+    from headscope.pruning.sweep_lambda import lambdas_complete, lambdas_left, run_lambdas
 
     asked = LearnConfig(method=method, **settings)
     if asked.resume and (record := finished(asked.out)):
@@ -154,6 +154,8 @@ def _learn(settings: dict[str, Any], method: Any, strengths: list[float], *, jso
         return
     try:
         if len(strengths) > 1:
+            if asked.resume and lambdas_complete(asked.out):
+                console.say(f"the runs in {asked.out} are complete; nothing is left to resume")
             _show_sweep(run_lambdas(asked, strengths, progress=console.updates), json=json)
         else:
             show_choice(run_learning(asked, progress=console.updates), json=json)

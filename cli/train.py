@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from headscope.cli import console
-from headscope.cli.options import Config, Force, Json, declared, parameter
+from headscope.cli.options import Config, Force, Json, check_config, declared, parameter
 
 if TYPE_CHECKING:
     from headscope.training.config import TrainConfig
@@ -69,6 +69,7 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
     """A function whose signature lists all options, for typer to read."""
 
     def command(**given: Any) -> None:
+        check_config(given)
         _run(variant, classes, given)
 
     parameters = [parameter("context", typer.Context, inspect.Parameter.empty)]

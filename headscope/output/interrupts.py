@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+AGAIN = 0.02  # seconds
 _received: list[int] = []
 
 
@@ -41,10 +44,35 @@ def listening() -> Iterator[None]:
     wanted = [n for n in SIGNALS if n == signal.SIGINT or signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in wanted}
     try:
-        yield
+        with _raised_again():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def _raised_again() -> Iterator[None]:
+    """A KeyboardInterrupt that Python dropped, as it came while an object was deleted, comes once more."""
+    timers: list[threading.Timer] = []
+    hook = sys.unraisablehook
+
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt) and _received:
+            timers.append(threading.Timer(AGAIN, os.kill, (os.getpid(), _received[-1])))
+            timers[-1].daemon = True
+            timers[-1].start()
+        else:
+            hook(unraisable)
+
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for timer in timers:
+            timer.cancel()
+            timer.join()
 
 
 @contextmanager

@@ -29,7 +29,8 @@ class OutputKind:
 
     `record` is the JSON file that says `"kind": name` and names the other files (empty: there is none, and names alone
     decide); `writes` are patterns of all that the command may write; a directory without record that holds
-    `unfinished` alone is of a run that never ended.
+    `unfinished` alone is of a run that never ended. A run that `goes_on`, and can be added to, writes its record
+    first: all that it may write is known.
     """
 
     name: str
@@ -37,6 +38,7 @@ class OutputKind:
     record: str
     writes: tuple[str, ...]
     unfinished: tuple[str, ...] = ()
+    goes_on: bool = False
 
     def described(self, record: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
         """A record with the kind and the files; of a run that goes on, patterns of all that it may write."""
@@ -72,8 +74,8 @@ class Contents:
 def contents(folder: Path, kind: OutputKind) -> Contents:
     """What a directory holds, as a run of a kind sees it.
 
-    A file is known if the record names it, or a pattern that it fits, and the kind writes such files. Links are
-    never followed, and always foreign. Temporary files that a killed process left do not count.
+    A file is known if the record names it and the kind writes such files. Links are never followed, and always
+    foreign. Temporary files that a killed process left do not count.
     """
     files = sorted(_files(folder))
     record = read_record(folder / kind.record) if kind.record in files else {}
@@ -82,8 +84,8 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
     if not kind.record:
         known = {name for name in plain if fits(name, kind.writes)}
     elif said == kind.name:
-        named = [name for name in record.get("files", []) if isinstance(name, str)]
-        known = {name for name in plain if name == kind.record or (fits(name, kind.writes) and fits(name, named))}
+        known = {name for name in plain if name == kind.record or (fits(name, kind.writes) and _named(name, record))}
+        known |= {name for name in plain if kind.goes_on and fits(name, kind.writes)}
     elif kind.record not in files and kind.unfinished:
         known = {name for name in plain if fits(name, kind.unfinished)}
     else:
@@ -99,6 +101,11 @@ def read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _named(name: str, record: Mapping[str, Any]) -> bool:
+    files = record.get("files")
+    return isinstance(files, list) and name in files
 
 
 def _files(folder: Path) -> Iterable[str]:

@@ -52,6 +52,7 @@ SWEEP = OutputKind(
         *DIRECTORY.within(f"{_RUN}/fresh"),
         *TRAINING.within(f"{_RUN}/scratch"),
     ),
+    goes_on=True,
 )
 
 

@@ -22,7 +22,9 @@ from headscope.pruning.learn import LearnConfig, finished, resumable, run_learni
 
 RECORD, TABLE = "lambdas.json", "sweep.csv"
 _RUNS = CHOICE.within("lambda-*")
-LAMBDAS = OutputKind("lambdas", "run of `headscope prune l0` with several --lambda", RECORD, (TABLE, *_RUNS), _RUNS)
+LAMBDAS = OutputKind(
+    "lambdas", "run of `headscope prune l0` with several --lambda", RECORD, (TABLE, *_RUNS), unfinished=(TABLE, *_RUNS)
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ def run_lambdas(config: LearnConfig, strengths: Sequence[float], *, progress: Pr
 def lambdas_left(out: Path) -> bool:
     """Whether runs of some λ are there that `resume` would keep."""
     return any(True for place in (out, replacement(out)) for _ in place.glob("lambda-*/*"))
+
+
+def lambdas_complete(out: Path) -> bool:
+    """Whether there is the run of every λ, and the table."""
+    return contents(to_resume(out, LAMBDAS), LAMBDAS).kind == LAMBDAS.name
 
 
 def _record(config: LearnConfig, progress: Progress) -> Mapping[str, Any]:
