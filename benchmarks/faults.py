@@ -176,20 +176,21 @@ def run(arguments: list[str]) -> int:
 
 def forked(arguments: list[str]) -> int:
     """The id of a child process that runs a command, its output thrown away."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a signal waits until the child can end by itself
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return child
     code = 1
     try:
-        for number in SIGNALS[:1]:
-            signal.signal(number, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = run(arguments)
-    except KeyboardInterrupt:  # before the command had begun
+    except KeyboardInterrupt:  # before the command listened
         code = 130
     finally:
         os._exit(code)
