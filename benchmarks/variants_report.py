@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import headscope
 from headscope.heads import SITES, Site
-from headscope.results import written
+from headscope.output.files import written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

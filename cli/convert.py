@@ -31,14 +31,14 @@ def convert(
     from headscope.formats.base import Companions, open_checkpoint
     from headscope.formats.convert import GOALS
     from headscope.formats.convert import convert as run
+    from headscope.output.rule import inputs_of
     from headscope.registry import unknown
 
     if to not in GOALS:
         raise typer.BadParameter(unknown("format", to, list(GOALS)), param_hint="--to")
-    opened = open_checkpoint(
-        checkpoint, format=format, device="cpu", dtype=dtype, companions=Companions(dicts, hp, bpe)
-    )
-    done = run(opened, out, goal=to, force=force)
+    companions = Companions(dicts, hp, bpe)
+    opened = open_checkpoint(checkpoint, format=format, device="cpu", dtype=dtype, companions=companions)
+    done = run(opened, out, goal=to, inputs=inputs_of(companions), force=force)
     if json:
         console.print_json(
             {

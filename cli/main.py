@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from headscope.errors import ConfigError, HeadscopeError
+from headscope.output import interrupts
 
 try:
     from typer._click.exceptions import NoSuchOption
@@ -116,26 +116,39 @@ def main(
 
 
 def run() -> None:
-    """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130."""
-    pressed: list[int] = []
+    """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130, SIGTERM with 143."""
+    try:
+        with interrupts.listening():
+            _run()
+    except OSError as error:  # what nobody expected, or stdout itself
+        sys.stdout = None  # else Python would try again at exit, and say so
+        if not isinstance(error, BrokenPipeError):
+            where = f" {error.filename}" if error.filename else ""
+            print(f"error: cannot read or write{where}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
 
-    def press(number: int, _: object) -> None:
-        pressed.append(number)
-        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, press)
+def _run() -> None:
     try:
         app()
     except BaseException as error:
-        if _interrupted(error) or (pressed and not isinstance(error, SystemExit)):
-            print("interrupted before there was anything to keep", file=sys.stderr)
-            sys.exit(130)
+        if isinstance(error, SystemExit) and error.code == 130:
+            _flush()
+            sys.exit(interrupts.exit_status())
+        if _interrupted(error) or (interrupts.received() and not isinstance(error, SystemExit)):
+            print("interrupted; what was not complete is not kept", file=sys.stderr)
+            sys.exit(interrupts.exit_status())
         if isinstance(error, HeadscopeError):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
             sys.exit(2)
+        _flush()
         raise
-    finally:
-        signal.signal(signal.SIGINT, before)
+
+
+def _flush() -> None:
+    """Whatever is left to print, while it can still be told if that fails."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def _interrupted(error: BaseException | None) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from headscope.errors import ConfigError
+from headscope.output.rule import Input, check_inputs
 
 DATA, ANALYSES, SEARCH, MODEL, OUTPUT = "Data", "Analyses", "Search", "Model and speed", "Output"
 
@@ -30,7 +31,7 @@ FormatName = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
 Force = Annotated[
-    bool, typer.Option("--force", help="Replace the results that the output holds.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--force", help="Replace the run of the same command in the output.", rich_help_panel=OUTPUT)
 ]
 Dicts = Annotated[
     Path | None,
@@ -135,12 +136,20 @@ def takes(*groups: type[Any]) -> Callable[[Command], Callable[..., None]]:
 
     def decorate(function: Command) -> Callable[..., None]:
         def command(**given: Any) -> None:
+            check_config(given)
             function(given)
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         return declared(command, (each for group in groups for each in _attributes(group)))
 
     return decorate
+
+
+def check_config(given: Mapping[str, Any]) -> None:
+    """OutputError where an output would replace the file that --config names."""
+    for name in ("out", "per_sentence"):
+        if given.get("config") and given.get(name):
+            check_inputs(given[name], [Input(given["config"])])
 
 
 def _attributes(group: type[Any]) -> Iterable[inspect.Parameter]:

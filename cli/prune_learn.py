@@ -143,28 +143,33 @@ def subset(given: dict[str, Any]) -> None:
 
 
 def _learn(settings: dict[str, Any], method: Any, strengths: list[float], *, json: bool) -> None:
-    from headscope.pruning.learn import LearnConfig, run_learning
+    from headscope.pruning.learn import LearnConfig, finished, resumable, run_learning
+    from headscope.pruning.sweep_lambda import lambdas_complete, lambdas_left, run_lambdas
 
     asked = LearnConfig(method=method, **settings)
-    progress = console.updates
-    if len(strengths) > 1:
-        from headscope.pruning.sweep_lambda import run_lambdas
-
-        _show_sweep(run_lambdas(asked, strengths, progress=progress), json=json)
+    if asked.resume and (record := finished(asked.out)):
+        console.say(f"the run in {asked.out} is complete; nothing is left to resume")
+        if json:
+            console.print_json({"out": str(asked.out), **record})
         return
     try:
-        choice = run_learning(asked, progress=progress)
+        if len(strengths) > 1:
+            if asked.resume and lambdas_complete(asked.out):
+                console.say(f"the runs in {asked.out} are complete; nothing is left to resume")
+            _show_sweep(run_lambdas(asked, strengths, progress=console.updates), json=json)
+        else:
+            show_choice(run_learning(asked, progress=console.updates), json=json)
     except KeyboardInterrupt:
-        if not (asked.out / "state.pt").is_file():
+        if not (lambdas_left(asked.out) if len(strengths) > 1 else resumable(asked.out)):
             raise
-        console.say("interrupted; the same command with --resume goes on from the last state that was saved")
+        instead = " instead of --force" if asked.force else ""
+        console.say(f"interrupted; the same command with --resume{instead} goes on from the last state that was saved")
         raise typer.Exit(130) from None
-    show_choice(choice, json=json)
 
 
 def _show_sweep(found: LambdaSweep, *, json: bool) -> None:
     if json:
-        runs = [{"out": str(choice.folder), **choice.record()} for choice in found.choices]
+        runs = [{"out": str(folder), **record} for folder, record in found.records.items()]
         console.print_json({"out": str(found.config.out), "runs": runs})
         return
     from rich import box

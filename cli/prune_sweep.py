@@ -215,16 +215,15 @@ def sweep(given: dict[str, Any]) -> None:
     settings["keep"] = _numbers("--keep", given["keep"], int)
     settings["fractions"] = _numbers("--fractions", given["fractions"], float)
     settings["lambdas"] = _numbers("--lambda", given["lambdas"], float)
-    from headscope.pruning.sweep import run_sweep
+    from headscope.pruning.sweep import cells_kept, run_sweep
     from headscope.pruning.sweep_config import SweepConfig
-    from headscope.pruning.sweep_files import cell_names
 
     asked = SweepConfig(**settings)
     try:
         found = run_sweep(asked, progress=console.updates)
     except KeyboardInterrupt:
-        done = len(cell_names(asked.out))
-        console.say(f"interrupted; {done} finished cells are kept in {asked.out}: the same command goes on")
+        folder, done = cells_kept(asked)
+        console.say(f"interrupted; {done} finished cells are kept in {folder}: the same command goes on")
         raise typer.Exit(130) from None
     if found.main:
         _show(found, json=json)

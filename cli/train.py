@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from headscope.cli import console
-from headscope.cli.options import Config, Force, Json, declared, parameter
+from headscope.cli.options import Config, Force, Json, check_config, declared, parameter
 
 if TYPE_CHECKING:
     from headscope.training.config import TrainConfig
@@ -69,6 +69,7 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
     """A function whose signature lists all options, for typer to read."""
 
     def command(**given: Any) -> None:
+        check_config(given)
         _run(variant, classes, given)
 
     parameters = [parameter("context", typer.Context, inspect.Parameter.empty)]
@@ -138,9 +139,11 @@ def _earlier(folder: Path, name: str) -> dict[str, Any]:
     import json
 
     from headscope.errors import ConfigError
+    from headscope.output.folders import to_resume
+    from headscope.training.outputs import TRAINING
 
     try:
-        about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        about = json.loads((to_resume(folder, TRAINING) / "run.json").read_text(encoding="utf-8"))
         found = {**about["config"], **about["options"]}
         found.pop("out")
     except FileNotFoundError:
@@ -181,8 +184,13 @@ def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, 
         found = run_training(config, variant, resume=resume, force=force, listener=display, command=command)
     if display.main:
         _show(found, json=json)
+        if resume and found.update == found.begun_at and found.reason != "interrupted":
+            console.say(f"the run in {found.folder} was complete; to go on, give it more --max-updates or --max-epochs")
     if found.reason == "interrupted":
-        console.say(f"interrupted after update {found.update}; the same command with --resume goes on from there")
+        instead = " instead of --force" if force else ""
+        console.say(
+            f"interrupted after update {found.update}; the same command with --resume{instead} goes on from there"
+        )
         raise typer.Exit(130)
 
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import headscope
 from headscope.assets import captions, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.evaluate import Evaluation, run_evaluation
+from headscope.output.files import written
+from headscope.output.folders import Build
+from headscope.output.kinds import OutputKind
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import Choice
+from headscope.pruning.choice import CHOICE, Choice
 from headscope.pruning.learn import LearnConfig, run_learning
-from headscope.pruning.remove import RemoveConfig, Removed, run_removal
+from headscope.pruning.remove import REMOVAL, RemoveConfig, Removed, run_removal
 from headscope.pruning.subset import SubsetOptions
-from headscope.results import check_folder
+from headscope.runfiles import ANALYSIS
 from headscope.runs import Finished, run_analysis
 
+DEMONSTRATION = OutputKind(
+    "demonstration",
+    "run of `headscope demo`",
+    "demo.json",
+    (*ANALYSIS.within("analysis"), *CHOICE.within("gates"), *REMOVAL.within("pruned"), "text/*.en", "text/*.de"),
+)
 LEARN = 140  # captions that gates learn from; the others are translated
 KEEP = 12  # of the 24 heads of encoder self attention, where Voita et al. 2019 find the most to spare
 UPDATES = 200
@@ -37,10 +47,17 @@ class Demonstration:
 def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no_progress) -> Demonstration:
     """Analyse the model on the sample corpus, learn which heads stay, cut the others out, translate before and after.
 
-    Everything lies in `out`: `analysis` (relevance, functions, figures), `gates`, `gates/pruned` (the smaller
-    checkpoint) and `text`. ConfigError where `out` holds results and `force` is not given.
+    Everything lies in `out`: `analysis` (relevance, functions, figures), `gates`, `pruned` (the smaller checkpoint) and
+    `text`. OutputError where `out` holds results and `force` is not given.
     """
-    check_folder(out, force=force)
+    with Build(out, DEMONSTRATION, force=force) as build:
+        with build.writing() as made:
+            found = _run(made, progress)
+        build.finish({"headscope": headscope.__version__})
+    return _moved(found, made, out)
+
+
+def _run(out: Path, progress: Progress) -> Demonstration:
     text = _split(out / "text")
     analysis = run_analysis(
         AnalyzeConfig(
@@ -50,10 +67,11 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
             target=sample("de"),
             parse=str(sample("conllu")),
             also=("lrp",),
-            force=force,
         ),
         progress=progress,
     )
+    if not analysis.study.complete:
+        raise KeyboardInterrupt
     choice = run_learning(
         LearnConfig(
             checkpoint=trained(),
@@ -66,7 +84,6 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
             sites=("encoder-self",),
             freeze="model",
             updates=UPDATES,
-            force=force,
         ),
         progress=progress,
     )
@@ -77,16 +94,30 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
             heads=",".join(map(str, choice.removed)),
             source=text["test.en"],
             target=text["test.de"],
-            force=force,
         )
     )
     before, after = (_scores(path, text, progress) for path in (trained(), str(out / "pruned")))
     return Demonstration(analysis, choice, removed, before, after, tuple(analysis.figures))
 
 
+def _moved(found: Demonstration, made: Path, out: Path) -> Demonstration:
+    """The same with the paths that its files have now."""
+
+    def at(path: Path) -> Path:
+        return out / path.relative_to(made)
+
+    figures = tuple(map(at, found.figures))
+    return replace(
+        found,
+        analysis=replace(found.analysis, folder=at(found.analysis.folder), figures=list(figures)),
+        choice=replace(found.choice, folder=at(found.choice.folder)),
+        removed=replace(found.removed, path=at(found.removed.path)),
+        figures=figures,
+    )
+
+
 def _split(folder: Path) -> dict[str, Path]:
     """The captions in two parts, one to learn from and one to translate."""
-    folder.mkdir(parents=True, exist_ok=True)
     found = {}
     for kind in ("en", "de"):
         lines = captions(kind).read_text(encoding="utf-8").splitlines()
@@ -96,12 +127,15 @@ def _split(folder: Path) -> dict[str, Path]:
 
 
 def _written(path: Path, lines: Sequence[str]) -> Path:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    text = "\n".join(lines) + "\n"
+    return written(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def _scores(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:
     config = EvaluateConfig(
         checkpoint=checkpoint, source=text["test.en"], target=text["test.de"], metrics=("bleu", "perplexity")
     )
-    return run_evaluation(config, progress=progress)
+    found = run_evaluation(config, progress=progress)
+    if not found.complete:
+        raise KeyboardInterrupt
+    return found

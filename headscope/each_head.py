@@ -15,7 +15,6 @@ from headscope.config import EvaluateConfig
 from headscope.evaluate import (
     OF_TRANSLATIONS,
     Opened,
-    check_file,
     look_tokenised,
     open_all,
     perplexity,
@@ -28,8 +27,10 @@ from headscope.evaluate import (
 from headscope.gates import masked
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.likelihood import Likelihood, likelihood
+from headscope.output.files import written
+from headscope.output.rule import check_file, inputs_of
 from headscope.progress import Progress, no_progress
-from headscope.results import Signature, written
+from headscope.results import Signature
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +55,7 @@ def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -
     done (`complete` is then false).
     """
     if config.out is not None:
-        check_file(config.out, force=config.force)
+        check_file(config.out, inputs=inputs_of(config), force=config.force)
     opened = open_all(config)
     chosen = select_heads(config.heads, opened.checkpoint.layout) if config.heads else []
     heads = [head for head in chosen or all_heads(opened.checkpoint.layout) if head not in set(opened.off)]

@@ -21,13 +21,15 @@ from headscope.accumulate import Bootstrap
 from headscope.analyze import Pace, sentence_limit
 from headscope.config import METRICS, EvaluateConfig
 from headscope.data import Corpus, open_corpus
-from headscope.errors import ConfigError, OutputError
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, Companions, TranslateOptions, open_checkpoint
 from headscope.gates import masked
 from headscope.heads import HeadId, Site, select_heads
 from headscope.likelihood import Likelihood, Reading, likelihood
+from headscope.output.files import written
+from headscope.output.rule import check_file, inputs_of
 from headscope.progress import Progress, no_progress
-from headscope.results import Signature, written
+from headscope.results import Signature
 from headscope.translate import translate_lines
 from headscope.unknown_pieces import UnknownPieces
 
@@ -87,9 +89,9 @@ def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) 
     what was done (`complete` is then false).
     """
     began = time.monotonic()
-    opened = open_all(config)
     if config.per_sentence is not None:
-        check_file(config.per_sentence, force=config.force)
+        check_file(config.per_sentence, inputs=inputs_of(config), force=config.force)
+    opened = open_all(config)
     with masked(opened.checkpoint.model, opened.off):
         found = _evaluate(opened, progress)
     found.seconds = time.monotonic() - began
@@ -141,14 +143,6 @@ def _metrics(config: EvaluateConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
 def translates(metrics: Sequence[str]) -> bool:
     """Whether any of the metrics compares translations."""
     return any(name in OF_TRANSLATIONS for name in metrics)
-
-
-def check_file(path: Any, *, force: bool) -> None:
-    """OutputError where a file to write cannot be, or is there and `force` is not given."""
-    if path.is_dir():
-        raise OutputError(f"{path} is a directory; give a file name")
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists; choose another name, or --force to replace it")
 
 
 def _evaluate(opened: Opened, progress: Progress) -> Evaluation:

@@ -18,8 +18,15 @@ from headscope.analyze import Study
 from headscope.data import Corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
+from headscope.output.kinds import OutputKind
 from headscope.results import ResultTable, Signature, write_arrays, write_json, write_pickle
 
+ANALYSIS = OutputKind(
+    "analysis",
+    "run of `headscope analyze`",
+    "run.json",
+    ("*.csv", "similarity.npz", "pickles/*.pkl", "detail/*.npz", "figures/*.png"),
+)
 LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
 _LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
 
@@ -59,27 +66,26 @@ def write_run(
     settings: Mapping[str, Any],
     command: list[str],
     pickles: Mapping[str, Any] | None = None,
-) -> Signature:
-    """Write everything but the figures; returns the signature of the run as a whole.
+) -> tuple[Signature, dict[str, Any]]:
+    """Write everything but the figures; returns the signature of the run as a whole, and its record.
 
     `pickles` are further files for the folder of that name (see `headscope.mhr_pickles`).
     """
     common = signature(checkpoint, corpus, study, settings)
     whole = common.having(m="+".join(study.signatures), **_own_settings(study))
-    files = [ResultTable("heads", study.heads, whole).to_csv(folder)]
+    ResultTable("heads", study.heads, whole).to_csv(folder)
     for name, frame in study.tables.items():
-        files.append(ResultTable(name, frame, whole).to_csv(folder))
+        ResultTable(name, frame, whole).to_csv(folder)
     if study.arrays:
-        files.append(write_arrays(folder / "similarity.npz", study.arrays))
+        write_arrays(folder / "similarity.npz", study.arrays)
     nested_files = {f"{measure}.pkl": value for measure, value in nested_measures(study).items()}
     for name, value in {**nested_files, **(pickles or {})}.items():
-        files.append(write_pickle(folder / "pickles" / name, value))
+        write_pickle(folder / "pickles" / name, value)
     for measure, arrays in study.detail.items():
-        files.append(write_arrays(folder / "detail" / f"{measure}.npz", arrays))
+        write_arrays(folder / "detail" / f"{measure}.npz", arrays)
     meta = _meta(study, checkpoint, corpus, settings, command, whole, common)
-    meta["files"] = sorted(str(path.relative_to(folder)) for path in files)
     write_json(folder / "run.json", meta)
-    return whole
+    return whole, meta
 
 
 def _own_settings(study: Study) -> dict[str, str]:

@@ -12,7 +12,7 @@ from headscope.analysis import Analysis, Options
 from headscope.analyze import Pace, Study, analyze, choose, sentence_limit
 from headscope.config import AnalyzeConfig
 from headscope.data import Corpus, open_corpus, read_lines
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, OutputError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint, pick_device
 from headscope.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.gates import masked
@@ -22,10 +22,12 @@ from headscope.memory import keep_few_kernels
 from headscope.mhr_batches import BatchSize
 from headscope.mhr_pickles import mhr_pickles
 from headscope.objectives.base import choose_objective
+from headscope.output.folders import Build
+from headscope.output.rule import check_folder, inputs_of
 from headscope.processes import Processes, together
 from headscope.progress import Progress, no_progress
-from headscope.results import Signature, check_folder, clear_run
-from headscope.runfiles import write_run
+from headscope.results import Signature
+from headscope.runfiles import ANALYSIS, write_run
 from headscope.survey import explained
 from headscope.syntax import Parse, parse_with_stanza
 
@@ -47,16 +49,20 @@ class Finished:
 def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> Finished:
     """Open checkpoint and corpus, measure, write `config.out`.
 
-    Nothing is written, and nothing of an earlier run removed, before the numbers are there. HeadscopeError
-    for whatever the user can fix. Interrupted by Ctrl-C, it writes what was done (`complete` is then false).
+    An earlier run in `config.out` stays until the new one is complete. HeadscopeError for whatever the user can fix.
+    Interrupted by Ctrl-C, it writes what was done (`complete` is then false), beside an earlier run if there is one.
     Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
     """
+    inputs = inputs_of(config)
     with together() as processes:
-        check_folder(config.out, force=config.force)
-        return _run(config, processes, progress if processes.main else no_progress)
+        if not processes.main:
+            check_folder(config.out, ANALYSIS, inputs=inputs, force=config.force)
+            return _run(config, processes, no_progress)
+        with Build(config.out, ANALYSIS, inputs=inputs, force=config.force) as build:
+            return _run(config, processes, progress, build)
 
 
-def _run(config: AnalyzeConfig, processes: Processes, progress: Progress) -> Finished:
+def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> Finished:
     wanted = config.importance or (config.faithfulness and not config.only)
     also = (*config.also, *(["importance"] if wanted else []))
     analyses = choose(only=config.only, skip=config.skip, also=also)
@@ -96,7 +102,7 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress) -> Fin
             progress=step,
             processes=processes,
         )
-        if not processes.main:
+        if build is None:
             return Finished(study, config.out, Signature({}), [], main=False)
         if config.faithfulness and study.complete:
             _try_rankings(study, checkpoint, corpus, config, options, analyses, limit, progress)
@@ -106,10 +112,18 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress) -> Fin
             pickles = mhr_pickles(
                 checkpoint, corpus, rows=config.mhr_rows, limit=limit, tokens=config.batch_tokens, size=size
             )
-    clear_run(config.out)
     settings = {**config.settings(), "limit": limit, "mask": ",".join(map(str, off)) or None}
-    signature = write_run(config.out, study, checkpoint, corpus, settings, sys.argv, pickles)
-    return Finished(study, config.out, signature, _figures(config))
+    with build.writing() as made:
+        signature, record = write_run(made, study, checkpoint, corpus, settings, sys.argv, pickles)
+    try:
+        figures = _figures(config, build)
+    except OutputError:
+        raise
+    except Exception:  # the numbers are not lost with them
+        build.finish(record, partial=not study.complete)
+        raise
+    out = build.finish(record, partial=not study.complete)
+    return Finished(study, out, signature, [out / "figures" / path.name for path in figures])
 
 
 def _try_rankings(
@@ -211,9 +225,10 @@ def _counts(config: AnalyzeConfig, checkpoint: Checkpoint, corpus: Corpus, limit
     return count_pieces(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
 
 
-def _figures(config: AnalyzeConfig) -> list[Path]:
+def _figures(config: AnalyzeConfig, build: Build) -> list[Path]:
     if not config.figures:
         return []
     from headscope.report.standard import draw_standard
 
-    return draw_standard(config.out)
+    with build.writing() as made:
+        return draw_standard(made)

@@ -161,11 +161,13 @@ def test_results_are_not_overwritten_without_force(headscope: Command, text: Pat
     out = tmp_path / "run"
     arguments = ("analyze", MODEL, "--source", text, "--out", out, "--no-figures", "--bootstrap", 20, "--only")
     assert headscope(*arguments, "positional")[0] == 0
-    (out / "notes.txt").write_text("mine")
     refused(headscope(*arguments, "entropy"), r"already holds .*; choose another directory, or --force")
-    assert (out / "positional.csv").is_file()
+    (out / "notes.txt").write_text("mine")
+    refused(headscope(*arguments, "entropy", "--force"), r"holds notes\.txt, which no run of `headscope analyze` wrote")
+    assert (out / "positional.csv").is_file() and (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").unlink()
     assert headscope(*arguments, "entropy", "--force")[0] == 0
-    assert not (out / "positional.csv").exists() and (out / "notes.txt").read_text() == "mine"
+    assert not (out / "positional.csv").exists() and (out / "entropy.csv").parent.is_dir()
 
 
 def test_unknown_analysis_names_the_nearest(headscope: Command, text: Path, tmp_path: Path) -> None:

@@ -227,9 +227,11 @@ def test_folders_are_replaced_only_with_force(tmp_path: Path) -> None:
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="already holds"):
         convert(checkpoint, tmp_path / "out", goal="native")
+    with pytest.raises(OutputError, match=r"holds notes\.txt, which no run of `headscope convert` wrote"):
+        convert(checkpoint, tmp_path / "out", goal="native", force=True)
+    (tmp_path / "out" / "notes.txt").unlink()
     convert(checkpoint, tmp_path / "out", goal="native", force=True)
     assert opened(tmp_path / "out").format == "native"
-    assert (tmp_path / "out" / "notes.txt").exists()
     assert not (tmp_path / "out" / "config.json").exists()
 
 

@@ -307,8 +307,11 @@ def test_saving_over_something(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="already holds"):
         NATIVE.save(checkpoint(), folder)
     other = _without_vocabularies()
+    with pytest.raises(OutputError, match=r"holds notes\.txt, which no native checkpoint wrote"):
+        NATIVE.save(other, folder, force=True)
+    (folder / "notes.txt").unlink()
     NATIVE.save(other, folder, force=True)
-    assert sorted(content(folder)) == [CONFIG, WEIGHTS, "notes.txt"]
+    assert sorted(content(folder)) == [CONFIG, WEIGHTS]
     shutil.rmtree(folder)
 
 

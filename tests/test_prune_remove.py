@@ -395,8 +395,11 @@ def test_an_output_that_holds_something_or_the_input_is_refused(tmp_path: Path) 
     for out in (path, tmp_path):
         with pytest.raises(OutputError, match="holds the checkpoint itself"):
             removed(path, out, "cross.0.1", force=True)
-    removed(path, tmp_path / "small", "cross.0.1", force=True)
+    with pytest.raises(OutputError, match=r"holds mine\.txt, which no run of `headscope prune remove` wrote"):
+        removed(path, tmp_path / "small", "cross.0.1", force=True)
     assert (tmp_path / "small" / "mine.txt").read_text() == "mine"
+    (tmp_path / "small" / "mine.txt").unlink()
+    removed(path, tmp_path / "small", "cross.0.1", force=True)
     removed(path, tmp_path / "small", "cross.0.2,cross.0.1", force=True)
     assert open_checkpoint(str(tmp_path / "small")).layout[Site.CROSS, 0] == 1
     assert {name: digest for name, digest in digests(tmp_path).items() if name.startswith("whole")} == before

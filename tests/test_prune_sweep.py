@@ -376,8 +376,12 @@ def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], 
     with pytest.raises(ConfigError, match="was made with another checkpoint"):
         run_sweep(config(words | {"checkpoint": str(tmp_path / "model")}, tmp_path / "out"))
     (tmp_path / "out" / "mine.txt").write_text("stays")
+    with pytest.raises(HeadscopeError, match=r"holds mine\.txt, which no run of `headscope prune sweep` wrote"):
+        run_sweep(config(words, tmp_path / "out", updates=4, keep=(5,), force=True))
+    (tmp_path / "out" / "mine.txt").unlink()
     found = run_sweep(config(words, tmp_path / "out", updates=4, keep=(5,), force=True))
-    assert found.table["kept"].tolist() == [16, 5] and (tmp_path / "out" / "mine.txt").is_file()
+    assert found.table["kept"].tolist() == [16, 5] and found.bench.config.out == tmp_path / "out"
+    assert not (tmp_path / "out.new").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
     with pytest.raises(HeadscopeError, match="already holds x"):

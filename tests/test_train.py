@@ -459,8 +459,9 @@ def test_a_directory_that_holds_a_run_is_left_alone(trained: Outcome, texts: Pat
     (tmp_path / "notes").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match="notes"):
         train(small(texts, out=tmp_path), baseline(), resume=True)
-    train(small(texts, out=tmp_path, max_updates=1), baseline(), force=True)
-    assert (tmp_path / "notes").exists() and (tmp_path / "last").is_dir()
+    with pytest.raises(OutputError, match="holds notes, which no run of `headscope train` wrote"):
+        train(small(texts, out=tmp_path, max_updates=1), baseline(), force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
 def test_a_run_that_could_not_begin_is_not_in_the_way(texts: Path, tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import shutil
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,21 +11,22 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError, ConfigError, OutputError
+import headscope
+from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.native import FILES, NATIVE
+from headscope.formats.native import NATIVE
 from headscope.formats.tohf import make, silent, special_ids, write_vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.transformer import Transformer
-from headscope.results import check_folder
+from headscope.output.folders import Build
+from headscope.output.kinds import MODEL_FILES, OutputKind
+from headscope.output.rule import Input
 
 Goal = Literal["native", "huggingface"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 TOLERANCE = 1e-5  # of the largest logit; transformers computes sinusoids in single precision
 OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision
-# What either goal may have written into a folder that is now replaced.
-REPLACED = (*FILES, "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
-REPLACED += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.pieces.json")
+CONVERSION = OutputKind("conversion", "run of `headscope convert`", "conversion.json", MODEL_FILES)
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,13 @@ class Converted:
     notes: tuple[str, ...] = ()
 
 
-def convert(checkpoint: Checkpoint, folder: Path, *, goal: str, force: bool = False) -> Converted:
+def convert(
+    checkpoint: Checkpoint, folder: Path, *, goal: str, inputs: Sequence[Input] = (), force: bool = False
+) -> Converted:
     """Write `checkpoint` to `folder` in another format.
 
-    CheckpointError where the format cannot express the model, or where what was written and read again does
-    not give the same logits: then nothing is left behind.
+    `inputs` are further files that were read with it. CheckpointError where the format cannot express the model, or
+    where what was written and read again does not give the same logits: then nothing is left behind.
     """
     if goal not in GOALS:
         raise ConfigError(f"cannot convert to {goal!r}; available: {', '.join(GOALS)}")
@@ -53,24 +55,30 @@ def convert(checkpoint: Checkpoint, folder: Path, *, goal: str, force: bool = Fa
             f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}; headscope "
             "converts fairseq, MHR, story-of-heads and native Transformers"
         )
-    check_folder(folder, force=force)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}") from None
-    try:
-        done = _native(checkpoint, made) if goal == "native" else _huggingface(checkpoint, made)
-        _move(made, folder)
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
+    with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
+        with build.writing() as made:
+            done = _native(checkpoint, made) if goal == "native" else _huggingface(checkpoint, made)
+        build.finish(_record(checkpoint, goal, *done))
     return Converted(folder, goal, *done) if goal == "native" else Converted(folder, "huggingface", *done)
 
 
+def _record(
+    checkpoint: Checkpoint, goal: str, architecture: str, difference: float, notes: tuple[str, ...]
+) -> dict[str, Any]:
+    """What `conversion.json` says."""
+    return {
+        "headscope": headscope.__version__,
+        "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
+        "to": goal,
+        "architecture": architecture,
+        "logit_difference": difference,
+        "notes": list(notes),
+    }
+
+
 def _native(checkpoint: TransformerCheckpoint, folder: Path) -> tuple[str, float, tuple[str, ...]]:
-    NATIVE.save(checkpoint, folder, force=True)
+    NATIVE.write(checkpoint, folder)
     again = open_checkpoint(str(folder), format="native", device="cpu", dtype="float64")
     assert isinstance(again, TransformerCheckpoint)
     source, real, target = _probe(checkpoint)
@@ -144,13 +152,3 @@ def _compared(checkpoint: TransformerCheckpoint, found: Tensor, probe: tuple[Ten
             "Please report this with the output of `headscope show`"
         )
     return difference
-
-
-def _move(made: Path, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    for pattern in REPLACED:
-        for path in folder.glob(pattern):
-            path.unlink()
-    names = sorted((path.name for path in made.iterdir()), key=lambda name: name.startswith("config."))
-    for name in names:  # the config last: without it the directory is no checkpoint yet
-        (made / name).replace(folder / name)

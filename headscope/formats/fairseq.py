@@ -7,9 +7,7 @@ and modules without one the identity. Reading needs no fairseq and executes noth
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +25,7 @@ from headscope.formats.native import native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.formats.untrusted import is_torch_file, read_tensors, read_torch
 from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.output.files import save_torch, written
 from headscope.vocabulary import Splitter, Vocabulary
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -111,17 +110,7 @@ class FairseqFormat(CheckpointFormat):
             "optimizer_history": [],
             "extra_state": {},
         }
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            os.close(handle)
-            try:
-                torch.save(content, made)
-                os.replace(made, path)
-            finally:
-                Path(made).unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+        written(path, lambda place: save_torch(content, place))
 
 
 FAIRSEQ = FairseqFormat()

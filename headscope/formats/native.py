@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,21 +19,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.model.search import SearchConfig
 from headscope.model.transformer import Transformer
 from headscope.model.transformer_config import TransformerConfig
+from headscope.output.kinds import OutputKind
+from headscope.output.rule import check_folder
+from headscope.output.swap import replacing
 from headscope.plain import from_plain, read_toml, to_plain, to_toml
-from headscope.results import check_folder
 from headscope.vocabulary import Kind, Splitter, Vocabulary
 
 FORMAT, VERSION = "headscope", 1
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
 SIDES = ("source", "target")
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes", "allowed.json")))
+
+DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,24 +111,31 @@ class NativeFormat(CheckpointFormat):
     def save(self, checkpoint: TransformerCheckpoint, folder: Path, *, force: bool = False) -> None:
         """Write a checkpoint of any format whose model is a `Transformer`.
 
-        OutputError where the directory holds something and `force` is not given; with it, the files of a
-        native checkpoint are replaced and others stay.
+        OutputError where the directory holds something and `force` is not given, and where it holds anything else than
+        the files of a native checkpoint.
         """
-        check_folder(folder, force=force)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        try:
-            _write(checkpoint, made)
-            folder.mkdir(exist_ok=True)
-            for name in FILES:
-                (folder / name).unlink(missing_ok=True)
-            for name in reversed(FILES):  # the config last: without it the directory is no checkpoint yet
-                if (made / name).exists():
-                    (made / name).replace(folder / name)
-        except OSError as error:
-            raise OutputError(f"{folder} cannot be written: {error.strerror}") from None
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+        check_folder(folder, DIRECTORY, force=force)
+        with replacing(folder, DIRECTORY) as made:
+            self.write(checkpoint, made)
+
+    def write(self, checkpoint: TransformerCheckpoint, folder: Path) -> None:
+        """The same into a directory that is there and empty."""
+        tables = {}
+        for name in SIDES:
+            its: Vocabulary | None = getattr(checkpoint, name)
+            if its is not None:
+                tables[name] = to_plain(_write_side(folder, name, its))
+        save_file(native_state(checkpoint.model, checkpoint.stored), folder / WEIGHTS, metadata={"format": "pt"})
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "origin": checkpoint.model_type,
+            "model": checkpoint.model.config.plain(),
+            "search": to_plain(checkpoint.search),
+            **tables,
+            "files": {path.name: file_digest([path]) for path in sorted(folder.iterdir())},
+        }
+        (folder / CONFIG).write_text(to_toml(content | {"checksum": _checksum(content)}), encoding="utf-8")
 
 
 NATIVE = NativeFormat()
@@ -150,25 +159,6 @@ def _dtype(stored: set[torch.dtype], device: str) -> torch.dtype:
     """What to compute in: the stored type, but float32 where types are mixed or unusual, or half on a CPU."""
     usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
     return next(iter(stored)) if len(stored) == 1 and stored <= usual else torch.float32
-
-
-def _write(checkpoint: TransformerCheckpoint, folder: Path) -> None:
-    tables = {}
-    for name in SIDES:
-        its: Vocabulary | None = getattr(checkpoint, name)
-        if its is not None:
-            tables[name] = to_plain(_write_side(folder, name, its))
-    save_file(native_state(checkpoint.model, checkpoint.stored), folder / WEIGHTS, metadata={"format": "pt"})
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "origin": checkpoint.model_type,
-        "model": checkpoint.model.config.plain(),
-        "search": to_plain(checkpoint.search),
-        **tables,
-        "files": {path.name: file_digest([path]) for path in sorted(folder.iterdir())},
-    }
-    (folder / CONFIG).write_text(to_toml(content | {"checksum": _checksum(content)}), encoding="utf-8")
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

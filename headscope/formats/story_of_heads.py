@@ -33,8 +33,8 @@ from headscope.formats.story_hp import SITES, Hp, Shape, loss_scope, read_hp, se
 from headscope.formats.story_keys import SOURCE, Row, is_training_state, rows
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.model.transformer import Transformer
+from headscope.output.files import written
 from headscope.plain_pickle import Inert, read_pickle
-from headscope.results import written
 from headscope.vocabulary import Splitter, Vocabulary
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"

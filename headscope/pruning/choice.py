@@ -2,14 +2,12 @@
 
 A choice directory holds `removed.txt` and `kept.txt` (a head a line, as `prune remove --heads` and `--mask` take
 them), `ranking.csv`, `pruning.json`, `gates.csv` where gates were learnt, and `model`, the whole checkpoint with
-its new weights, where it was trained. `pruning.json` is written last.
+its new weights, where it was trained. It is built beside its place and swapped in when all of it is there.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,17 +18,29 @@ import pandas as pd
 import headscope
 from headscope.analyze import Pace, sentence_limit
 from headscope.data import Corpus, open_corpus
-from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
+from headscope.output.files import written
+from headscope.output.folders import Build
+from headscope.output.kinds import MODEL_FILES, OutputKind
 from headscope.pruning.export import Written, choose
 from headscope.pruning.gating import Gating, gating
-from headscope.results import Signature, check_folder, write_json, written
+from headscope.results import Signature
 from headscope.unknown_pieces import count_unknown
 
 SAMPLED = 512  # sentences whose unknown pieces are counted
 RECORD, STATE, MODEL, PRUNED = "pruning.json", "state.pt", "model", "pruned"
-MINE = (RECORD, STATE, MODEL, PRUNED, "removed.txt", "kept.txt", "ranking.csv", "gates.csv", "sweep.csv")
+CHOICE = OutputKind(
+    "choice",
+    "run of `headscope prune rank`, `l0` or `subset`",
+    RECORD,
+    (
+        *("removed.txt", "kept.txt", "ranking.csv", "gates.csv", STATE),
+        *(f"{folder}/{name}" for folder in (MODEL, PRUNED) for name in MODEL_FILES),
+    ),
+    unfinished=(STATE,),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +104,7 @@ class Opened:
 
 
 def open_choice(config: ChoiceConfig, *, trains: bool) -> Opened:
-    """Open what a config names; with `trains` in float32 unless told otherwise. Touches nothing that is written."""
-    check_out(config)
+    """Open what a config names; with `trains` in float32 unless told otherwise. Writes nothing."""
     corpus = valid = None
     if config.source is not None:
         corpus = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
@@ -141,28 +150,6 @@ def _check_export(config: ChoiceConfig, checkpoint: Checkpoint) -> None:
         require_packages()
 
 
-def check_out(config: ChoiceConfig) -> None:
-    """OutputError where the output holds something, or holds or is the input."""
-    out, source = config.out.resolve(), Path(config.checkpoint).resolve()
-    if Path(config.checkpoint).exists() and (source == out or source.is_relative_to(out)):
-        raise OutputError(f"--out {config.out} holds the checkpoint itself; choose another directory")
-    check_folder(config.out, force=config.force)
-
-
-def clear(folder: Path) -> None:
-    """Make the directory, without what an earlier choice wrote there; other files stay."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in MINE:
-            path = folder / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
-
-
 @dataclass
 class Choice:
     """Which heads go and stay, and what is known of it.
@@ -203,7 +190,6 @@ class Choice:
         """What `pruning.json` says."""
         return {
             "headscope": headscope.__version__,
-            "kind": "choice",
             "method": self.method,
             "source": self.source,
             "signature": str(self.signature),
@@ -225,21 +211,29 @@ def _heads_at(gates: Gating, site: Site) -> int:
     return sum(count for place, count in gates.counts.items() if place[0] is site)
 
 
-def write_choice(choice: Choice, checkpoint: Checkpoint, config: ChoiceConfig) -> None:
-    """Write the directory, `pruning.json` last; then, where `config.remove` says so, remove the heads too."""
-    folder = choice.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_lines(folder / "removed.txt", choice.removed)
-    _write_lines(folder / "kept.txt", choice.kept)
-    written(folder / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
-    if (gates := choice.gates) is not None:
-        written(folder / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
-    place = _write_model(checkpoint, folder, config.companions) if choice.model else None
-    write_json(folder / RECORD, choice.record() | {"options": config.settings()})
-    (folder / STATE).unlink(missing_ok=True)
-    if config.remove and choice.removed:  # what was chosen is there even if an export refuses these heads
-        choice.removed_to = str(_remove(choice, place, config))
-        write_json(folder / RECORD, choice.record() | {"options": config.settings()})
+def write_choice(choice: Choice, checkpoint: Checkpoint, config: ChoiceConfig, build: Build) -> None:
+    """Write the directory, with the smaller checkpoint where `config.remove` says so, and swap it in.
+
+    What was chosen is there even if an export refuses these heads.
+    """
+    problem: HeadscopeError | None = None
+    with build.writing() as made:
+        _write_lines(made / "removed.txt", choice.removed)
+        _write_lines(made / "kept.txt", choice.kept)
+        written(made / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
+        if (gates := choice.gates) is not None:
+            written(made / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
+        place = _write_model(checkpoint, made, config.companions) if choice.model else None
+        if config.remove and choice.removed:
+            try:
+                choice.removed_to = str(choice.folder / _remove(made, place, config).relative_to(made))
+            except OutputError:
+                raise
+            except HeadscopeError as error:
+                problem = error
+    build.finish(choice.record() | {"options": config.settings()})
+    if problem is not None:
+        raise problem
 
 
 def _write_lines(path: Path, heads: Sequence[HeadId]) -> None:
@@ -249,22 +243,12 @@ def _write_lines(path: Path, heads: Sequence[HeadId]) -> None:
 
 def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -> Written:
     """The checkpoint with all its heads, in its own format, under OUT/model; what to open."""
-    made = Path(tempfile.mkdtemp(dir=folder, prefix=f".{MODEL}."))
-    try:
-        found = choose(None, checkpoint).write(checkpoint, made, companions)
-        where = found.path.relative_to(made)
-        made.chmod(0o755)
-        for path in made.iterdir():
-            path.chmod(0o644)
-        made.rename(folder / MODEL)
-    except OSError as error:
-        raise OutputError(f"{folder / MODEL} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    return Written(folder / MODEL / where, found.format, found.notes)
+    place = folder / MODEL
+    place.mkdir()
+    return choose(None, checkpoint).write(checkpoint, place, companions)
 
 
-def _remove(choice: Choice, trained: Written | None, config: ChoiceConfig) -> Path:
+def _remove(folder: Path, trained: Written | None, config: ChoiceConfig) -> Path:
     """Cut the heads out of the trained model, or of the input where nothing was trained."""
     from headscope.pruning.remove import RemoveConfig, run_removal
 
@@ -276,8 +260,8 @@ def _remove(choice: Choice, trained: Written | None, config: ChoiceConfig) -> Pa
     found = run_removal(
         RemoveConfig(
             checkpoint=config.checkpoint if trained is None else str(trained.path),
-            out=choice.folder / PRUNED,
-            heads=str(choice.folder / "removed.txt"),
+            out=folder / PRUNED,
+            heads=str(folder / "removed.txt"),
             **{name: getattr(config, name) for name in names},
         )
     )

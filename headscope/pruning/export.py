@@ -28,6 +28,7 @@ from headscope.formats.selfcontained import is_narrowed, write_code
 from headscope.formats.story_of_heads import StoryCheckpoint
 from headscope.formats.tohf import silent
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.output.files import write_failure
 from headscope.pruning.removal import Removal
 from headscope.pruning.shrink_huggingface import shrink_model, zeroed_model
 from headscope.pruning.shrink_transformer import shrink_transformer, zeroed_transformer
@@ -122,7 +123,7 @@ def _write_transformer(checkpoint: Checkpoint, folder: Path, companions: Compani
         for found in _dictionaries(checkpoint, companions):
             shutil.copyfile(found, folder / found.name)
         return Written(path, "fairseq", _fairseq_notes(checkpoint))
-    NATIVE.save(checkpoint, folder, force=True)
+    NATIVE.write(checkpoint, folder)
     if isinstance(checkpoint, StoryCheckpoint):
         return Written(folder, "native", ("story-of-heads files hold one number of heads, so this is a native one",))
     return Written(folder, "native")
@@ -216,6 +217,8 @@ def _write_huggingface(checkpoint: Checkpoint, folder: Path, companions: Compani
         try:
             model.save_pretrained(folder)
         except Exception as error:  # whatever transformers may raise
+            if write_failure(error):
+                raise
             raise CheckpointError(f"it cannot be saved: {' '.join(str(error).split())[:200]}") from error
         tokenizer = getattr(checkpoint, "tokenizer", None)
         if tokenizer is not None:

@@ -16,8 +16,21 @@ from torch import Tensor
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
+from headscope.output.files import save_torch, written
+from headscope.output.folders import Build, replacement, to_resume, workplace
+from headscope.output.kinds import contents
+from headscope.output.rule import inputs_of
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import STATE, Choice, ChoiceConfig, Opened, clear, open_choice, signature, write_choice
+from headscope.pruning.choice import (
+    CHOICE,
+    STATE,
+    Choice,
+    ChoiceConfig,
+    Opened,
+    open_choice,
+    signature,
+    write_choice,
+)
 from headscope.pruning.examples import Examples, examples
 from headscope.pruning.gating import Gating
 from headscope.pruning.l0 import L0, L0Options
@@ -25,7 +38,6 @@ from headscope.pruning.learner import GateLearner
 from headscope.pruning.subset import Subset, SubsetOptions
 from headscope.pruning.trained import Freeze, default_freeze, trained_parameters
 from headscope.pruning.tuning import Recipe, Tuner, mean_nll, smoothing_of
-from headscope.results import written
 
 POINTS = 50  # of the trajectory
 VERSION = 1
@@ -80,12 +92,38 @@ _GATE_LR = {"l0": 0.1, "subset": 0.2}
 def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Choice:
     """Learn gates on a checkpoint, decide which heads stay, and write `config.out`.
 
-    HeadscopeError for whatever the user can fix. The input is only read. On a CPU the same options, seed and
-    number of threads give the same result, bit for bit.
+    HeadscopeError for whatever the user can fix, ConfigError where `config.resume` finds a complete run. The input is
+    only read. On a CPU the same options, seed and number of threads give the same result, bit for bit.
     """
+    if config.resume and finished(config.out):
+        raise ConfigError(f"the run in {config.out} is complete; nothing is left to resume (--force learns anew)")
+    inputs = inputs_of(config)
+    resumed = to_resume(config.out, CHOICE) if config.resume else None
+    with workplace(config.out, CHOICE, inputs=inputs, force=config.force, resume=resumed) as place:
+        choice, checkpoint = _learnt(config, place.path, progress)
+        with Build(config.out, CHOICE, inputs=inputs, force=True) as build:
+            write_choice(choice, checkpoint, config, build)
+        if place.path != config.out:
+            place.discard()
+    return choice
+
+
+def finished(out: Path) -> Mapping[str, Any]:
+    """The record of a complete run in a directory that no other run is about to replace; empty where there is none."""
+    there = contents(out, CHOICE)
+    return {} if resumable(out) or there.kind != CHOICE.name else there.record
+
+
+def resumable(out: Path) -> bool:
+    """Whether a run of a directory, or one that will replace it, has left a state to go on from."""
+    return any((place / STATE).is_file() for place in (out, replacement(out)))
+
+
+def _learnt(config: LearnConfig, place: Path, progress: Progress) -> tuple[Choice, Checkpoint]:
+    """The result of learning, whose state lies in `place`."""
     began = time.monotonic()
-    state = read_state(config.out) if config.resume else None
-    opened = open_choice(config if state is None else replace(config, force=True, resume=False), trains=True)
+    state = read_state(place) if config.resume else None
+    opened = open_choice(config, trains=True)
     checkpoint, gates = opened.checkpoint, opened.gating
     learner = make_learner(gates, config)
     freeze = config.freeze or default_freeze(checkpoint, {site for site, _ in gates.counts})
@@ -97,13 +135,11 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Ch
     tuner = Tuner(checkpoint, data, recipe, parameters, learner)
     trace: list[dict[str, Any]] = []
     nll = {"before": mean_nll(checkpoint, valid, tokens=recipe.tokens, seed=config.seed, gates=None)}
-    if state is None:
-        clear(config.out)
-    else:
+    if state is not None:
         nll, trace = _go_on(tuner, state, config)
     with progress("learning", recipe.updates) as step:
         step(tuner.update)
-        _learn(tuner, config, trace, nll, step)
+        _learn(tuner, config, place, trace, nll, step)
     _finish(tuner, config, valid, nll, progress)
     choice = Choice(
         folder=config.out,
@@ -120,8 +156,7 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Ch
         model=bool(parameters),
         seconds=time.monotonic() - began,
     )
-    write_choice(choice, checkpoint, config)
-    return choice
+    return choice, checkpoint
 
 
 def _finish(tuner: Tuner, config: LearnConfig, valid: Examples, nll: dict[str, float], progress: Progress) -> None:
@@ -176,7 +211,12 @@ def default_lr(checkpoint: Checkpoint) -> float:
 
 
 def _learn(
-    tuner: Tuner, config: LearnConfig, trace: list[dict[str, Any]], nll: dict[str, float], step: Callable[[int], None]
+    tuner: Tuner,
+    config: LearnConfig,
+    place: Path,
+    trace: list[dict[str, Any]],
+    nll: dict[str, float],
+    step: Callable[[int], None],
 ) -> None:
     learner, every = tuner.learner, config.log_every or max(config.updates // POINTS, 1)
     assert learner is not None
@@ -187,7 +227,7 @@ def _learn(
         if update % every == 0 or update == config.updates:
             trace.extend(gate_rows(learner, update))
         if config.save_every and update % config.save_every == 0 and update < config.updates:
-            _save_state(tuner, config, trace, nll)
+            _save_state(tuner, config, place, trace, nll)
         step(1)
 
     tuner.run(after)
@@ -258,10 +298,12 @@ def _signature(config: LearnConfig, opened: Opened, learner: GateLearner, freeze
 # Going on after a kill.
 
 
-def _save_state(tuner: Tuner, config: LearnConfig, trace: list[dict[str, Any]], nll: dict[str, float]) -> None:
+def _save_state(
+    tuner: Tuner, config: LearnConfig, place: Path, trace: list[dict[str, Any]], nll: dict[str, float]
+) -> None:
     content = {"version": VERSION, "settings": _same(config), "trace": trace, "nll": nll, "tuner": tuner.state()}
     content["digests"] = [tuner.checkpoint.digest, tuner.data.digest]
-    written(config.out / STATE, lambda path: torch.save(content, path))
+    written(place / STATE, lambda path: save_torch(content, path))
 
 
 def _same(config: LearnConfig) -> dict[str, Any]:

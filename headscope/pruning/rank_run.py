@@ -17,8 +17,10 @@ from headscope.data import Corpus
 from headscope.errors import CheckpointError, ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.heads import HeadId
+from headscope.output.folders import Build
+from headscope.output.rule import inputs_of
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import Choice, ChoiceConfig, Opened, clear, open_choice, signature, write_choice
+from headscope.pruning.choice import CHOICE, Choice, ChoiceConfig, Opened, open_choice, signature, write_choice
 from headscope.pruning.criterion import CRITERIA, Criterion, Measured, Question, column_named, criterion_named
 from headscope.pruning.examples import Examples, examples
 from headscope.pruning.gating import Gating
@@ -88,6 +90,11 @@ def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Choi
 
     HeadscopeError for whatever the user can fix. The input is only read.
     """
+    with Build(config.out, CHOICE, inputs=inputs_of(config), force=config.force) as build:
+        return _run(config, build, progress)
+
+
+def _run(config: RankConfig, build: Build, progress: Progress) -> Choice:
     began = time.monotonic()
     opened = open_choice(config, trains=config.tune_updates > 0)
     gates, keep = opened.gating, _keep(config, opened.gating)
@@ -116,8 +123,7 @@ def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Choi
         model=config.tune_updates > 0 and freeze != "model",
         seconds=time.monotonic() - began,
     )
-    clear(config.out)
-    write_choice(choice, checkpoint, config)
+    write_choice(choice, checkpoint, config, build)
     return choice
 
 

@@ -1,47 +1,37 @@
 """From a list of heads to a smaller checkpoint on disk: what `headscope prune remove` does.
 
-Order: check, cut, compare with the masked model, write into a temporary directory, open what was written and
-compare again, count and time, then move the directory to its place. Whatever fails leaves nothing behind, and
-the input is only read.
+Order: check, cut, compare with the masked model, write into a directory beside the output, open what was written and
+compare again, count and time, then swap the directory in. Whatever fails leaves everything as it was, and the input is
+only read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import headscope
-from headscope.errors import CheckpointError, ConfigError, OutputError
+from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.interface import through_attend
+from headscope.output.folders import Build
+from headscope.output.kinds import MODEL_FILES, OutputKind
+from headscope.output.rule import inputs_of
 from headscope.pruning.export import Export, Written, choose
 from headscope.pruning.feeds import Texts, outputs, texts
 from headscope.pruning.removal import Removal, keeping, plan
 from headscope.pruning.savings import Pace, Size, paces, size
 from headscope.pruning.verify import Verified, apart, reference, require, tolerance_of, verify
-from headscope.results import Signature, check_folder, write_json
+from headscope.results import Signature
 
 RECORD = "pruning.json"
-# What a run may have written into a folder that is now replaced.
-REPLACED = (
-    "config.json",
-    "config.toml",
-    "generation_config.json",
-    "modeling_headscope.py",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-    "model.onnx*",
-    RECORD,
-)
+REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL_FILES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +98,12 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     HeadscopeError for whatever the user can fix; then nothing was written. The result's `pruning.json` has
     everything that is returned.
     """
+    with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
+        return _run(config, build, progress)
+
+
+def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) -> Removed:
     began = time.monotonic()
-    check_out(config)
     onnx = "onnx" in config.export
     if onnx:
         from headscope.pruning.export_onnx import require_packages
@@ -126,7 +120,7 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     shrunk = export.build(checkpoint, removal)
     progress("comparing")
     verified = verify(checkpoint, shrunk, removal.removed, data)
-    with _beside(config.out) as made:
+    with build.writing() as made:
         written = export.write(shrunk, made, companions)
         verified = replace(verified, reloaded=_reloaded(checkpoint, shrunk, removal.removed, written, data))
         far = None
@@ -135,35 +129,25 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
 
             progress("exporting to ONNX")
             far = export_onnx(shrunk, data, made / "model.onnx")
-        progress("timing")
-        found = Removed(
-            path=config.out / written.path.relative_to(made),
-            format=written.format,
-            export=export.name,
-            source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
-            removal=removal,
-            verified=verified,
-            before=size(checkpoint, data),
-            after=size(shrunk, data),
-            paces=tuple(paces(checkpoint, shrunk, data, batch=config.batch, rounds=config.rounds))
-            if config.rounds
-            else (),
-            notes=written.notes,
-            signature=_signature(checkpoint, export, removal, data),
-            onnx=far,
-            seconds=time.monotonic() - began,
-        )
-        write_json(made / RECORD, record(found, config))
-        _move(made, config.out)
+    progress("timing")
+    rounds = {"batch": config.batch, "rounds": config.rounds}
+    found = Removed(
+        path=config.out / written.path.relative_to(made),
+        format=written.format,
+        export=export.name,
+        source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
+        removal=removal,
+        verified=verified,
+        before=size(checkpoint, data),
+        after=size(shrunk, data),
+        paces=tuple(paces(checkpoint, shrunk, data, **rounds)) if config.rounds else (),
+        notes=written.notes,
+        signature=_signature(checkpoint, export, removal, data),
+        onnx=far,
+        seconds=time.monotonic() - began,
+    )
+    build.finish(record(found, config))
     return found
-
-
-def check_out(config: RemoveConfig) -> None:
-    """OutputError where the output holds something, or holds or is the input."""
-    out, source = config.out.resolve(), Path(config.checkpoint).resolve()
-    if Path(config.checkpoint).exists() and (source == out or source.is_relative_to(out)):
-        raise OutputError(f"--out {config.out} holds the checkpoint itself; choose another directory")
-    check_folder(config.out, force=config.force)
 
 
 def record(found: Removed, config: RemoveConfig) -> dict[str, Any]:
@@ -244,35 +228,3 @@ def _signature(checkpoint: Checkpoint, export: Export, removal: Removal, data: T
             "v": headscope.__version__,
         }
     )
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """A temporary directory beside `folder`, gone at the end."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}") from None
-    try:
-        yield made
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _move(made: Path, folder: Path) -> None:
-    """Put the files of `made` into `folder`, config and record last: before them it is no checkpoint."""
-    made.chmod(0o755)
-    for path in made.iterdir():
-        path.chmod(0o644)
-    if not folder.exists():
-        made.rename(folder)
-        return
-    for pattern in REPLACED:
-        for path in folder.glob(pattern):
-            path.unlink()
-    last = ("config.json", "config.toml", RECORD)
-    for path in sorted(made.iterdir(), key=lambda each: (each.name in last, each.name)):
-        path.replace(folder / path.name)

@@ -8,19 +8,24 @@ keeps, `sweep.json` what shaped them; DIR/runs has what learning wrote, DIR/scor
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 import headscope
-from headscope.errors import ConfigError, OutputError
+from headscope.errors import ConfigError
+from headscope.formats.native import DIRECTORY
 from headscope.heads import SITES
+from headscope.output.files import written
+from headscope.output.folders import Workplace, replacement, workplace
+from headscope.output.kinds import OutputKind, contents, read_record
+from headscope.output.rule import inputs_of
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import ChoiceConfig, signature
+from headscope.pruning.choice import CHOICE, ChoiceConfig, signature
 from headscope.pruning.scores_file import read_heads
 from headscope.pruning.sweep_bench import RUNS, SCORES, Bench
 from headscope.pruning.sweep_config import Cell, SweepConfig, identity
@@ -32,10 +37,23 @@ from headscope.pruning.sweep_work import (
     until,
     work,
 )
-from headscope.results import Signature, check_folder, write_json, written
+from headscope.results import Signature, write_json
+from headscope.training.outputs import TRAINING
 
 RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
-MINE = (CELLS, RUNS, SCORES, RECORD, TABLE, SURVIVORS)
+_RUN = f"{RUNS}/*"
+SWEEP = OutputKind(
+    "sweep",
+    "run of `headscope prune sweep`",
+    RECORD,
+    (
+        *(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv"),
+        *CHOICE.within(_RUN),
+        *DIRECTORY.within(f"{_RUN}/fresh"),
+        *TRAINING.within(f"{_RUN}/scratch"),
+    ),
+    goes_on=True,
+)
 
 
 @dataclass(frozen=True)
@@ -74,20 +92,39 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
     HeadscopeError for whatever the user can fix, before anything is learnt as far as that can be known. Under
     torchrun every process calls this and does its share of the cells; the first waits for the others.
     """
-    with Launch() as launch:
-        bench, missing = launch.meet(lambda: prepared(config), lambda: Bench(config), unfinished)
+    with Launch() as launch, ExitStack() as stack:
+        place: list[Workplace] = []
+
+        def begin() -> Bench:
+            bench, resume = prepared(config)
+            inputs = inputs_of(config)
+            place[:] = [
+                stack.enter_context(workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume))
+            ]
+            bench.config = replace(config, out=place[0].path)
+            _write_record(bench)
+            return bench
+
+        bench, (folder, missing) = launch.meet(
+            begin,
+            lambda bench: (bench.config.out, unfinished(bench)),
+            lambda said: Bench(replace(config, out=said[0])),
+        )
         try:
             work(bench, launch.share(missing), progress=progress)
             if launch.main:
-                until(lambda: all(cell_path(config.out, cell.name).is_file() for cell in missing))
+                until(lambda: all(cell_path(folder, cell.name).is_file() for cell in missing))
         except KeyboardInterrupt:
-            if launch.main and cell_names(config.out):
+            if launch.main and cell_names(folder):
                 conclude(bench)
             raise
-    if launch.main:
-        return conclude(bench)
-    nothing = pd.DataFrame()
-    return Sweep(bench, nothing, nothing, nothing, main=False)
+        if not launch.main:
+            nothing = pd.DataFrame()
+            return Sweep(bench, nothing, nothing, nothing, main=False)
+        found = conclude(bench)
+        place[0].finish()
+        bench.config = replace(bench.config, out=config.out)
+        return found
 
 
 def unfinished(bench: Bench) -> list[Cell]:
@@ -95,37 +132,28 @@ def unfinished(bench: Bench) -> list[Cell]:
     return [cell for cell in bench.cells if not cell_path(bench.config.out, cell.name).is_file()]
 
 
-def prepared(config: SweepConfig) -> Bench:
-    """Open everything, check it, and make the directory; with `force` without what an earlier sweep left."""
+def prepared(config: SweepConfig) -> tuple[Bench, Path | None]:
+    """Open everything and check it; also the directory of the same sweep to go on with, if there is one."""
     bench = Bench(config)
     if config.from_scratch:
         transformer(bench.checkpoint)
         recipe(config, bench.checkpoint)
     if config.functions is not None:
         read_functions(config.functions, bench)
-    record = _record(bench)
-    if config.force:
-        clear(config.out)
-    elif (config.out / RECORD).is_file():
-        check_same(config.out, record)
-    else:
-        check_folder(config.out, force=False)
-    write_json(config.out / RECORD, record)
-    return bench
+    record, new = _record(bench), replacement(config.out)
+    for place in [new] if config.force else [config.out, new]:
+        if contents(place, SWEEP).kind == SWEEP.name and _difference(place, record) is None:
+            return bench, place
+    if not config.force and (config.out / RECORD).is_file():
+        raise ConfigError(_difference(config.out, record))
+    return bench, None
 
 
-def clear(folder: Path) -> None:
-    """Make the directory, without what an earlier sweep wrote there; other files stay."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in MINE:
-            path = folder / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
+def cells_kept(config: SweepConfig) -> tuple[Path, int]:
+    """Where the cells of a sweep are that was interrupted, and how many."""
+    new = replacement(config.out)
+    folder = new if config.force and new.is_dir() else config.out
+    return folder, len(cell_names(folder))
 
 
 def _record(bench: Bench) -> dict[str, Any]:
@@ -136,7 +164,6 @@ def _record(bench: Bench) -> dict[str, Any]:
         digests["recipe"] = recipe_digest(config, bench.checkpoint)
     return {
         "headscope": headscope.__version__,
-        "kind": "sweep",
         "signature": str(_signature(bench)),
         "source": {
             "path": config.checkpoint,
@@ -160,16 +187,15 @@ def sites_of(bench: Bench) -> dict[str, int]:
     return {site.value: sum(count for place, count in counts.items() if place[0] is site) for site in there}
 
 
-def check_same(folder: Path, record: dict[str, Any]) -> None:
-    """ConfigError where the cells that a directory holds were made with other options, texts or checkpoints."""
-    try:
-        theirs = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        options, digests = dict(theirs["options"]), dict(theirs["digests"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew") from None
+def _difference(folder: Path, record: dict[str, Any]) -> str | None:
+    """In what options, texts or checkpoint the cells that a directory holds differ; None: in nothing."""
+    theirs = read_record(folder / RECORD)
+    options, digests = theirs.get("options"), theirs.get("digests")
+    if not isinstance(options, dict) or not isinstance(digests, dict):
+        return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
     mine = record["options"]
     if changed := [name for name in mine if options.get(name) != mine[name]]:
-        raise ConfigError(
+        return (
             f"the sweep in {folder} has --{changed[0].replace('_', '-')} {options.get(changed[0])}, now "
             f"{mine[changed[0]]}; give the same options, another --out, or --force to begin anew"
         )
@@ -177,10 +203,15 @@ def check_same(folder: Path, record: dict[str, Any]) -> None:
     if changed := [name for name, value in record["digests"].items() if before.get(name) != value]:
         what = {"checkpoint": "checkpoint", "source": "--source or --target", "labels": "--valid-labels"}
         what["recipe"] = "recipe (--recipe, or the run that the checkpoint lies in)"
-        raise ConfigError(
+        return (
             f"the sweep in {folder} was made with another {what.get(changed[0], 'validation text')}; give the same, "
             "another --out, or --force to begin anew"
         )
+    return None
+
+
+def _write_record(bench: Bench, **more: Any) -> None:
+    write_json(bench.config.out / RECORD, SWEEP.described(_record(bench) | more))
 
 
 def _signature(bench: Bench) -> Signature:
@@ -215,7 +246,7 @@ def conclude(bench: Bench) -> Sweep:
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):
         written(config.out / name, lambda path, frame=frame: frame.to_csv(path, index=False))  # type: ignore[misc]
     found = Sweep(bench, table, kept, unharmed(table, within=config.within))
-    write_json(config.out / RECORD, _record(bench) | {"unharmed": found.record()["unharmed"]})
+    _write_record(bench, unharmed=found.record()["unharmed"])
     return found
 
 

@@ -16,12 +16,13 @@ from headscope.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.heads import HeadId, all_heads
 from headscope.likelihood import Reading
-from headscope.pruning.choice import ChoiceConfig, check_out, open_choice
+from headscope.output.files import written
+from headscope.output.rule import check_inputs, inputs_of
+from headscope.pruning.choice import ChoiceConfig, open_choice
 from headscope.pruning.criterion import Question, criterion_named
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.sweep_config import DRAWN, LEARNT, UNPRUNED, Cell, SweepConfig, cells_of
 from headscope.pruning.sweep_quality import Exam, metric_of, read_labels
-from headscope.results import written
 
 RUNS, SCORES = "runs", "scores"
 
@@ -34,7 +35,7 @@ class Bench:
 
     def __init__(self, config: SweepConfig) -> None:
         self.config = config
-        check_out(ChoiceConfig(checkpoint=config.checkpoint, out=config.out, force=True))
+        check_inputs(config.out, inputs_of(config))
         nowhere = config.out / RUNS / ".unused"
         self.opened = open_choice(ChoiceConfig(**config.choice(nowhere, config.seed)), trains=config.trains)
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import DataError
+from headscope.output.files import written
 from headscope.pruning.sweep_config import Cell
-from headscope.results import written
 
 CELLS = "cells"
 

@@ -2,61 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+import headscope
 from headscope.errors import ConfigError
+from headscope.output.files import written
+from headscope.output.folders import replacement, to_resume, workplace
+from headscope.output.kinds import OutputKind, contents
+from headscope.output.rule import inputs_of
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import Choice, check_out, clear
+from headscope.pruning.choice import CHOICE
 from headscope.pruning.l0 import L0Options
-from headscope.pruning.learn import (
-    LearnConfig,
-    run_learning,
+from headscope.pruning.learn import LearnConfig, finished, resumable, run_learning
+
+RECORD, TABLE = "lambdas.json", "sweep.csv"
+_RUNS = CHOICE.within("lambda-*")
+LAMBDAS = OutputKind(
+    "lambdas", "run of `headscope prune l0` with several --lambda", RECORD, (TABLE, *_RUNS), unfinished=(TABLE, *_RUNS)
 )
-from headscope.results import written
 
 
 @dataclass(frozen=True)
 class LambdaSweep:
-    """What every λ gave: `table` has lambda, kept, kept per site, and the nll of masked and tuned models."""
+    """What every λ gave: `table` has lambda, kept, kept per site, and the nll of masked and tuned models.
+
+    `records` are what the pruning.json of each says, by its directory.
+    """
 
     config: LearnConfig
-    choices: tuple[Choice, ...]
+    records: Mapping[Path, Mapping[str, Any]]
     table: pd.DataFrame
 
 
-def run_lambdas(
-    config: LearnConfig,
-    strengths: Sequence[float],
-    *,
-    progress: Progress = no_progress,
-    done: Callable[[Choice], None] = lambda choice: None,
-) -> LambdaSweep:
+def run_lambdas(config: LearnConfig, strengths: Sequence[float], *, progress: Progress = no_progress) -> LambdaSweep:
     """Learn gates for every λ of `strengths`, each from the checkpoint, into OUT/lambda-λ; and OUT/sweep.csv.
 
-    ConfigError for a λ that is negative or there twice, before anything is learnt.
+    With `config.resume` those that are complete stay, and one that has saved a state goes on from it. ConfigError for
+    a λ that is negative or there twice, before anything is learnt.
     """
     if not isinstance(config.method, L0Options):
         raise ConfigError("a list of --lambda is for l0")
     if len(set(strengths)) < len(strengths):
         raise ConfigError("--lambda holds the same number twice")
-    if config.resume:
-        raise ConfigError("--resume is for one --lambda at a time: give OUT/lambda-… as --out, and that number")
     methods = [replace(config.method, strength=strength, keep=None) for strength in strengths]
-    check_out(config)
-    clear(config.out)
-    choices = []
-    for method in methods:
-        out = config.out / f"lambda-{method.strength:g}"
-        choices.append(run_learning(replace(config, method=method, out=out), progress=progress))
-        done(choices[-1])
-    table = pd.DataFrame([_row(choice, strength) for choice, strength in zip(choices, strengths, strict=True)])
-    written(config.out / "sweep.csv", lambda path: table.to_csv(path, index=False))
-    return LambdaSweep(config, tuple(choices), table)
+    resumed = to_resume(config.out, LAMBDAS) if config.resume else None
+    records: dict[Path, Mapping[str, Any]] = {}
+    with workplace(config.out, LAMBDAS, inputs=inputs_of(config), force=config.force, resume=resumed) as place:
+        for method in methods:
+            name = f"lambda-{method.strength:g}"
+            its = replace(config, method=method, out=place.path / name, force=False)
+            records[config.out / name] = _record(replace(its, resume=resumable(its.out)), progress)
+        rows = [_row(record, strength) for record, strength in zip(records.values(), strengths, strict=True)]
+        table = pd.DataFrame(rows)
+        written(place.path / TABLE, lambda path: table.to_csv(path, index=False))
+        place.seal({"headscope": headscope.__version__, "lambdas": list(strengths)})
+        place.finish()
+    return LambdaSweep(config, {folder: contents(folder, CHOICE).record for folder in records}, table)
 
 
-def _row(choice: Choice, strength: float) -> dict[str, float | int | str]:
-    per_site = {f"kept_{site}": kept for site, (kept, _) in choice.per_site().items()}
-    return {"lambda": strength, "kept": len(choice.kept), **per_site, **{f"nll_{k}": v for k, v in choice.nll.items()}}
+def lambdas_left(out: Path) -> bool:
+    """Whether runs of some λ are there that `resume` would keep."""
+    return any(True for place in (out, replacement(out)) for _ in place.glob("lambda-*/*"))
+
+
+def lambdas_complete(out: Path) -> bool:
+    """Whether there is the run of every λ, and the table."""
+    return contents(to_resume(out, LAMBDAS), LAMBDAS).kind == LAMBDAS.name
+
+
+def _record(config: LearnConfig, progress: Progress) -> Mapping[str, Any]:
+    """Learn for one λ, unless that has been done; ConfigError where it was done with other options."""
+    if not (record := finished(config.out)):
+        run_learning(config, progress=progress)
+        return contents(config.out, CHOICE).record
+    free = {"out", "resume", "force", "save_every", "device"}
+    mine, theirs = config.settings(), record["options"]
+    if changed := [name for name in mine if name not in free and mine[name] != theirs.get(name)]:
+        raise ConfigError(
+            f"--resume: {config.out} was made with another --{changed[0].replace('_', '-')} "
+            f"({theirs.get(changed[0])}, now {mine[changed[0]]}); give the same options, or another --out"
+        )
+    return record
+
+
+def _row(record: Mapping[str, Any], strength: float) -> dict[str, float | int | str]:
+    per_site = {f"kept_{site}": counts["kept"] for site, counts in record["kept_per_site"].items()}
+    return {"lambda": strength, "kept": record["kept"], **per_site, **{f"nll_{k}": v for k, v in record["nll"].items()}}

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import wait
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ from headscope.pruning.sweep_config import Cell, SweepConfig
 from headscope.pruning.sweep_files import write_cell
 
 T = TypeVar("T")
+S = TypeVar("S")
 Task = Cell | tuple[str, int]
 POLL = 0.5  # seconds
 
@@ -53,29 +54,30 @@ class Launch:
         """Whether this process makes the tables."""
         return self.processes.main
 
-    def meet(self, prepare: Callable[[], T], others: Callable[[], T], ask: Callable[[T], list[Cell]]) -> Any:
-        """What the first process prepares (the others make their own after it), and the cells it asks for.
+    def meet(self, prepare: Callable[[], T], tell: Callable[[T], S], others: Callable[[S], T]) -> tuple[T, S]:
+        """What the first process prepares and tells the others, who make their own of that.
 
         Its HeadscopeError becomes everybody's.
         """
         if self.processes.world == 1:
             found = prepare()
-            return found, ask(found)
-        problem, cells, mine = "", None, None
+            return found, tell(found)
+        problem, said, mine = "", None, None
         if self.main:
             try:
                 mine = prepare()
-                cells = ask(mine)
+                said = tell(mine)
             except HeadscopeError as error:
                 problem = str(error)
-        problem, cells = self.processes.told((problem, cells) if self.main else None)
+        problem, said = self.processes.told((problem, said) if self.main else None)
         leave()
         alone = {"WORLD_SIZE": "1", "RANK": "0"}
         self._before = {name: os.environ[name] for name in alone if name in os.environ}
         os.environ.update(alone)
         if problem:
             raise ConfigError(problem)
-        return (others() if mine is None else mine), cells
+        assert said is not None
+        return (others(said) if mine is None else mine), said
 
     def share(self, cells: Sequence[Cell]) -> list[Cell]:
         """The cells of this process; a control goes with what it is a control of."""
@@ -131,6 +133,7 @@ def _doing(bench: Bench) -> Iterator[Do]:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
+            child.join(POLL)
         raise
 
 

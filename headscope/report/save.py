@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 
-from headscope.errors import ConfigError, OutputError
+from headscope.errors import ConfigError
+from headscope.output.files import written
+from headscope.output.rule import Input, check_file
 from headscope.report.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -41,15 +41,14 @@ FALLBACKS = (
 )
 
 
-def check_path(path: Path, *, force: bool = False) -> Path:
-    """ConfigError for an extension that is no format, OutputError for a file that is already there."""
+def check_path(path: Path, *, inputs: Sequence[Path] = (), force: bool = False) -> Path:
+    """ConfigError for an extension that is no format, OutputError for a file that must not be replaced."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(
             f"--out {path}: cannot write {path.suffix or 'a file without extension'}; "
             f"end the name with one of {', '.join(FORMATS)}"
         )
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists; choose another --out, or replace it with --force")
+    check_file(path, inputs=[Input(each) for each in inputs], force=force)
     return path
 
 
@@ -57,19 +56,13 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = DPI, force: bool = Fa
     """Write the figure in the format of the path's extension; never leaves half a file."""
     check_path(path, force=force)
     kind = path.suffix.lower()
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(place: Path) -> None:
         with rc_context({**STYLE, "font.sans-serif": _fonts()}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box, as anywhere
-            figure.savefig(partial, format=kind[1:], dpi=dpi, metadata=METADATA[kind])
-        os.replace(partial, path)
-    except OSError as failed:
-        raise OutputError(f"cannot write {path}: {failed.strerror or failed}") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()
-    return path
+            figure.savefig(place, format=kind[1:], dpi=dpi, metadata=METADATA[kind])
+
+    return written(path, save)
 
 
 def target_paths(out: Path, runs: Sequence[Run], *, figure: str, force: bool = False) -> list[Path]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headscope.formats.native import NATIVE, native_state
+from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.search import SearchConfig
 from headscope.model.transformer import Transformer
-from headscope.results import written
+from headscope.output.files import written
+from headscope.output.swap import recover, replacing
 from headscope.training.run import Run
 
 WEIGHTS, CONFIDENCE = "weights", "confs"
@@ -37,40 +36,15 @@ def checkpoint(run: Run, model: Transformer | None = None) -> TransformerCheckpo
 
 
 def save(run: Run, name: str, model: Transformer | None = None) -> None:
-    """Write DIR/name in headscope's native format; there is a whole one at (almost) every moment, see `recover`."""
-    place = run.config.out / name
-    made = Path(tempfile.mkdtemp(dir=run.config.out, prefix=f".{name}."))
-    try:
-        NATIVE.save(checkpoint(run, model), made, force=True)
-        made.chmod(0o755)
-        _exchange(made, place)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    """Write DIR/name in headscope's native format; there is a whole one at (almost) every moment, see `recover_all`."""
+    with replacing(run.config.out / name, DIRECTORY) as made:
+        NATIVE.write(checkpoint(run, model), made)
 
 
-def _exchange(made: Path, place: Path) -> None:
-    old = place.with_name(f".{place.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if place.exists():
-        place.rename(old)
-    made.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def recover(folder: Path) -> None:
+def recover_all(folder: Path) -> None:
     """Tidy up after a process that was killed: a checkpoint between its two renames is put back."""
     for name in NAMES:
-        old = folder / f".{name}.old"
-        if old.is_dir() and not (folder / name).exists():
-            old.rename(folder / name)
-    names = [f"{dots}{name}.*" for name in (*NAMES, "state", "run", "metrics") for dots in (".", "..")]
-    left = [path for pattern in names for path in folder.glob(pattern)]
-    inside = [path for name in ("data", WEIGHTS, CONFIDENCE) for path in (folder / name).glob(".*")]
-    for path in [*left, *inside]:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        recover(folder / name, DIRECTORY)
 
 
 def keep_weights(run: Run, update: int) -> None:

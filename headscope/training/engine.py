@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,21 @@ import torch
 from torch import nn
 
 import headscope
-from headscope.errors import ConfigError, HeadscopeError, OutputError
+from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import parameters_by_part, pick_device
+from headscope.output.interrupts import SIGNALS, note
 from headscope.processes import Processes, together
-from headscope.results import Signature, check_folder, write_json
-from headscope.training import checkpoints
+from headscope.results import Signature, write_json
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, plain_value
-from headscope.training.history import FILE as METRICS
 from headscope.training.history import History
 from headscope.training.loop import Listener, Loop, Reason, Silent
-from headscope.training.prepare import FOLDER as DATA
+from headscope.training.outputs import TRAINING, cleaned, training_place
 from headscope.training.prepare import Prepared, prepare
 from headscope.training.progress import Progress
 from headscope.training.run import Criterion, Run
-from headscope.training.state import FILE as STATE
 from headscope.training.state import check_settings, load_state, read_state
 from headscope.training.variant import Moment, Variant, check_choices
-
-MINE = (
-    *("run.json", METRICS, STATE, DATA, "tensorboard"),
-    *(*checkpoints.NAMES, checkpoints.WEIGHTS, checkpoints.CONFIDENCE),
-)
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,8 @@ class Outcome:
     """How a run ended: why, in which epoch, after how many updates.
 
     `best` is the best validation value, -log p or BLEU, None without validation text; `nll` and `bleu` are the
-    last validation's. `remarks` say what of the variant did not happen (empty where it was interrupted).
+    last validation's. `remarks` say what of the variant did not happen (empty where it was interrupted). `begun_at` is
+    the update that `resume` found, which is `update` where the run was complete.
     """
 
     folder: Path
@@ -62,6 +55,7 @@ class Outcome:
     parameters: int
     signature: str
     remarks: tuple[str, ...] = ()
+    begun_at: int = field(default=0, compare=False)
 
 
 def train(
@@ -80,10 +74,18 @@ def train(
     the other errors are about options, text and checkpoints.
     """
     check_choices(variant.options)
-    with together() as processes:
-        state = _open(config, processes, resume=resume, force=force)
-        with _settled(config), _stoppable() as wanted:
-            return _train(config, variant, processes, state, listener or Silent(), wanted, command)
+    if resume and force:
+        raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
+    with together() as processes, ExitStack() as stack:
+        place = training_place(config, processes, stack, resume=resume, force=force)
+        here = replace(config, out=place.path)
+        with _settled(config), _stoppable() as wanted, cleaned(place, processes):
+            found = _train(here, variant, processes, read_state(place.path), listener or Silent(), wanted, command)
+        if found.reason != "interrupted":
+            if processes.main:
+                place.finish()
+            found = replace(found, folder=config.out)
+        return found
 
 
 def _train(
@@ -108,15 +110,17 @@ def _train(
     about = _about(run, options, command)
     if processes.main:
         history = History(config.out, update=run.moment.update, tensorboard=config.tensorboard)
-        write_json(config.out / "run.json", about | {"status": "running"})
+        write_json(config.out / "run.json", TRAINING.described(about | {"status": "running"}))
+    begun_at = run.moment.update
     loop = Loop(run, progress, settings, history, listener, wanted)
     with _recorded(config.out, about, history):
         reason = loop.train()
-    found = _outcome(loop, reason, about)
+    found = replace(_outcome(loop, reason, about), begun_at=begun_at)
     if history is not None:
         result = {each.name: plain_value(getattr(found, each.name)) for each in fields(found)}
         status = "interrupted" if reason == "interrupted" else "done"
-        write_json(config.out / "run.json", about | {"status": status, "result": result, "ended": time.time() - begun})
+        about |= {"status": status, "result": result, "ended": time.time() - begun}
+        write_json(config.out / "run.json", TRAINING.described(about))
     return found
 
 
@@ -131,7 +135,7 @@ def _recorded(folder: Path, about: Mapping[str, Any], history: History | None) -
         if history is not None:
             ending = {"status": "interrupted"} if stopped else {"status": "failed", "error": why}
             with suppress(OSError, HeadscopeError):  # the error itself says more than that this cannot be written
-                write_json(folder / "run.json", {**about, **ending})
+                write_json(folder / "run.json", TRAINING.described({**about, **ending}))
         raise
     finally:
         if history is not None:
@@ -218,40 +222,6 @@ def _device(config: TrainConfig, processes: Processes) -> torch.device:
     return torch.device(name)
 
 
-def _open(config: TrainConfig, processes: Processes, *, resume: bool, force: bool) -> dict[str, Any] | None:
-    """The state to go on from, None for a new run; makes the directory and tidies it."""
-    folder = config.out
-    if resume and force:
-        raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
-    if processes.main:
-        mine = (folder / "run.json").exists() or (folder / STATE).exists() or (folder / DATA).is_dir()
-        if not (resume and mine):
-            check_folder(folder, force=force or _only_data(folder))
-            _clear(folder)
-        checkpoints.recover(folder)
-    processes.wait()
-    return read_state(folder)
-
-
-def _only_data(folder: Path) -> bool:
-    """Whether all that a directory holds are ids that a run kept which then could not begin."""
-    return folder.is_dir() and [entry.name for entry in folder.iterdir()] == [DATA]
-
-
-def _clear(folder: Path) -> None:
-    """Make the directory, without what an earlier run wrote there; other files stay."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in MINE:
-            path = folder / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
-
-
 @contextmanager
 def _settled(config: TrainConfig) -> Iterator[None]:
     """The number of threads that the options say, within the block."""
@@ -266,18 +236,19 @@ def _settled(config: TrainConfig) -> Iterator[None]:
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Within the block Ctrl-C and SIGTERM ask to stop after the current update; a second Ctrl-C stops at once."""
+    """Within the block Ctrl-C, SIGTERM and SIGHUP ask to stop after the current update; a second one stops at once."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 
     def ask(number: int, _: object) -> None:
+        note(number)
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield lambda: bool(asked)
     finally:
@@ -290,7 +261,6 @@ def _about(run: Run, options: Mapping[str, Any], command: Sequence[str]) -> dict
     libraries = ("torch", "numpy", "sentencepiece", "sacrebleu")
     parameters = parameters_by_part(run.model)
     return {
-        "kind": "training",
         "signature": str(_signature(run, options)),
         "variant": run.variant.name,
         "command": list(command),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import ConfigError
-from headscope.results import written
+from headscope.output.files import writing, written
 
 FILE = "metrics.csv"
 COLUMNS = (
@@ -46,13 +46,14 @@ class History:
         if not self.columns:
             self.columns = [*COLUMNS, *(name for name in row if name not in COLUMNS)]
             written(self.path, lambda path: path.write_text(_line(self.columns), encoding="utf-8"))
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line([_cell(row.get(name)) for name in self.columns]))
-        if self.board is not None:
-            for name, value in row.items():
-                if value is not None and value == value and name not in ("update", "epoch"):
-                    self.board.add_scalar(name, value, int(row["update"] or 0))
-            self.board.flush()
+        with writing(self.path):
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_line([_cell(row.get(name)) for name in self.columns]))
+            if self.board is not None:
+                for name, value in row.items():
+                    if value is not None and value == value and name not in ("update", "epoch"):
+                        self.board.add_scalar(name, value, int(row["update"] or 0))
+                self.board.flush()
 
     def close(self) -> None:
         """Close the event files."""

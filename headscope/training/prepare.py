@@ -12,7 +12,8 @@ import numpy as np
 
 from headscope.data import Corpus, open_corpus
 from headscope.errors import DataError
-from headscope.results import write_arrays, written
+from headscope.output.files import written
+from headscope.results import write_arrays
 from headscope.training import tokenizers
 from headscope.training.batches import Numbers, Pairs, Texts
 from headscope.training.config import TrainConfig

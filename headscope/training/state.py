@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 
 from headscope.errors import CheckpointError, ConfigError
+from headscope.output.files import save_torch, written
 from headscope.processes import random_state, set_random_state
-from headscope.results import written
 from headscope.training.config import TrainConfig, flag, plain_value
 from headscope.training.progress import Progress
 from headscope.training.run import Run
@@ -44,14 +43,7 @@ def save_state(run: Run, progress: Progress, settings: Mapping[str, Any]) -> Non
         "generator": run.generator.get_state(),
         "variant": dict(run.variant.state_dict()),
     }
-    written(run.config.out / FILE, lambda path: _write(content, path))
-
-
-def _write(content: Mapping[str, Any], path: Path) -> None:
-    with path.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
+    written(run.config.out / FILE, lambda path: save_torch(content, path))
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:

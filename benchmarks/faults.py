@@ -1,0 +1,206 @@
+"""Is anything half, or lost, after a command was killed? And after two processes wrote to one output?
+
+    python benchmarks/faults.py [--kills 4] [--seed 1] [--case NAME …]
+
+Every command that writes (`tests/faults/cases.py`, and `demo` with few sentences) runs in a process of its own,
+forked from this one, which has everything in memory. For every command some processes are killed at random moments,
+by SIGTERM, SIGKILL and SIGINT in turn, on an empty place and, with `--force`, over a complete run. After SIGTERM and
+SIGINT the status must be 143 and 130, no temporary file may be left, and a new output must be absent, complete, or
+resumable. After every signal the older run must be as it was (or the new one complete), and the command, with
+`--resume` where it has that, must then do its work and leave nothing else. Last, two processes start on one place at
+once: one may be refused, and the result must be whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "faults")]
+
+import cases  # noqa: E402
+import torch  # noqa: E402
+from cases import Case  # noqa: E402
+
+from headscope import assets, demonstration  # noqa: E402
+from headscope.cli import main as command_line  # noqa: E402
+
+SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}
+
+
+def main() -> None:
+    """Run the study; exit status 1 if anything was half or lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=4, help="of every command")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--case", action="append", default=[], metavar="NAME")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="headscope-faults-"))
+    try:
+        result = Study(folder, random.Random(asked.seed)).run(asked.kills, asked.case)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(result))
+    sys.exit(1 if result["problems"] else 0)
+
+
+class Study:
+    """All commands, what each takes and leaves when nothing goes wrong, and what went wrong."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.folder, self.chance = folder, chance
+        self.inputs = folder / "inputs"
+        self.problems: list[str] = []
+        self.count = {"kills": 0, "landed": 0, "over a run": 0, "two at once": 0, "refused": 0}
+        self.signals = cycle(SIGNALS)
+
+    def run(self, kills: int, only: list[str]) -> dict[str, Any]:
+        """Kill every command `kills` times, and start it twice at once."""
+        self.inputs.mkdir()
+        cases.prepare(self.inputs)
+        _shorten_demo(self.inputs)
+        every = {**cases.CASES, "demo": Case("demo", lambda inputs: ["demo"])}
+        run(every["figures"].command(self.inputs, self.inputs / "run"))  # plot draws it; and all is imported
+        for name, case in every.items():
+            if not only or name in only:
+                self.case(case, kills)
+                print(name, self.count, *self.problems, file=sys.stderr)
+        return {"commands": len(only or every), **self.count, "problems": self.problems}
+
+    def case(self, case: Case, kills: int) -> None:
+        """One command."""
+        place = self.empty()
+        begun = time.monotonic()
+        self.expect(wait(self.start(case, place)) == 0, f"{case.name} does not work")
+        took, whole = time.monotonic() - begun, set(cases.digests(case.place(place)))
+        for kill in range(kills):
+            self.kill(case, took, whole, over=kill % 2 == 1)
+        place = self.empty()
+        pair = [self.start(case, place) for _ in range(2)]
+        statuses = [wait(child) for child in pair]
+        self.count["two at once"] += 1
+        self.count["refused"] += statuses.count(2)
+        ended = 0 in statuses and set(statuses) <= {0, 2}
+        self.expect(ended and self.whole(case, place, whole), f"{case.name} twice at once: {statuses}")
+
+    def kill(self, case: Case, took: float, whole: set[str], *, over: bool) -> None:
+        """One kill, and the command again."""
+        number, moment, place = next(self.signals), self.chance.uniform(0, took), self.empty()
+        what = f"{case.name} {'--force ' if over else ''}{number.name} after {moment:.2f} s"
+        out = case.place(place)
+        if over:
+            self.expect(wait(self.start(case, place)) == 0, f"{what}: the older run")
+        before = cases.digests(out)
+        child = self.start(case, place, *(["--force"] if over else []))
+        time.sleep(moment)
+        os.kill(child, number)
+        status = wait(child)
+        self.count["kills"] += 1
+        self.count["landed"] += status != 0
+        self.count["over a run"] += over
+        self.expect(status in (0, STATUS[number]), f"{what}: status {status}")
+        if number != signal.SIGKILL:
+            self.expect(not (left := cases.leftovers(place)), f"{what}: left {left}")
+        if over:
+            intact = cases.digests(out) == before or set(cases.digests(out)) == whole
+            self.expect(intact, f"{what}: the older run is not as it was")
+        elif number != signal.SIGKILL or case.name not in ("analyze", "figures"):
+            self.expect((half := cases.half(case, place, whole)) is None, f"{what}: half output, {half}")
+        self.expect(self.again(case, place), f"{what}: does not go on")
+        self.expect(self.whole(case, place, whole), f"{what}: goes on to {sorted(cases.digests(out))}")
+
+    def again(self, case: Case, place: Path) -> bool:
+        """The command once more; with --resume, or --force for what is complete or says that it is not."""
+        ways: list[list[str]] = [[], *([["--resume"]] if case.resumes else []), ["--force"]]
+        return any(wait(self.start(case, place, *way)) == 0 for way in ways)
+
+    def whole(self, case: Case, place: Path, files: set[str]) -> bool:
+        """Whether the output is complete and there is nothing else."""
+        left = [] if case.suffix else cases.leftovers(place)  # SIGKILL may leave the temporary name of a single file
+        return set(cases.digests(case.place(place))) == files and not left
+
+    def start(self, case: Case, place: Path, *more: str) -> int:
+        """The command in a process of its own."""
+        return forked(case.command(self.inputs, case.place(place), *more))
+
+    def empty(self) -> Path:
+        """A new directory."""
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+    def expect(self, fine: bool, problem: str) -> None:
+        """Keep a problem."""
+        if not fine:
+            self.problems.append(problem)
+
+
+def _shorten_demo(inputs: Path) -> None:
+    """Let `headscope demo` read few lines and learn little."""
+    lines = {kind: assets.captions(kind).read_text(encoding="utf-8").splitlines()[:12] for kind in ("en", "de")}
+    for kind, texts in lines.items():
+        (inputs / f"captions.{kind}").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    run, few = demonstration.run_analysis, {"max_sentences": 4, "bootstrap": 10, "also": (), "figures": False}
+    patched: dict[str, Any] = {
+        "captions": lambda kind: inputs / f"captions.{kind}",
+        "LEARN": 6,
+        "UPDATES": 2,
+        "run_analysis": lambda config, **more: run(replace(config, **few), **more),
+    }
+    for name, value in patched.items():
+        setattr(demonstration, name, value)
+
+
+def run(arguments: list[str]) -> int:
+    """A command in this process; its exit status."""
+    sys.argv = ["headscope", *arguments]
+    try:
+        command_line.run()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def forked(arguments: list[str]) -> int:
+    """The id of a child process that runs a command, its output thrown away."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a signal waits until the child can end by itself
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return child
+    code = 1
+    try:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        code = run(arguments)
+    except KeyboardInterrupt:  # before the command listened
+        code = 130
+    finally:
+        os._exit(code)
+
+
+def wait(child: int) -> int:
+    """The exit status of a process; that of one which SIGTERM ended before it listened is as if it had."""
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return 128 - status if status in (-signal.SIGTERM, -signal.SIGINT) else status
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Writing files: whole under their own names or not at all, and one line where the disk refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headscope.errors import HeadscopeError, OutputError
+from headscope.output.interrupts import deferred
+
+TEMPORARY = ".headscope-"
+"""What the names of all temporary files and directories begin with."""
+
+# How libraries that write through C++ and Rust say that the system refused.
+_OS_ERROR = re.compile(r"(?:I/O error: )?([A-Z][^:()]*) \(os error \d+\)")
+_TORCH_WRITER = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|basic_ios::clear|iostream error")
+
+
+def write_failure(error: BaseException | None) -> str | None:
+    """Why the system refused to write, in its own words; None for an error that is not about writing."""
+    reason = None
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.strerror or str(error) or type(error).__name__
+        if type(error).__name__ == "SafetensorError" and (match := _OS_ERROR.search(str(error))):
+            return match[1].strip()
+        if isinstance(error, RuntimeError) and _TORCH_WRITER.search(str(error)):
+            reason = "the disk is full, or the file grew too large"
+        error = error.__cause__ or (error.__context__ if reason else None)
+    return reason
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Within the block whatever the system says against writing becomes an OutputError about `place`."""
+    try:
+        yield
+    except HeadscopeError:
+        raise
+    except Exception as error:
+        reason = write_failure(error)
+        if reason is None:
+            raise
+        raise OutputError(f"cannot write {place}: {reason}") from None
+
+
+def written(path: Path, write: Callable[[Path], object]) -> Path:
+    """Write a file under a temporary name, then rename it: no half file is ever left under its own name.
+
+    OutputError where the system refuses.
+    """
+    made: Path | None = None
+    with writing(path):
+        try:
+            with deferred():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY}{path.stem}-", suffix=path.suffix)
+                made = Path(name)
+                os.close(handle)
+            write(made)
+            with deferred():
+                made.chmod(0o644)
+                os.replace(made, path)
+        except BaseException:
+            if made is not None:
+                with deferred():
+                    made.unlink(missing_ok=True)
+            raise
+    return path
+
+
+def save_torch(value: Any, path: Path) -> None:
+    """torch.save, synchronised to the disk; OSError where the disk refuses (torch itself raises RuntimeError)."""
+    import torch
+
+    with path.open("wb") as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,51 @@
+"""Which process writes a directory: a lock that ends with the process and leaves no file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headscope.errors import OutputError
+
+if sys.platform != "win32":
+    import fcntl
+
+_held: set[tuple[int, int]] = set()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Within the block no other process can hold the directory; OutputError where one does.
+
+    Within another such block of this process it changes nothing. File systems without locks have none.
+    """
+    if sys.platform == "win32":  # has no such locks: two processes on one output are not told apart
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    status = os.fstat(handle)
+    key = status.st_dev, status.st_ino
+    again = key in _held
+    try:
+        if not again:
+            _lock(handle, folder)
+            _held.add(key)
+        yield
+    finally:
+        os.close(handle)
+        if not again:
+            _held.discard(key)
+
+
+def _lock(handle: int, folder: Path) -> None:
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputError(f"another process is writing {folder}; wait for it, or choose another output") from None
+    except OSError:
+        return

@@ -1,0 +1,142 @@
+"""The one rule about outputs: what every writing command checks before it begins, and again before it replaces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headscope.errors import OutputError
+from headscope.output.kinds import RECORDS, Contents, OutputKind, contents, read_record
+
+_FILES = (
+    *("source", "target", "valid_source", "valid_target", "valid_labels", "frequencies", "frequency_corpus", "hp"),
+    *("bpe", "tokenizer", "parse", "mask", "heads", "keep_only", "protect", "by"),  # which may also be a name or a list
+)
+_FOLDERS = ("dicts", "run", "functions", "recipe", "stanza_dir")
+_CHECKPOINTS = ("checkpoint", "init")
+
+
+class Input(NamedTuple):
+    """A path that a command reads. An output may not be it or hold it; a checkpoint also may not hold the output."""
+
+    path: Path
+    checkpoint: bool = False
+
+    @property
+    def title(self) -> str:
+        """As messages call it."""
+        return "the checkpoint itself" if self.checkpoint else f"{self.path}, which is read"
+
+
+def inputs_of(config: Any) -> list[Input]:
+    """The paths that a config names and that are there; whatever else such an option may hold is no path."""
+    found = []
+    for name in (*_CHECKPOINTS, *_FOLDERS, *_FILES):
+        value = getattr(config, name, None)
+        if value and isinstance(value, (str, Path)) and _readable(Path(value), folder=name not in _FILES):
+            found.append(Input(Path(value), name in _CHECKPOINTS))
+    return found
+
+
+def check_inputs(out: Path, inputs: Iterable[Input]) -> None:
+    """OutputError where an output is one of the inputs, holds one, or lies in a checkpoint; links are followed."""
+    for each in inputs:
+        for path in _really(each.path):
+            if _within(path, out):
+                raise OutputError(f"{out} holds {each.title}; choose another output")
+        if each.checkpoint and each.path.is_dir() and _within(out, each.path):
+            raise OutputError(f"{out} lies in the checkpoint {each.path}; choose an output outside it")
+
+
+def check_folder(
+    out: Path, kind: OutputKind, *, inputs: Iterable[Input] = (), force: bool, resumable: bool = False
+) -> None:
+    """OutputError where a command must not write to a directory.
+
+    That is: where it is an input, holds one or lies in one; where it holds something and `force` is not given; and
+    where it holds anything but a run of `kind`. `resumable` says that --resume is advice for what is there.
+    """
+    check_inputs(out, inputs)
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} is a file; give a directory")
+    there = contents(out, kind)
+    if there and not force:
+        raise OutputError(_occupied(out, there, resumable=resumable))
+    if there.foreign:
+        raise OutputError(_foreign(out, kind, there))
+
+
+def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None:
+    """OutputError where a command must not write a file: the same rule.
+
+    A file that a run's record names is part of that run; only its figures may be drawn anew.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path} is a directory; give a file name")
+    check_inputs(path, inputs)
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists; choose another name, or --force to replace it")
+    if path.exists() and (run := _run_of(path)) is not None:
+        raise OutputError(f"{path} is part of the run in {run}; choose another name")
+
+
+def _occupied(out: Path, there: Contents, *, resumable: bool) -> str:
+    shown = _some(sorted({name.split("/")[0] for name in there.files}))
+    advice = "choose another directory"
+    if not there.foreign:
+        go_on = "--resume to go on with it, " if resumable else ""
+        advice += f", {go_on}or --force to replace the run in it"
+    return f"{out} already holds {shown}; {advice}"
+
+
+def _foreign(out: Path, kind: OutputKind, there: Contents) -> str:
+    if there.kind not in (None, kind.name):
+        return (
+            f"{out} holds a run of another kind ({there.kind}), which --force does not replace; choose another output"
+        )
+    return (
+        f"{out} holds {_some(there.foreign)}, which no {kind.title} wrote, so --force does not replace it; "
+        "choose another output"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+
+
+def _run_of(path: Path) -> Path | None:
+    """The directory of the run that a file is part of."""
+    path = path.resolve()
+    for folder in path.parents[:4]:
+        name = path.relative_to(folder).as_posix()
+        for record in RECORDS:
+            if name == record and "kind" in read_record(path):
+                return folder
+            files = read_record(folder / record).get("files") if (folder / record).is_file() else None
+            if isinstance(files, list) and name in files and not name.startswith("figures/"):
+                return folder
+    return None
+
+
+def _really(path: Path) -> list[Path]:
+    """A path and, of a directory, what its entries are links to."""
+    if not path.is_dir():
+        return [path]
+    return [path, *(each.resolve() for each in path.iterdir() if each.is_symlink() and each.exists())]
+
+
+def _within(inner: Path, outer: Path) -> bool:
+    """Whether a path is another one or lies below it, however the two are written."""
+    if not outer.exists():
+        return False
+    inner = inner.resolve()
+    return any(each.exists() and os.path.samefile(each, outer) for each in (inner, *inner.parents))
+
+
+def _readable(path: Path, *, folder: bool) -> bool:
+    try:
+        return path.exists() if folder else path.is_file()
+    except (OSError, ValueError):  # a list of heads that is longer than a path may be
+        return False

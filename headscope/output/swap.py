@@ -1,0 +1,181 @@
+"""Putting a finished directory in the place of an older one, and putting the older one back where that was cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from headscope.errors import OutputError
+from headscope.output.files import TEMPORARY, writing, written
+from headscope.output.interrupts import deferred
+from headscope.output.kinds import RECORDS, OutputKind, contents, fits, read_record
+from headscope.output.locks import held
+
+OLD, BUILD = f"{TEMPORARY}old", f"{TEMPORARY}build-"
+"""Names of what is on its way out and in: `.headscope-old-NAME`, `.headscope-build-NAME-…`."""
+
+
+def put(made: Path, out: Path, kind: OutputKind) -> None:
+    """Move a directory to `out`, whose known files go; what else lies there moves over to the new one.
+
+    A rename where there is nothing, two where there is something (see `recover`). The entries of a directory made
+    within `out` are moved one by one, the record last: so a mount point, or the current directory, stays what it is.
+    """
+    out = out.resolve()
+    made.chmod(0o755)
+    if made.resolve().parent == out:
+        _move_in(made, out, kind)
+        return
+    if not out.exists() or not any(out.iterdir()):
+        made.rename(out)
+        return
+    old = _aside(out)
+    if old.exists():
+        discard(old, kind)
+    out.rename(old)
+    try:
+        made.rename(out)
+    except BaseException:
+        old.rename(out)
+        raise
+    _dispose(old, out, kind)
+
+
+@contextmanager
+def replacing(place: Path, kind: OutputKind) -> Iterator[Path]:
+    """An empty directory that takes the place of another one at the end of the block, and is gone if that fails."""
+    made: Path | None = None
+    with writing(place):
+        try:
+            with deferred():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                made = Path(tempfile.mkdtemp(dir=place.parent, prefix=f"{TEMPORARY}{place.name}-"))
+            yield made
+            with deferred():
+                put(made, place, kind)
+        finally:
+            if made is not None:
+                with deferred():
+                    shutil.rmtree(made, ignore_errors=True)
+
+
+def recover(out: Path, kind: OutputKind) -> None:
+    """Tidy up after a process that was killed: an output between its two renames is put back, leftovers go.
+
+    What another process holds is left to it.
+    """
+    out = out.resolve()
+    old, inner = _aside(out), out / OLD
+    with suppress(OSError, OutputError):
+        if old.is_dir():
+            with held(old):
+                if out.exists():
+                    _dispose(old, out, kind)
+                else:
+                    old.rename(out)
+        if inner.is_dir():
+            with held(out):
+                if not (out / kind.record).is_file():
+                    _restore(inner, out)
+                shutil.rmtree(inner, ignore_errors=True)
+    for place in (out.parent, out):
+        with suppress(OSError):
+            for path in [path for path in place.iterdir() if path.name.startswith(f"{BUILD}{out.name}-")]:
+                with suppress(OSError, OutputError), held(path):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove the temporary files and directories below a directory, which this process must hold."""
+    for place, folders, files in os.walk(folder):
+        for name in [name for name in folders if name.startswith(TEMPORARY) and name != OLD]:
+            shutil.rmtree(Path(place) / name, ignore_errors=True)
+        for name in files:
+            if name.startswith(TEMPORARY):
+                (Path(place) / name).unlink(missing_ok=True)
+
+
+def discard(folder: Path, kind: OutputKind, *, keep: tuple[str, ...] = ()) -> None:
+    """Remove the known files below a directory, the record last, and directories that are empty then.
+
+    Files that fit the patterns `keep` stay.
+    """
+    known = [name for name in contents(folder, kind).known if not fits(name, keep)]
+    remove_temporary(folder)
+    for name in sorted(known, key=lambda each: each == kind.record):
+        (folder / name).unlink(missing_ok=True)
+    for place, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            os.rmdir(place)
+
+
+def seal(made: Path, kind: OutputKind, record: dict[str, Any], out: Path) -> None:
+    """Write the record of a directory that will be `out`: its kind, and all its files."""
+    files = {path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file()}
+    content = kind.described(record, sorted(files | {kind.record}))
+    text = json.dumps(content, indent=2) + "\n"
+    written(made / kind.record, lambda path: path.write_text(text, encoding="utf-8"))
+    relocate(made, out)
+
+
+def relocate(made: Path, out: Path) -> None:
+    """Let all records below a directory name its paths as they will be in `out`."""
+    names = {str(made): str(out), str(made.resolve()): str(out.resolve())}
+    for path in [path for path in made.rglob("*.json") if path.name in RECORDS]:
+        before = read_record(path)
+        after = _renamed(before, names)
+        if after != before:
+            text = json.dumps(after, indent=2) + "\n"
+            written(path, lambda place, text=text: place.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+
+
+def _aside(out: Path) -> Path:
+    return out.with_name(f"{OLD}-{out.name}")
+
+
+def _move_in(made: Path, out: Path, kind: OutputKind) -> None:
+    inner = out / OLD
+    inner.mkdir()
+    known = {name.split("/")[0] for name in contents(out, kind).known}
+    for name in sorted(known, key=lambda each: each != kind.record):
+        (out / name).rename(inner / name)
+    for path in sorted(made.iterdir(), key=lambda each: each.name == kind.record):
+        path.rename(out / path.name)
+    _dispose(inner, out, kind)
+    made.rmdir()
+
+
+def _restore(inner: Path, out: Path) -> None:
+    for path in inner.iterdir():
+        new = out / path.name
+        if new.is_dir() and not new.is_symlink():
+            shutil.rmtree(new)
+        path.replace(new)
+
+
+def _dispose(old: Path, out: Path, kind: OutputKind) -> None:
+    """Remove a run that has been replaced; what somebody put there after it was checked moves over to the new one."""
+    with suppress(OSError):
+        for name in contents(old, kind).foreign:
+            if not os.path.lexists(out / name):
+                (out / name).parent.mkdir(parents=True, exist_ok=True)
+                (old / name).rename(out / name)
+        discard(old, kind)
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _renamed(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_renamed(each, names) for each in value]
+    if isinstance(value, str):
+        for old, new in names.items():
+            if value == old or value.startswith(old + os.sep):
+                return new + value[len(old) :]
+    return value

@@ -1,0 +1,65 @@
+"""The directory of a training run: what is in it, and where a new, a resumed and a replacing run are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from headscope.errors import OutputError
+from headscope.formats.native import FILES
+from headscope.output.folders import Workplace, to_resume, workplace
+from headscope.output.kinds import OutputKind
+from headscope.output.rule import inputs_of
+from headscope.processes import Processes
+from headscope.training import checkpoints
+from headscope.training.config import TrainConfig
+from headscope.training.history import FILE as METRICS
+from headscope.training.prepare import FOLDER as DATA
+from headscope.training.state import FILE as STATE
+
+_KEPT = tuple(
+    f"{DATA}/{name}" for name in ("source.model", "target.model", "vocabulary.json", "train.npz", "valid.npz")
+)
+TRAINING = OutputKind(
+    "training",
+    "run of `headscope train`",
+    "run.json",
+    (
+        *("run.json", METRICS, STATE, *_KEPT, f"{checkpoints.WEIGHTS}/*.safetensors"),
+        *("tensorboard/events.out.tfevents.*", f"{checkpoints.CONFIDENCE}/epoch-*.pkl"),
+        *(f"{name}/{file}" for name in checkpoints.NAMES for file in FILES),
+    ),
+    unfinished=_KEPT,
+    goes_on=True,
+)
+
+
+def training_place(
+    config: TrainConfig, processes: Processes, stack: ExitStack, *, resume: bool, force: bool
+) -> Workplace:
+    """Where the run is made; the first process tidies the directory and tells the others, its errors too."""
+    place, problem = None, None
+    if processes.main:
+        inputs, resumed = inputs_of(config), to_resume(config.out, TRAINING) if resume else None
+        try:
+            place = stack.enter_context(
+                workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resumed, leftover=_KEPT)
+            )
+            checkpoints.recover_all(place.path)
+        except OutputError as error:
+            problem = str(error)
+    path, problem = processes.told((None if place is None else place.path, problem) if processes.main else None)
+    if problem is not None or path is None:
+        raise OutputError(problem)
+    return place or Workplace(path, config.out, TRAINING)
+
+
+@contextmanager
+def cleaned(place: Workplace, processes: Processes) -> Iterator[None]:
+    """A run that cannot write, or is stopped, before there is a state to go on from leaves nothing in the way."""
+    try:
+        yield
+    except (OutputError, KeyboardInterrupt) as error:
+        if processes.main and not (place.path / STATE).exists():
+            place.discard(keep=() if isinstance(error, OutputError) else _KEPT)
+        raise

@@ -1,0 +1,173 @@
+"""Every command that writes, small enough to be run again and again, and what must hold of its output after a fault."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oracles import checkpoints, fairseq
+
+from headscope.formats.native import NATIVE
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command: its arguments before the output, how the output is named, and whether `--resume` goes on with it."""
+
+    name: str
+    arguments: Callable[[Path], Sequence[object]]
+    out: Sequence[str] = ("--out", "{out}")
+    suffix: str = ""
+    resumes: bool = False
+
+    def place(self, folder: Path) -> Path:
+        """Where the command writes in a directory."""
+        return folder / f"result{self.suffix}"
+
+    def command(self, inputs: Path, out: Path, *more: str) -> list[str]:
+        """The whole command line."""
+        named = [part.replace("{out}", str(out)) for part in self.out]
+        return [*map(str, self.arguments(inputs)), *named, *more]
+
+
+def _texts(inputs: Path) -> list[object]:
+    return ["--source", inputs / "source", "--target", inputs / "target"]
+
+
+def _gates(method: str, *more: object) -> Callable[[Path], Sequence[object]]:
+    options = ("--updates", 4, "--save-every", 1, "--batch-tokens", 100, "--valid-sentences", 4, "--device", "cpu")
+    return lambda inputs: ["prune", method, inputs / "model", *_texts(inputs), *options, *more]
+
+
+FEW = ("--rounds", 0, "--max-sentences", 4)
+SIZES = ("--vocab-size", 30, "--d-model", 8, "--d-ffn", 8, "--heads", 2, "--encoder-layers", 1, "--decoder-layers", 1)
+STEPS = ("--max-tokens", 60, "--max-updates", 5, "--save-every", 1, "--validate-every", 2, "--beam", 1, "--average", 2)
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "analyze",
+            lambda inputs: [
+                *("analyze", inputs / "model", *_texts(inputs), "--only", "confidence,similarity,positional"),
+                *("--bootstrap", 10, "--batch-tokens", 20, "--detail", "--no-figures", "--mhr-pickles"),
+            ],
+        ),
+        Case(
+            "figures",
+            lambda inputs: [
+                *("analyze", inputs / "model", *_texts(inputs), "--only", "confidence", "--bootstrap", 10),
+            ],
+        ),
+        Case("native", lambda inputs: ["convert", inputs / "model", "--to", "native"], out=("{out}",)),
+        Case("huggingface", lambda inputs: ["convert", inputs / "c.pt", "--to", "huggingface"], out=("{out}",)),
+        Case(
+            "remove",
+            lambda inputs: ["prune", "remove", inputs / "model", *_texts(inputs), "--heads", "cross.0.1", *FEW],
+        ),
+        Case(
+            "remove-fairseq",
+            lambda inputs: ["prune", "remove", inputs / "c.pt", *_texts(inputs), "--heads", "cross.0.1", *FEW],
+        ),
+        Case(
+            "remove-huggingface",
+            lambda inputs: ["prune", "remove", inputs / "bert", "--heads", "encoder-self.0.1", *FEW],
+        ),
+        Case(
+            "rank",
+            lambda inputs: [
+                *("prune", "rank", inputs / "model", *_texts(inputs), "--by", "magnitude", "--keep", 9),
+                *("--tune-updates", 2, "--valid-sentences", 4),
+            ],
+        ),
+        Case("l0", _gates("l0", "--lambda", 0.1), resumes=True),
+        Case("subset", _gates("subset", "--keep", 9), resumes=True),
+        Case("lambdas", _gates("l0", "--lambda", "0.1,1"), resumes=True),
+        Case(
+            "sweep",
+            lambda inputs: [
+                *("prune", "sweep", inputs / "model", *_texts(inputs), "--methods", "subset,magnitude", "--keep", 9),
+                *("--seeds", 1, "--updates", 2, "--valid-sentences", 4, "--bootstrap", 10),
+            ],
+        ),
+        Case("train", lambda inputs: ["train", "baseline", *_training(inputs), *STEPS, *SIZES], resumes=True),
+        Case(
+            "per-sentence",
+            lambda inputs: [
+                "evaluate",
+                inputs / "model",
+                *_texts(inputs),
+                "--metrics",
+                "perplexity",
+                "--bootstrap",
+                10,
+            ],
+            out=("--per-sentence", "{out}"),
+            suffix=".csv",
+        ),
+        Case(
+            "each-head",
+            lambda inputs: ["evaluate", inputs / "model", *_texts(inputs), "--each-head", "--bootstrap", 10],
+            suffix=".csv",
+        ),
+        Case("plot", lambda inputs: ["plot", "heads", inputs / "run", "--dpi", 30], suffix=".png"),
+    )
+}
+
+
+def _training(inputs: Path) -> list[object]:
+    valid = ["--valid-source", inputs / "valid.source", "--valid-target", inputs / "valid.target"]
+    return [*_texts(inputs), *valid]
+
+
+def prepare(inputs: Path) -> None:
+    """Checkpoints and texts; a run of `analyze` for `plot` is made by the caller, as `inputs / "run"`."""
+    NATIVE.save(checkpoints.small(), inputs / "model")
+    fairseq.dictionaries(inputs)
+    fairseq.write(inputs / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE))
+    bert = checkpoints.hugging("bert")
+    bert.model.float().save_pretrained(inputs / "bert")  # type: ignore[operator]
+    bert.tokenizer.save_pretrained(inputs / "bert")
+    chance = random.Random(0)
+    for part, count in (("", 24), ("valid.", 5)):
+        for side, letters in (("source", "abcdefghijklmnopqr"), ("target", "abcdefghijklmn")):
+            lines = (" ".join(chance.choices(letters, k=chance.randint(2, 7))) for _ in range(count))
+            (inputs / f"{part}{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def digests(place: Path) -> dict[str, str]:
+    """Every file of an output by the digest of its content; empty where there is none."""
+    paths = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+    return {str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Temporary files and directories below a directory."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob(".headscope-*"))
+
+
+def half(case: Case, folder: Path, whole: set[str]) -> str | None:
+    """What is wrong with the output of a new run that a fault ended; None where there is nothing, or all.
+
+    A run that resumes may have left its state, and one that was interrupted what it says is not complete.
+    """
+    out = case.place(folder)
+    there = set(digests(out))
+    if not there or there == whole:
+        return None
+    if case.name in ("analyze", "figures") and "run.json" in there:
+        record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+        return None if set(record["files"]) == there else f"run.json names other files than {sorted(there)}"
+    if case.resumes or case.name == "sweep":
+        return None
+    return f"{sorted(there)} of {sorted(whole)}"
+
+
+def cleared(folder: Path) -> None:
+    """Take everything out of a directory."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,0 +1,66 @@
+"""Commands run in this process, and what they read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import cases
+import pytest
+from faults import Moments
+
+from headscope.cli import main
+
+Ran = tuple[int, str]
+Command = Callable[[list[str]], Ran]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a command does when nothing goes wrong: its files with their sizes, its writes and its calls."""
+
+    files: dict[str, int]
+    moments: Moments
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What commands read, and what each of them does with it when nothing goes wrong."""
+
+    folder: Path
+    whole: dict[str, Whole]
+
+
+@pytest.fixture
+def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command: exit status and stderr."""
+
+    def run(arguments: list[str]) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["headscope", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Every command runs once, so that nothing is imported during a fault; `plot` draws a run of `analyze`."""
+    folder = tmp_path_factory.mktemp("inputs")
+    cases.prepare(folder)
+    whole = {}
+    for name, case in cases.CASES.items():
+        place = folder if name == "figures" else tmp_path_factory.mktemp(name)
+        out = folder / "run" if name == "figures" else case.place(place)
+        with pytest.MonkeyPatch.context() as patch, Moments(place).counted() as moments:
+            patch.setattr(sys, "argv", ["headscope", *case.command(folder, out)])
+            with pytest.raises(SystemExit) as ended:
+                main.run()
+        assert not ended.value.code, name
+        sizes = {file: (out / file if out.is_dir() else out).stat().st_size for file in cases.digests(out)}
+        whole[name] = Whole(sizes, moments)
+    return Prepared(folder, whole)

@@ -1,0 +1,187 @@
+"""A full disk, a signal, another process: every command that writes ends in one line, leaves nothing half, goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import cases
+import pytest
+from cases import CASES, Case
+from conftest import Command, Prepared
+from faults import full_disk, signalled, small_files
+
+from headscope.cli import main
+from headscope.data import Batch
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+def one_line(err: str) -> bool:
+    return err.startswith("error: ") and err.count("\n") == 1
+
+
+def finished(headscope: Command, case: Case, inputs: Path, folder: Path) -> None:
+    """The command after a fault: it does its work, or --resume does; --force only for what was interrupted."""
+    out = case.place(folder)
+    for more in ([], ["--resume"] if case.resumes else [], ["--force"]):
+        status, err = headscope(case.command(inputs, out, *more))
+        if status == 0:
+            return
+        assert one_line(err) and "already holds" in err, err
+    raise AssertionError(err)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_full_disk_is_one_line_and_nothing_half(
+    case: Case, headscope: Command, prepared: Prepared, tmp_path: Path
+) -> None:
+    chance, whole, out = random.Random(case.name), prepared.whole[case.name], case.place(tmp_path)
+    writes, sizes = whole.moments.writes, sorted(whole.files.values())
+    for fault in (
+        full_disk(tmp_path, chance.randint(1, writes)),
+        full_disk(tmp_path, writes),
+        small_files(chance.choice(sizes) // 2),
+    ):
+        with fault:
+            status, err = headscope(case.command(prepared.folder, out))
+        assert (status, one_line(err)) == (2, True), err
+        assert cases.leftovers(tmp_path) == []
+        assert cases.half(case, tmp_path, set(whole.files)) is None
+        if case.resumes or case.name == "sweep":
+            finished(headscope, case, prepared.folder, tmp_path)
+            assert set(cases.digests(out)) == set(whole.files)
+            cases.cleared(tmp_path)
+    finished(headscope, case, prepared.folder, tmp_path)
+    before = cases.digests(out)
+    for fault in (full_disk(tmp_path, chance.randint(1, writes)), small_files(sizes[-1] // 2)):
+        with fault:
+            status, err = headscope(case.command(prepared.folder, out, "--force"))
+        assert (status, one_line(err)) == (2, True), err
+        assert cases.digests(out) == before and cases.leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_signal_ends_cleanly_and_the_command_goes_on(
+    case: Case, headscope: Command, prepared: Prepared, tmp_path: Path
+) -> None:
+    chance, whole, out = random.Random(case.name), prepared.whole[case.name], case.place(tmp_path)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with signalled(number, chance.randint(1, whole.moments.calls)):
+            status, err = headscope(case.command(prepared.folder, out))
+        assert status in (0, STATUS[number]) and "Traceback" not in err, err
+        assert cases.leftovers(tmp_path) == []
+        assert cases.half(case, tmp_path, set(whole.files)) is None
+        finished(headscope, case, prepared.folder, tmp_path) if status else None
+        assert set(cases.digests(out)) == set(whole.files)
+        cases.cleared(tmp_path)
+    finished(headscope, case, prepared.folder, tmp_path)
+    before = cases.digests(out)
+    with signalled(signal.SIGTERM, chance.randint(1, whole.moments.calls)):
+        status, err = headscope(case.command(prepared.folder, out, "--force"))
+    assert status in (0, 143) and cases.leftovers(tmp_path) == []
+    assert cases.digests(out) == before or set(cases.digests(out)) == set(whole.files)
+
+
+# Outputs that are refused, whatever --force says.
+
+
+def refusals(inputs: Path, trained: Path) -> dict[str, list[object]]:
+    """Commands whose output is an input, holds one, or is a run of another kind."""
+    text = ["--source", inputs / "source", "--target", inputs / "target"]
+    best, steps = trained / "best", [*cases.STEPS, *cases.SIZES]
+    return {
+        "analyze into the training": ["analyze", best, *text, "--out", trained],
+        "analyze into the checkpoint": ["analyze", best, *text, "--out", best / "run"],
+        "analyze over the text": ["analyze", best, *text, "--out", inputs],
+        "analyze over another kind of run": ["analyze", inputs / "model", *text, "--out", trained],
+        "convert onto itself": ["convert", best, best, "--to", "native"],
+        "convert into its directory": ["convert", inputs / "c.pt", inputs, "--to", "native"],
+        "convert over another kind of run": ["convert", inputs / "c.pt", trained, "--to", "native"],
+        "train from what it replaces": ["train", "baseline", *text, *steps, "--init", best, "--out", best],
+        "train over its start": ["train", "baseline", *text, *steps, "--init", best, "--out", trained],
+        "remove from itself": ["prune", "remove", best, "--heads", "cross.0.1", "--out", best],
+        "rank over the run it reads": [
+            *("prune", "rank", inputs / "model", "--by", "confidence", "--from", inputs / "run", "--keep", 9),
+            *("--out", inputs / "run"),
+        ],
+        "l0 over a training": ["prune", "l0", inputs / "model", *text, "--lambda", 1, "--out", trained],
+        "sweep over a training": ["prune", "sweep", best, *text, "--keep", 9, "--out", trained],
+        "evaluate over its source": ["evaluate", best, *text, "--per-sentence", inputs / "source"],
+        "evaluate over its target": ["evaluate", best, *text, "--each-head", "--out", inputs / "target"],
+        "evaluate over its weights": ["evaluate", best, *text, "--per-sentence", best / "model.safetensors"],
+        "evaluate over a run's table": ["evaluate", best, *text, "--per-sentence", inputs / "run" / "heads.csv"],
+        "demo over a training": ["demo", "--out", trained],
+    }
+
+
+def test_no_command_replaces_what_it_reads_or_what_another_wrote(
+    headscope: Command, prepared: Prepared, tmp_path: Path
+) -> None:
+    trained = tmp_path / "trained"
+    assert headscope(CASES["train"].command(prepared.folder, trained))[0] == 0
+    (tmp_path / "link").symlink_to(trained)
+    before = cases.digests(prepared.folder), cases.digests(trained)
+    for place in (trained, tmp_path / "link"):
+        for what, command in refusals(prepared.folder, place).items():
+            status, err = headscope([*map(str, command), "--force"])
+            assert (status, one_line(err)) == (2, True), (what, err)
+            assert "choose an" in err, (what, err)
+    assert (cases.digests(prepared.folder), cases.digests(trained)) == before and cases.leftovers(tmp_path) == []
+
+
+def test_a_config_file_is_an_input_too(headscope: Command, prepared: Prepared, tmp_path: Path) -> None:
+    config = tmp_path / "options.toml"
+    config.write_text('metrics = "accuracy"\n', encoding="utf-8")
+    command = CASES["per-sentence"].command(prepared.folder, config, "--config", str(config), "--force")
+    status, err = headscope(command)
+    assert (status, one_line(err)) == (2, True) and config.read_text(encoding="utf-8") == 'metrics = "accuracy"\n'
+
+
+@pytest.mark.parametrize("name", ["train", "l0", "subset", "lambdas"])
+def test_resuming_a_complete_run_says_so(name: str, headscope: Command, prepared: Prepared, tmp_path: Path) -> None:
+    case, out = CASES[name], tmp_path / "result"
+    assert headscope(case.command(prepared.folder, out))[0] == 0
+    weights = {file: digest for file, digest in cases.digests(out).items() if "safetensors" in file}
+    status, err = headscope(case.command(prepared.folder, out, "--resume"))
+    assert status == 0 and "complete" in err
+    assert weights.items() <= cases.digests(out).items()
+
+
+def test_an_interrupted_analysis_does_not_replace_a_complete_one(
+    headscope: Command, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, out = CASES["analyze"], tmp_path / "result"
+    assert headscope(case.command(prepared.folder, out))[0] == 0
+    before, real, left = cases.digests(out), TransformerCheckpoint.forward, [2]
+
+    def interrupted(self: TransformerCheckpoint, batch: Batch) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGTERM)
+        real(self, batch)
+
+    monkeypatch.setattr(TransformerCheckpoint, "forward", interrupted)
+    status, err = headscope(case.command(prepared.folder, out, "--force"))
+    assert status == 143 and f"{out}.new holds" in err
+    assert cases.digests(out) == before
+    assert json.loads((tmp_path / "result.new" / "run.json").read_text(encoding="utf-8"))["complete"] is False
+
+
+def test_what_cannot_be_printed_is_one_line(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headscope", "show", str(prepared.folder / "model")])
+    full = os.open("/dev/full", os.O_WRONLY)
+    with io.TextIOWrapper(io.FileIO(full, "w"), write_through=True) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: cannot read or write: No space left on device\n"

@@ -1,0 +1,278 @@
+"""The rule about outputs, what may be removed, swaps that were cut off, and who holds a directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from headscope.errors import OutputError
+from headscope.output import interrupts, swap
+from headscope.output.files import write_failure, written
+from headscope.output.folders import Build, replacement, to_resume, workplace
+from headscope.output.kinds import OutputKind, contents
+from headscope.output.locks import held
+from headscope.output.rule import Input, check_file, check_folder, inputs_of
+
+KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
+OTHER = OutputKind("other", "other test", "run.json", ("*.csv",))
+
+
+def build(out: Path, text: str = "1", kind: OutputKind = KIND, *, force: bool = False, **more: object) -> None:
+    with Build(out, kind, force=force) as made:
+        with made.writing() as folder:
+            written(folder / "heads.csv", lambda path: path.write_text(text))
+            written(folder / "figures" / "heads.png", lambda path: path.write_text(text))
+        made.finish({"said": text, **more})
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_directory_is_built_beside_and_names_its_files(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "run"
+    with Build(out, KIND) as made:
+        with made.writing() as folder:
+            assert folder.parent == out.parent and not out.exists()
+            (folder / "x.csv").write_text("x")
+        made.finish({"out": str(folder / "x.csv")})
+        assert out.is_dir()
+    record = json.loads((out / "run.json").read_text())
+    assert record == {"kind": "test", "out": str(out / "x.csv"), "files": ["run.json", "x.csv"]}
+    assert out.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(ZeroDivisionError), Build(tmp_path / "b" / "run", KIND) as made, made.writing():
+        _ = 1 / 0
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_force_replaces_a_run_of_the_same_kind_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    build(out)
+    with pytest.raises(OutputError, match=r"already holds figures, heads\.csv, run\.json; .*--force"):
+        build(out, "2")
+    build(out, "2", force=True)
+    assert files(out)["heads.csv"] == "2" and [path.name for path in tmp_path.iterdir()] == ["run"]
+    with pytest.raises(OutputError, match=r"holds a run of another kind \(test\), which --force does not replace"):
+        build(out, "3", OTHER, force=True)
+    for name in ("figures/mine.png", "notes.txt", "mine.csv"):
+        (out / name).write_text("mine")
+        with pytest.raises(OutputError, match=f"holds {name}, which no test wrote"):
+            build(out, "3", force=True)
+        (out / name).unlink()
+    (out / "link.csv").symlink_to(tmp_path)
+    with pytest.raises(OutputError, match=r"holds link\.csv"):
+        build(out, "3", force=True)
+
+
+@pytest.mark.parametrize(
+    "named", [".", "..", "../other/mine.txt", "*", "figures", "figures/*.png", "notes.txt", "/etc/hostname", 3, None]
+)
+def test_what_a_record_says_removes_nothing_of_the_users(named: object, tmp_path: Path) -> None:
+    """Neither the whole directory nor what lies outside of it, nor what headscope does not write."""
+    out, other = tmp_path / "run", tmp_path / "other"
+    build(out)
+    other.mkdir()
+    for path in (out / "notes.txt", out / "figures" / "mine.png", other / "mine.txt"):
+        path.write_text("mine")
+    record = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**record, "files": [*record["files"], named]}))
+    before = files(tmp_path)
+    with pytest.raises(OutputError, match="does not replace"):
+        build(out, "2", force=True)
+    swap.discard(out, KIND)
+    kept = {"run/notes.txt", "run/figures/mine.png", "other/mine.txt"}
+    assert {name: text for name, text in before.items() if name in kept} == files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["{", "[]", "null", '{"kind": "test", "files": "x"}', '{"kind": 3}', '{"kind": "test", "files": 3}', "[" * 99999],
+)
+def test_a_broken_record_makes_everything_foreign(record: str, tmp_path: Path) -> None:
+    build(tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text(record)
+    with pytest.raises(OutputError, match="does not replace"):
+        build(tmp_path / "run", "2", force=True)
+
+
+def test_an_output_is_no_input_and_holds_none(tmp_path: Path) -> None:
+    model, text = tmp_path / "model", tmp_path / "text" / "a.en"
+    for path in (model / "weights", text):
+        path.parent.mkdir()
+        path.write_text("x")
+    (tmp_path / "link").symlink_to(model)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "tokens").write_text("x")
+    (model / "tokens").symlink_to(tmp_path / "blobs" / "tokens")
+    inputs = [Input(model, checkpoint=True), Input(text)]
+    for out in (model, tmp_path, tmp_path / "link", tmp_path / "text" / ".." / "model", tmp_path / "blobs"):
+        with pytest.raises(OutputError, match="holds the checkpoint itself; choose another output"):
+            check_folder(out, KIND, inputs=inputs, force=True)
+    for out in (model / "run", tmp_path / "link" / "a" / "run"):
+        with pytest.raises(OutputError, match="lies in the checkpoint"):
+            check_folder(out, KIND, inputs=inputs, force=True)
+    with pytest.raises(OutputError, match=r"a\.en, which is read"):
+        check_folder(text.parent, KIND, inputs=inputs, force=True)
+    check_folder(text.parent / "run", KIND, inputs=inputs, force=False)
+    for path in (text, model / "weights"):
+        with pytest.raises(OutputError, match=r"which is read|lies in the checkpoint"):
+            check_file(path, inputs=inputs, force=True)
+
+
+def test_options_that_name_no_path_are_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lrp").mkdir()
+    (tmp_path / "heads.txt").write_text("cross.0.1\n")
+    config = SimpleNamespace(checkpoint="owner/name", by="lrp", heads="heads.txt", mask="x" * 5000, dicts=Path("lrp"))
+    assert inputs_of(config) == [Input(Path("lrp")), Input(Path("heads.txt"))]
+
+
+def test_a_file_of_a_run_is_not_overwritten_but_its_figures(tmp_path: Path) -> None:
+    build(tmp_path / "run")
+    for name in ("heads.csv", "run.json"):
+        with pytest.raises(OutputError, match="is part of the run in"):
+            check_file(tmp_path / "run" / name, force=True)
+    check_file(tmp_path / "run" / "figures" / "heads.png", force=True)
+    with pytest.raises(OutputError, match="exists; choose another name, or --force"):
+        check_file(tmp_path / "run" / "figures" / "heads.png", force=False)
+
+
+def test_a_swap_that_was_cut_off_is_put_back(tmp_path: Path) -> None:
+    """As SIGKILL between the two renames leaves it: the old run aside, the new one never moved."""
+    out = tmp_path / "run"
+    build(out)
+    before = files(out)
+    out.rename(tmp_path / ".headscope-old-run")
+    (tmp_path / ".headscope-build-run-xyz").mkdir()
+    (tmp_path / ".headscope-build-run-xyz" / "heads.csv").write_text("2")
+    swap.recover(out, KIND)
+    assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["run"]
+    (tmp_path / "copy").mkdir()
+    build(tmp_path / ".headscope-old-run", "3")
+    swap.recover(out, KIND)  # and after the second rename, before the old one was removed
+    assert files(out) == before and sorted(path.name for path in tmp_path.iterdir()) == ["copy", "run"]
+
+
+def test_a_rename_that_fails_puts_the_old_run_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    build(out)
+    before, real, left = files(tmp_path), os.rename, [1]
+
+    def fails(source: object, target: object, **more: object) -> None:
+        if str(target) == str(out) and left.pop():
+            left.append(0)
+            raise OSError(5, "Input/output error")
+        real(source, target, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(OutputError, match=r"cannot write .*: Input/output error"):
+        build(out, "2", force=True)
+    assert files(tmp_path) == before
+
+
+def test_a_directory_that_cannot_be_renamed_gets_its_files_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount point, as containers have them; here the current directory."""
+    out = tmp_path / "run"
+    out.mkdir()
+    monkeypatch.chdir(out)
+    number = out.stat().st_ino
+    build(Path("."))
+    build(Path("."), "2", force=True)
+    assert files(out)["heads.csv"] == "2" == files(out)["figures/heads.png"] and out.stat().st_ino == number
+    assert sorted(path.name for path in out.iterdir()) == ["figures", "heads.csv", "run.json"]
+    old = out / ".headscope-old"
+    old.mkdir()
+    for name in ("heads.csv", "run.json"):
+        (out / name).rename(old / name)
+    (out / "heads.csv").write_text("3")  # the first of the new files; the record was to come last
+    swap.recover(Path("."), KIND)
+    assert files(out)["heads.csv"] == "2" and "run.json" in files(out) and not old.exists()
+
+
+def test_a_run_that_replaces_another_is_made_beside_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    build(out)
+    before = files(out)
+    with workplace(out, KIND, force=True, resume=None) as place:
+        assert place.path == tmp_path / "run.new" == replacement(out)
+        (place.path / "state.pt").write_text("half")
+    assert files(out) == before and to_resume(out, KIND) == place.path
+    with workplace(out, KIND, force=False, resume=to_resume(out, KIND)) as place:
+        assert (place.path / "state.pt").read_text() == "half"
+        place.seal({})
+        place.finish()
+    assert sorted(files(out)) == ["run.json", "state.pt"] and not place.path.exists()
+    with (
+        pytest.raises(OutputError, match="--resume to go on with it, or --force"),
+        workplace(out, KIND, force=False, resume=None),
+    ):
+        pass
+
+
+def test_two_builds_of_one_output_do_not_mix(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with Build(out, KIND) as made, made.writing() as folder:
+        (folder / "heads.csv").write_text("late")
+        build(out, "first")
+        with pytest.raises(OutputError, match="already holds"):
+            made.finish({})
+    assert files(out)["heads.csv"] == "first" and [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_another_process_that_writes_is_named(tmp_path: Path) -> None:
+    lock = "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)"
+    code = f"import fcntl, os, sys; {lock}; print(flush=True); input()"
+    build(tmp_path / "run")
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        for force in (False, True):
+            with pytest.raises(OutputError, match=r"another process is writing|already holds"):
+                build(tmp_path / "run", "2", force=force)
+        with (
+            pytest.raises(OutputError, match="another process is writing"),
+            workplace(tmp_path / "run", KIND, force=False, resume=tmp_path / "run"),
+        ):
+            pass
+        other.communicate(b"\n")
+    with held(tmp_path / "run"), held(tmp_path / "run"):
+        build(tmp_path / "run", "2", force=True)
+
+
+def test_signals_wait_for_the_end_of_a_block() -> None:
+    with interrupts.listening():
+        done = []
+        with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+            signal.raise_signal(signal.SIGTERM)
+            done.append(1)
+        assert done and interrupts.exit_status() == 143
+        with pytest.raises(KeyboardInterrupt), interrupts.deferred(), interrupts.deferred():
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_what_the_system_says_is_found_in_what_libraries_raise(tmp_path: Path) -> None:
+    class SafetensorError(Exception):
+        pass
+
+    assert write_failure(OSError(28, "No space left on device")) == "No space left on device"
+    text = "Error while serializing: I/O error: File too large (os error 27)"
+    assert write_failure(SafetensorError(text)) == "File too large"
+    assert write_failure(RuntimeError("[enforce fail at x.cc:1] . unexpected pos 64 vs 0")) is not None
+    assert write_failure(RuntimeError("shapes differ")) is None and write_failure(KeyError("x")) is None
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match=r"cannot write .*: (Not a directory|File exists)"):
+        written(tmp_path / "file" / "x", lambda path: path.write_text("x"))
+    with pytest.raises(KeyError):
+        written(tmp_path / "x", lambda path: {}["x"])
+    assert contents(tmp_path, KIND).files == ("file",)
