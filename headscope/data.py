@@ -162,7 +162,7 @@ def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
 
 def _file_lines(path: Path) -> Iterator[str]:
     number = 0
-    for number, raw in enumerate(_raw_lines(path), start=1):
+    for number, raw in enumerate(raw_lines(path), start=1):
         try:
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
@@ -176,7 +176,8 @@ def _file_lines(path: Path) -> Iterator[str]:
         raise DataError(f"{path} is empty; it must hold one sentence a line")
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file (`.gz` too) as bytes; DataError where it cannot be read."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as handle:
             yield from handle

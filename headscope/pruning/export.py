@@ -85,13 +85,13 @@ def as_export(checkpoint: Checkpoint, built: Export, removal: Removal, name: str
     export = choose(name, checkpoint)
     if export.name == built.name:
         return checkpoint, export
-    if "masked" in (export.name, built.name):
+    if (built.name, export.name) != ("self-contained", "native"):
         raise ConfigError(
-            f"export={name!r} is for a model from which heads are removed with export={name!r}; this one was removed "
-            f"with {built.name!r}"
+            f"the heads were removed for export={built.name!r}, which cannot become {name!r}; "
+            f"say remove(..., export={name!r})"
         )
     made: Checkpoint = with_model(checkpoint, copy.deepcopy(checkpoint.model))
-    return (in_plain_class(made, removal) if export.name == "native" else made), export
+    return in_plain_class(made, removal), export
 
 
 def with_model(checkpoint: Checkpoint, model: nn.Module) -> Any:
