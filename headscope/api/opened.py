@@ -26,14 +26,21 @@ class OpenModel:
     """A checkpoint that is open, and the gates that are at work on it."""
 
     def __init__(self, checkpoint: Checkpoint, *, companions: Companions | None = None) -> None:
-        self.checkpoint = checkpoint
+        self._checkpoint = checkpoint
         self._companions = companions or Companions()
         self._gates: list[str] = []
 
     @property
+    def checkpoint(self) -> Checkpoint:
+        """The open checkpoint, as the functions of the library take it."""
+        if self._checkpoint.in_memory:
+            self._checkpoint.look_again()
+        return self._checkpoint
+
+    @property
     def model(self) -> nn.Module:
         """The torch module: a transformers model, or headscope's own `Transformer`."""
-        return self.checkpoint.model
+        return self._checkpoint.model
 
     @property
     def layout(self) -> Layout:
@@ -69,7 +76,7 @@ class OpenModel:
         corpus = given(text, target).corpus()
         if corpus.has_target and not opened.two_sided:
             raise ConfigError(f"a model of type {opened.model_type!r} reads one side only; leave out target")
-        batch = _one_batch(opened, [(each.source, each.target) for each in corpus]).to(opened.device)
+        batch = one_batch(opened, [(each.source, each.target) for each in corpus]).to(opened.device)
         with still(opened.model), torch.no_grad():
             if opened.predicts == "classes":
                 return opened.class_scores(batch)
@@ -121,7 +128,8 @@ class OpenModel:
             self._gates.remove(gates)
 
 
-def _one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]]) -> Batch:
+def one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]]) -> Batch:
+    """Sentences, with translations or without, as one batch padded on the right."""
     limit = checkpoint.limit or LONGEST
     source = side(checkpoint.encode([text for text, _ in pairs], side="source", limit=limit))
     targets = [text for _, text in pairs if text is not None]

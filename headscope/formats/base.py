@@ -74,6 +74,16 @@ class Checkpoint(ABC):
         """sha256 of the config and weights files; of the weights as they are now where there are no files."""
         return weights_digest(self.model) if self._digest is None else self._digest
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the model came from no files, so that its owner may change it at any time."""
+        return self._digest is None
+
+    def look_again(self) -> None:
+        """Forget where the heads are: the model may have been rebuilt."""
+        for name in ("places", "projections"):
+            self.__dict__.pop(name, None)
+
     @cached_property
     def places(self) -> Places:
         """All attention of the model; CheckpointError where its heads cannot be seen."""

@@ -177,7 +177,7 @@ def translations(checkpoint: Predicting, texts: Sequence[str], options: Translat
     encoded = checkpoint.encode(texts, side="source", limit=checkpoint.limit or 10**9)
     source = side(encoded).to(checkpoint.device)
     with through_attend(model), hushed(), torch.no_grad():
-        ids = model.generate(source.ids, attention_mask=source.real.long(), generation_config=config)
+        ids = _generated(checkpoint, source, config)
         scores = _scores(checkpoint, source, ids, config) if options.scores else [0.0] * len(ids)
     tokenizer = checkpoint._tokenizer()
     if options.keep_pieces:
@@ -186,6 +186,18 @@ def translations(checkpoint: Predicting, texts: Sequence[str], options: Translat
         written = [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
     found = [Translation(*each) for each in zip(written, scores, strict=True)]
     return [found[first : first + options.best] for first in range(0, len(found), options.best)]
+
+
+def _generated(checkpoint: Predicting, source: Side, config: GenerationConfig) -> Tensor:
+    """Ids that `generate` finds; CheckpointError for what transformers cannot generate with."""
+    model: Any = checkpoint.model
+    try:
+        found: Tensor = model.generate(source.ids, attention_mask=source.real.long(), generation_config=config)
+    except IndexError as error:  # its cache has as many layers as the encoder, and the decoder of a T5 may have more
+        raise CheckpointError(
+            f"{checkpoint.path}: transformers cannot generate with this model ({' '.join(str(error).split())[:160]})"
+        ) from error
+    return found
 
 
 def settings(checkpoint: Predicting, options: TranslateOptions) -> GenerationConfig:

@@ -98,8 +98,7 @@ def with_model(checkpoint: Checkpoint, model: nn.Module) -> Any:
     """The same checkpoint around another model, which is in memory only."""
     made: Any = copy.copy(checkpoint)
     made._digest = None
-    for known in ("places", "projections"):
-        made.__dict__.pop(known, None)
+    made.look_again()
     made.model = model
     if hasattr(made, "config"):
         made.config = made.model.config
