@@ -38,6 +38,14 @@ print([name for name in ("torch", "numpy", "pandas", "transformers", "matplotlib
     assert python("-c", code).strip() == "[]"
 
 
+def test_nothing_below_the_api_imports_it() -> None:
+    root = Path(hs.__file__).parent
+    own = {root / "api", root / "cli"}  # the commands are above it
+    below = [path for path in root.rglob("*.py") if path.parent not in own and path != root / "__init__.py"]
+    assert len(below) > 100
+    assert not [path for path in below if "headscope.api" in path.read_text(encoding="utf-8")]
+
+
 def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
     assert hs.load and all(getattr(hs, name) is not None for name in hs.__all__)
     assert all(isinstance(getattr(hs, name), types.FunctionType) for name in ("analyze", "evaluate", "plot", "train"))
@@ -128,6 +136,15 @@ def test_parses_of_a_file_may_belong_to_a_list(tmp_path: Path) -> None:
     options = {"only": "syntactic", "max_sentences": 20, "min_instances": 2, "bootstrap": 10}
     studies = [model.analyze(given, parse=parses, **options) for given in (text, None)]
     assert_frame_equal(studies[0].table("syntactic"), studies[1].table("syntactic"))
+
+
+def test_what_a_study_leaves_out_is_said_in_the_words_of_python(pair: hs.Model) -> None:
+    study = pair.analyze(SOURCES, only=["confidence", "syntactic"], bootstrap=5)
+    assert [(each.analysis, each.why) for each in study.left_out] == [
+        ("all", "cross and decoder-self need a target"),
+        ("syntactic", "needs parse stanza or parse FILE.conllu"),
+    ]
+    assert "left out: syntactic" in study._repr_html_()
 
 
 def test_tables_arrays_and_labels_of_a_study(pair: hs.Model) -> None:
@@ -238,6 +255,8 @@ WRONG: list[tuple[Callable[[hs.Model], Any], type[HeadscopeError], str]] = [
     (lambda m: m.analyze(["a", 3]), DataError, "sentence 2 of the list is a int; it must be a string"),
     (lambda m: m.analyze(["a", "\ud800"]), DataError, "sentence 2 of the list: character 1 is half a surrogate"),
     (lambda m: m.analyze(5), DataError, "a int is no text; give a file's path"),
+    (lambda m: m.analyze({"a", "b"}), DataError, "a set is no text; give a file's path"),
+    (lambda m: m.analyze(pd.DataFrame({"en": ["a"]})), DataError, "a DataFrame is no text; give a file's path"),
     (lambda m: m.analyze(("a", "b", "c")), DataError, "a tuple of 3: a tuple is a pair"),
     (lambda m: m.analyze((["a"], ["b"]), target=["c"]), DataError, "has its target already"),
     (lambda m: m.analyze([("a", "b")], target=["c"]), DataError, "has its target already"),
@@ -402,10 +421,14 @@ def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_p
         decoder_layers=1,
         max_updates=3,
         bleu_every=0,
+        betas=[0.9, 0.99],
         device="cpu",
         progress=lambda *entry: told.append(entry),
     )
     assert outcome.update == 3 and told[-1] == ("training", 3, 3)
+    with pytest.raises(ConfigError, match=r"^resume: the run in .* is of variant 'wide', not 'baseline'"):
+        hs.train(out=tmp_path / "run", resume=True)
+    assert hs.train("wide", out=tmp_path / "run", resume=True, max_updates=5).update == 5
     trained = hs.load(tmp_path / "run" / "last")
     assert trained.layout[hs.Site.CROSS, 0] == 4 and len(trained.translate(["A dog runs."])) == 1
     assert hs.plot(tmp_path / "run", "training").axes

@@ -131,24 +131,29 @@ def train(
 ) -> Outcome:
     """Train a Transformer, plain or in one of the variants, and write it to `out`: `headscope train VARIANT`.
 
-    variant: "baseline", "wide", "mixing", "swap", "mae", …
-    out: the folder to write; `resume` goes on with the run in it, `force` replaces that.
+    variant: "baseline", "wide", "mixing", "swap", "mae", …, or several, "mixing+swap".
+    out: the folder to write; `resume` goes on with the run in it, whose options hold where none are given, `force`
+        replaces it.
     options: those of the command, with underscores: `source=`, `target=`, `valid_source=`, `preset="tiny"`, and the
         variant's own; see `headscope.training.config.TrainConfig` and the files in `headscope.training.variants`.
 
     ConfigError for unknown options, TrainingError where the loss is no number.
     """
+    from headscope.training.composed import find_variant
     from headscope.training.config import TrainConfig, preset
+    from headscope.training.earlier import earlier_options
     from headscope.training.engine import train as run_training
-    from headscope.training.variant import VARIANTS
 
-    cls = VARIANTS.get(variant)
-    every = {**preset(options.get("preset")), **options, "out": out}
-    own, shared = _split(every, cls.Options)
-    config = configured(TrainConfig, shared, function=f"train {variant}")
-    chosen = cls(configured(cls.Options, own, function=f"train {variant}"))
+    cls, function = find_variant(variant), f"train {variant}"
+    earlier = earlier_options(Path(out), cls.name) if resume else {}
+    shaped = preset(options.get("preset", earlier.get("preset")))
+    own, shared = _split({**shaped, **earlier, **options, "out": out}, cls.Options)
+    config = configured(TrainConfig, shared, function=function)
+    chosen = cls(configured(cls.Options, own, function=function))
     with TrainingReport(progress_of(progress)) as listener:
-        return run_training(config, chosen, resume=resume, force=force, listener=listener)
+        return run_training(
+            config, chosen, resume=resume, force=force, listener=listener, command=("headscope.train", variant)
+        )
 
 
 def _split(options: Mapping[str, Any], cls: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -60,6 +60,8 @@ class AnalyzeMore(TypedDict, total=False):
     detail: bool
     mhr_pickles: bool
     mhr_rows: Literal["corpus", "batch", "generate"]
+    mhr_batch_size: int | None
+    mhr_max_tokens: int | None
 
 
 class EvaluateMore(TypedDict, total=False):

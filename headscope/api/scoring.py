@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headscope.api.options import configured
+from headscope.api.options import configured, python_words
 from headscope.api.reporting import Report, progress_of
 from headscope.api.selection import Heads, joined
 from headscope.api.texts import Text, given, one_text
@@ -35,6 +35,7 @@ def evaluation_of(
     opened = _opened(checkpoint, text, target, options, function="evaluate")
     with still(checkpoint.model):
         found = score_corpus(opened, progress=progress_of(progress))
+    found.remarks = [python_words(remark) for remark in found.remarks]
     if gates:
         found.signature = found.signature.having(gates=gates)
     return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.accumulate import Array
-from headscope.api.options import PathName, in_python
+from headscope.api.options import PathName, in_python, python_words
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
 from headscope.registry import unknown
@@ -84,12 +85,12 @@ class Study:
     @property
     def left_out(self) -> list[LeftOut]:
         """Analyses that did not run, and why."""
-        return self._measurement.study.left_out
+        return [replace(each, why=python_words(each.why)) for each in self._measurement.study.left_out]
 
     @property
     def remarks(self) -> list[str]:
         """What is to be known of the numbers beside the numbers."""
-        return self._measurement.study.remarks
+        return [python_words(remark) for remark in self._measurement.study.remarks]
 
     @property
     def sentences(self) -> int:

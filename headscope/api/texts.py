@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -60,7 +60,8 @@ def _lines(text: Any, *, pairs: bool = False) -> Any:
         if isinstance(text, str) and not _is_there(path):
             raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
         return path
-    if isinstance(text, (bytes, dict)) or not isinstance(text, Iterable):
+    table = hasattr(text, "columns")  # of which a list would be the names of the columns
+    if isinstance(text, (bytes, Mapping, Set)) or table or not isinstance(text, Iterable):
         kinds = (
             "a file's path, a list of sentences or a list of pairs" if pairs else "a file's path or a list of sentences"
         )
