@@ -48,23 +48,10 @@ def _without_nan(value: Any) -> Any:
 @contextmanager
 def progress(what: str, total: int, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
     """A progress bar with rate and time left on stderr; nothing where stderr is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from headscope.progress import bar
 
     console = err()
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total, rate="")
-
-        def step(count: int) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(task, advance=count, rate=f"{speed:.0f} {unit}/s" if speed else "")
-
+    with bar(what, total, unit=unit, console=console, shown=console.is_terminal) as step:
         yield step
 
 

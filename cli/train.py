@@ -121,38 +121,18 @@ def _run(variant: type[Variant], classes: Mapping[str, type[Any]], given: dict[s
     import sys
 
     from headscope.training.config import preset
+    from headscope.training.earlier import earlier_options
 
     context, resume, force, json = (given.pop(name) for name in ("context", "resume", "force", "json"))
     del given["config"]
     unsaid = {name for name in given if context.get_parameter_source(name).name == "DEFAULT"}
-    earlier = _earlier(Path(given["out"]), variant.name) if resume else {}
+    earlier = earlier_options(Path(given["out"]), variant.name) if resume else {}
     fallback = {**preset(given["preset"] or earlier.get("preset")), **earlier}
     values = {name: fallback.get(name, value) if name in unsaid else value for name, value in given.items()}
     config, options = (
         cls(**{each.name: value_of(cls, each, values[each.name]) for each in fields(cls)}) for cls in classes.values()
     )
     _train(config, variant(options), resume=resume, force=force, json=json, command=sys.argv[1:])
-
-
-def _earlier(folder: Path, name: str) -> dict[str, Any]:
-    """The options of the run in a folder; ConfigError where it is of another variant."""
-    import json
-
-    from headscope.errors import ConfigError
-    from headscope.output.folders import to_resume
-    from headscope.training.outputs import TRAINING
-
-    try:
-        about = json.loads((to_resume(folder, TRAINING) / "run.json").read_text(encoding="utf-8"))
-        found = {**about["config"], **about["options"]}
-        found.pop("out")
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"--resume: {folder / 'run.json'} is not of a training run; choose another --out") from None
-    if about.get("variant") != name:
-        raise ConfigError(f"--resume: the run in {folder} is of variant {about.get('variant')!r}, not {name!r}")
-    return found
 
 
 def value_of(cls: type[Any], each: Field[Any], value: Any) -> Any:

@@ -1,3 +1,51 @@
-"""headscope: what the attention heads of a trained Transformer do, how much each one matters, which can go."""
+"""headscope: what the attention heads of a trained Transformer do, how much each one matters, which can go.
+
+`import headscope as hs`, then `hs.load`; nothing heavy is imported before a name of the API is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headscope import assets as assets
+    from headscope.api.commands import analyze as analyze
+    from headscope.api.commands import evaluate as evaluate
+    from headscope.api.commands import plot as plot
+    from headscope.api.commands import prune as prune
+    from headscope.api.commands import train as train
+    from headscope.api.loading import load as load
+    from headscope.api.model import Model as Model
+    from headscope.api.model import SmallModel as SmallModel
+    from headscope.api.ranking import Ranking as Ranking
+    from headscope.api.study import Study as Study
+    from headscope.errors import HeadscopeError as HeadscopeError
+    from headscope.heads import HeadId as HeadId
+    from headscope.heads import Site as Site
 
 __version__ = "0.1.0"
+
+_LIGHT = {"HeadId": "heads", "HeadscopeError": "errors", "Site": "heads"}
+_HEAVY = {
+    **dict.fromkeys(("analyze", "evaluate", "plot", "prune", "train"), "api.commands"),
+    **dict.fromkeys(("Model", "SmallModel"), "api.model"),
+    "Ranking": "api.ranking",
+    "Study": "api.study",
+    "load": "api.loading",
+}
+__all__ = ["__version__", "assets", *sorted({**_LIGHT, **_HEAVY})]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "assets":
+        return import_module("headscope.assets")
+    for table in (_LIGHT, _HEAVY):
+        if name in table:  # all of them at once: a module of the same name is no longer in the way then
+            globals().update({each: getattr(import_module(f"headscope.{file}"), each) for each, file in table.items()})
+            return globals()[name]
+    raise AttributeError(f"module 'headscope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

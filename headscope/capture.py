@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.heads import Site
+from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, repeat_groups, tapped
 from headscope.model.places import Place, walking
 
@@ -37,12 +37,30 @@ def observing(model: nn.Module, see: Callable[[Place, AttentionCall], None]) -> 
 
 @dataclass
 class Captured:
-    """What was captured: `captured[site, layer]["weights"]`, the last call's, and `.calls` for all of them."""
+    """What was captured: `captured["encoder-self", 2]["weights"]`, the last call's, and `.calls` for all of them.
+
+    A head's name, `captured["encoder-self.2.5"]`, gives its slices: weights [b t s], context [b t k].
+    """
 
     calls: dict[tuple[Site, int], list[dict[str, Tensor]]] = field(default_factory=dict)
 
-    def __getitem__(self, place: tuple[Site, int]) -> dict[str, Tensor]:
-        return self.calls[place][-1]
+    def __getitem__(self, place: tuple[Site | str, int] | HeadId | str) -> dict[str, Tensor]:
+        if isinstance(place, tuple):
+            return self._last(place)
+        head = place if isinstance(place, HeadId) else HeadId.parse(place)
+        found = self._last((head.site, head.layer))
+        if head.head >= next(iter(found.values())).shape[1]:
+            raise ConfigError(f"{head.site}.{head.layer} has no head {head.head}; it was captured with fewer")
+        return {name: tensor[:, head.head] for name, tensor in found.items()}
+
+    def _last(self, place: tuple[Site | str, int]) -> dict[str, Tensor]:
+        """The last call of a (site, layer); ConfigError where there was none."""
+        by_name = {(site.value, layer): calls for (site, layer), calls in self.calls.items()}
+        site = place[0].value if isinstance(place[0], Site) else place[0]
+        if (site, place[1]) not in by_name:
+            seen = ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
+            raise ConfigError(f"{site}.{place[1]} was not captured; captured: {seen}")
+        return by_name[site, place[1]][-1]
 
     def weights(self, site: Site) -> list[Tensor]:
         """Weights [b h t s] of one site, by layer (the last call's)."""

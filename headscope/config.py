@@ -9,21 +9,16 @@ from typing import Any, Literal
 from headscope.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class AnalyzeConfig:
-    """Everything that `headscope analyze` can be told.
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeOptions:
+    """How heads are measured, whatever the checkpoint and the text.
 
     `only`, `skip` and `also` name analyses or groups of them, `importance` adds that group, `faithfulness` tests the
     rankings; `objective` is what importances explain (empty: what fits the model); `parse` is "stanza" or a CoNLL-U
     file; `max_length` None is 512 pieces or the model's limit, whichever is less; `relations` is "default", "all" or a
-    list; `mask` names heads that are off while the others are measured; `dicts`, `hp` and `bpe` belong to the
-    checkpoint.
+    list; `mask` names heads that are off while the others are measured.
     """
 
-    checkpoint: str
-    out: Path
-    source: Path | None = None
-    target: Path | None = None
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
@@ -55,20 +50,12 @@ class AnalyzeConfig:
     batch_tokens: int = 2048
     bootstrap: int = 1000
     seed: int = 1
-    device: str = "auto"
-    dtype: str = "auto"
-    format: str | None = None
-    dicts: Path | None = None
-    hp: Path | None = None
-    bpe: Path | None = None
     mask: str | None = None
     detail: bool = False
-    figures: bool = True
     mhr_pickles: bool = False
     mhr_rows: Literal["corpus", "batch", "generate"] = "corpus"
     mhr_batch_size: int | None = None
     mhr_max_tokens: int | None = None
-    force: bool = False
 
     def __post_init__(self) -> None:
         _one_of("--long", self.long, "truncate", "refuse")
@@ -93,32 +80,50 @@ class AnalyzeConfig:
             raise ConfigError("--faithfulness-steps must be at least 2 and --faithfulness-seeds at least 1")
         if self.frequencies and self.frequency_corpus:
             raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
-        if self.source is None and (self.parse is None or self.parse == "stanza"):
-            raise ConfigError(
-                "no text: give --source FILE (one sentence a line) or --parse FILE.conllu, which has text"
-            )
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
 
+@dataclass(frozen=True)
+class AnalyzeConfig(AnalyzeOptions):
+    """Everything that `headscope analyze` can be told; `dicts`, `hp` and `bpe` belong to the checkpoint."""
+
+    checkpoint: str
+    out: Path
+    source: Path | None = None
+    target: Path | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    format: str | None = None
+    dicts: Path | None = None
+    hp: Path | None = None
+    bpe: Path | None = None
+    figures: bool = True
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source is None and (self.parse is None or self.parse == "stanza"):
+            raise ConfigError(
+                "no text: give --source FILE (one sentence a line) or --parse FILE.conllu, which has text"
+            )
+
+
 METRICS = ("bleu", "chrf", "perplexity", "accuracy")
 
 
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """Everything that `headscope evaluate` can be told.
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """How a model is scored, whatever the checkpoint and the text.
 
     `metrics` empty: all that fit the model (with `each_head` perplexity and accuracy); `text` says what BLEU
     and chrF compare: "raw" (detokenised, as it is) or "tokenised-lowercase"; `hiding` is what an encoder-only
     model is asked for: "each" token in turn, or a "random" 15 % at once. `beam` and the like: None is as the
-    checkpoint says.
+    checkpoint says. `heads` are those that `each_head` switches off, one at a time.
     """
 
-    checkpoint: str
-    source: Path
-    target: Path | None = None
     metrics: tuple[str, ...] = ()
     text: Literal["raw", "tokenised-lowercase"] = "raw"
     hiding: Literal["each", "random"] = "each"
@@ -135,6 +140,24 @@ class EvaluateConfig:
     batch_tokens: int = 2048
     bootstrap: int = 1000
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        _one_of("--long", self.long, "truncate", "refuse")
+        _one_of("--text", self.text, "raw", "tokenised-lowercase")
+        _one_of("--hiding", self.hiding, "each", "random")
+        if strange := [name for name in self.metrics if name not in METRICS]:
+            raise ConfigError(f"--metrics {strange[0]!r} is not known; available: {', '.join(METRICS)}")
+        if self.heads and not self.each_head:
+            raise ConfigError("--heads is for the table of --each-head; give --each-head too")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(EvaluateOptions):
+    """Everything that `headscope evaluate` can be told."""
+
+    checkpoint: str
+    source: Path
+    target: Path | None = None
     device: str = "auto"
     dtype: str = "auto"
     format: str | None = None
@@ -146,16 +169,11 @@ class EvaluateConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("--long", self.long, "truncate", "refuse")
-        _one_of("--text", self.text, "raw", "tokenised-lowercase")
-        _one_of("--hiding", self.hiding, "each", "random")
-        if strange := [name for name in self.metrics if name not in METRICS]:
-            raise ConfigError(f"--metrics {strange[0]!r} is not known; available: {', '.join(METRICS)}")
+        super().__post_init__()
         if self.each_head and self.per_sentence:
             raise ConfigError("--per-sentence and --each-head are two runs; give one of them")
-        if not self.each_head and (self.out or self.heads):
-            which = "--out" if self.out else "--heads"
-            raise ConfigError(f"{which} is for the table of --each-head; give --each-head too")
+        if self.out and not self.each_head:
+            raise ConfigError("--out is for the table of --each-head; give --each-head too")
 
 
 def _one_of(option: str, value: str, *allowed: str) -> None:

@@ -1,6 +1,6 @@
-"""Parallel text from disk to batches: read twice, never held.
+"""Parallel text, from files or lists of strings, to batches; files are read twice, never held.
 
-The first pass checks the files and counts and digests their lines; the second yields sentences. Batches
+The first pass checks the texts and counts and digests their lines; the second yields sentences. Batches
 are cut by tokens from windows of sentences sorted by length, each batch within one *fold* (sentence
 number mod 8), so that statistics kept per batch can be bootstrapped like those kept per sentence.
 """
@@ -28,6 +28,8 @@ from headscope.unknown_pieces import UnknownPieces
 WINDOW = 4096
 IGNORED = -100  # a label where nothing is to be predicted
 Long = Literal["truncate", "refuse"]
+Lines = str | Path | Sequence[str]
+"""A text: the path of a file with one sentence a line (`.gz` too), or the sentences themselves."""
 
 
 class Sentence(NamedTuple):
@@ -57,18 +59,23 @@ class Corpus:
         """The same sentences with parses, in the same order; DataError where the texts differ."""
         return replace(self, read=lambda: _parsed(self.read(), parses(), self.name), has_parses=True)
 
+    def first(self, count: int) -> Corpus:
+        """The first `count` sentences, or all where there are fewer; the digest stays that of the whole corpus."""
+        return replace(self, count=min(self.count, count))
+
 
 def open_corpus(
-    source: Path | None,
+    source: Lines | None,
     *,
-    target: Path | None = None,
+    target: Lines | None = None,
     parses: Path | None = None,
     max_sentences: int | None = None,
 ) -> Corpus:
-    """Check the files and describe them: plain text, one sentence a line, `.gz` too; parses in CoNLL-U.
+    """Check the texts and describe them: files or lists of strings, one sentence a line; parses in CoNLL-U.
 
     Without `source` the text comes from the parses. DataError names the file and line of a missing or
-    empty file, an empty line, bytes that are not UTF-8, a broken parse, or files of different lengths.
+    empty file, an empty line, bytes that are not UTF-8, a broken parse, or texts of different lengths. The same
+    sentences have the same digest, whether they come from a file or from a list.
     """
     if source is None and parses is None:
         raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
@@ -79,7 +86,7 @@ def open_corpus(
             digest.update(text.encode() + b"\n")
         count += 1
     return Corpus(
-        name=str(source or parses),
+        name=text_name(parses if source is None else source),
         count=count,
         digest=digest.hexdigest(),
         read=lambda: _sentences(source, target, parses),
@@ -88,7 +95,12 @@ def open_corpus(
     )
 
 
-def _sentences(source: Path | None, target: Path | None, parses: Path | None) -> Iterator[Sentence]:
+def text_name(text: Lines | None) -> str:
+    """What messages call a text."""
+    return str(text) if text is None or isinstance(text, (str, Path)) else f"the list of {len(text)} sentences"
+
+
+def _sentences(source: Lines | None, target: Lines | None, parses: Path | None) -> Iterator[Sentence]:
     if source is None:
         assert parses is not None
         lines: Iterator[Sentence] = (
@@ -97,9 +109,9 @@ def _sentences(source: Path | None, target: Path | None, parses: Path | None) ->
     else:
         lines = (Sentence(i, text) for i, text in enumerate(read_lines(source)))
     if target is not None:
-        lines = _paired(lines, read_lines(target), str(source or parses), str(target))
+        lines = _paired(lines, read_lines(target), text_name(parses if source is None else source), text_name(target))
     if parses is not None and source is not None:
-        lines = _parsed(lines, read_conllu(parses), str(source))
+        lines = _parsed(lines, read_conllu(parses), text_name(source))
     return lines
 
 
@@ -127,10 +139,31 @@ def _counts_differ(what: str, name: str, other: str) -> str:
     return f"{name} and {other} have different numbers of {what}; line i of one must belong to line i of the other"
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 text (`.gz` too), split at line feeds only; DataError for what cannot be used."""
+def read_lines(text: Lines) -> Iterator[str]:
+    """Lines of a UTF-8 file (`.gz` too), split at line feeds only, or of a list; DataError for what cannot be used."""
+    return _file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text)
+
+
+def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
+    for number, sentence in enumerate(sentences, start=1):
+        if not isinstance(sentence, str):
+            raise DataError(f"sentence {number} of the list is a {type(sentence).__name__}; it must be a string")
+        if not sentence.strip():
+            raise DataError(f"sentence {number} of the list is empty; every entry must hold one sentence")
+        try:
+            sentence.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"sentence {number} of the list: character {error.start + 1} is half a surrogate pair, which is no text"
+            ) from None
+        yield sentence.rstrip("\r\n")
+    if not sentences:
+        raise DataError("the list of sentences is empty; give at least one")
+
+
+def _file_lines(path: Path) -> Iterator[str]:
     number = 0
-    for number, raw in enumerate(_raw_lines(path), start=1):
+    for number, raw in enumerate(raw_lines(path), start=1):
         try:
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
@@ -144,7 +177,8 @@ def read_lines(path: Path) -> Iterator[str]:
         raise DataError(f"{path} is empty; it must hold one sentence a line")
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file (`.gz` too) as bytes; DataError where it cannot be read."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as handle:
             yield from handle

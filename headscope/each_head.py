@@ -49,14 +49,22 @@ class EachHead:
 
 
 def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -> EachHead:
-    """Measure the model as it is (with `config.mask` off), then with each further head off; write `config.out`.
+    """Open everything, measure with each head off, and write `config.out` (see `score_each_head`)."""
+    if config.out is not None:
+        check_file(config.out, inputs=inputs_of(config), force=config.force)
+    found = score_each_head(open_all(config), progress=progress)
+    if config.out is not None:
+        written(config.out, lambda path: found.table.to_csv(path, index=False))
+    return found
+
+
+def score_each_head(opened: Opened, *, progress: Progress = no_progress) -> EachHead:
+    """Measure the model as it is (with the mask of its config), then with each further head off; writes nothing.
 
     The heads that matter most come first. Interrupted by Ctrl-C while references are scored, it gives what was
     done (`complete` is then false).
     """
-    if config.out is not None:
-        check_file(config.out, inputs=inputs_of(config), force=config.force)
-    opened = open_all(config)
+    config = opened.config
     chosen = select_heads(config.heads, opened.checkpoint.layout) if config.heads else []
     heads = [head for head in chosen or all_heads(opened.checkpoint.layout) if head not in set(opened.off)]
     columns: dict[str, Any] = {
@@ -80,10 +88,7 @@ def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -
     opened.remarks += opened.unknown.remarks(opened.checkpoint)
     by = next((name for name in OF_TRANSLATIONS if name in columns), "nll_per_token")
     done = opened.corpus.count if scored is None else scored.sentences
-    found = EachHead(_sorted(columns, by), by, signature(opened, done=done), opened.remarks, done, complete)
-    if config.out is not None:
-        written(config.out, lambda path: found.table.to_csv(path, index=False))
-    return found
+    return EachHead(_sorted(columns, by), by, signature(opened, done=done), opened.remarks, done, complete)
 
 
 def _likelihoods(opened: Opened, heads: Sequence[HeadId], progress: Progress) -> Likelihood | None:

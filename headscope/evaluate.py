@@ -19,7 +19,7 @@ import numpy as np
 import headscope
 from headscope.accumulate import Bootstrap
 from headscope.analyze import Pace, sentence_limit
-from headscope.config import METRICS, EvaluateConfig
+from headscope.config import METRICS, EvaluateConfig, EvaluateOptions
 from headscope.data import Corpus, open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, Companions, TranslateOptions, open_checkpoint
@@ -29,6 +29,7 @@ from headscope.likelihood import Likelihood, Reading, likelihood
 from headscope.output.files import written
 from headscope.output.rule import check_file, inputs_of
 from headscope.progress import Progress, no_progress
+from headscope.registry import unknown
 from headscope.results import Signature
 from headscope.translate import translate_lines
 from headscope.unknown_pieces import UnknownPieces
@@ -66,12 +67,19 @@ class Evaluation:
     complete: bool = True
     seconds: float = 0.0
 
+    def __getitem__(self, metric: str) -> Score:
+        """The score of a metric, such as "bleu"; ConfigError for one that was not measured."""
+        for score in self.scores:
+            if score.metric == metric:
+                return score
+        raise ConfigError(unknown("metric", metric, [score.metric for score in self.scores]))
+
 
 @dataclass
 class Opened:
     """A checkpoint and a corpus that fit each other, and what a config asks of them."""
 
-    config: EvaluateConfig
+    config: EvaluateOptions
     checkpoint: Checkpoint
     corpus: Corpus
     metrics: tuple[str, ...]
@@ -88,16 +96,21 @@ def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) 
     HeadscopeError for whatever the user can fix. Interrupted by Ctrl-C while references are scored, it gives
     what was done (`complete` is then false).
     """
-    began = time.monotonic()
     if config.per_sentence is not None:
         check_file(config.per_sentence, inputs=inputs_of(config), force=config.force)
-    opened = open_all(config)
-    with masked(opened.checkpoint.model, opened.off):
-        found = _evaluate(opened, progress)
-    found.seconds = time.monotonic() - began
+    found = score_corpus(open_all(config), progress=progress)
     if config.per_sentence is not None:
         table = found.sentences
         written(config.per_sentence, lambda path: table.to_csv(path, index=False))
+    return found
+
+
+def score_corpus(opened: Opened, *, progress: Progress = no_progress) -> Evaluation:
+    """Score an open checkpoint on a text; writes nothing."""
+    began = time.monotonic()
+    with masked(opened.checkpoint.model, opened.off):
+        found = _evaluate(opened, progress)
+    found.seconds = time.monotonic() - began
     return found
 
 
@@ -111,6 +124,11 @@ def open_all(config: EvaluateConfig) -> Opened:
         dtype=config.dtype,
         companions=Companions(config.dicts, config.hp, config.bpe),
     )
+    return matched(checkpoint, corpus, config)
+
+
+def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> Opened:
+    """A checkpoint and a corpus, checked against each other and against what is asked; ConfigError if they differ."""
     if checkpoint.two_sided is not corpus.has_target:
         problem = (
             "needs --target, the references" if checkpoint.two_sided else "reads one side only; leave out --target"
@@ -129,7 +147,7 @@ def open_all(config: EvaluateConfig) -> Opened:
     return Opened(config, checkpoint, corpus, metrics, off, reading, options)
 
 
-def _metrics(config: EvaluateConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
+def _metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str, ...]:
     """Those asked for, or all that fit; `--each-head` translates only where it is told to."""
     fitting = METRICS if checkpoint.two_sided else METRICS[2:]
     if unfit := [name for name in config.metrics if name not in fitting]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ def signature(checkpoint: Checkpoint, corpus: Corpus, study: Study, settings: Ma
             "data": f"sha1={corpus.digest[:12]},n={count}",
             "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
             **({"mask": settings["mask"]} if settings.get("mask") else {}),
+            **({"gates": settings["gates"]} if settings.get("gates") else {}),
             "dtype": str(checkpoint.dtype).removeprefix("torch."),
             "device": checkpoint.device.type,
             "torch": importlib.metadata.version("torch"),
@@ -58,21 +59,29 @@ def analysis_signature(common: Signature, study: Study, name: str) -> Signature:
     return common.having(**study.signatures[name])
 
 
-def write_run(
-    folder: Path,
-    study: Study,
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    settings: Mapping[str, Any],
-    command: list[str],
-    pickles: Mapping[str, Any] | None = None,
-) -> tuple[Signature, dict[str, Any]]:
-    """Write everything but the figures; returns the signature of the run as a whole, and its record.
+@dataclass(frozen=True)
+class Description:
+    """How the numbers of a run came about: the signature of all of them, and what `run.json` says."""
+
+    signature: Signature
+    record: Mapping[str, Any]
+
+
+def describe(
+    study: Study, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any], command: Sequence[str]
+) -> Description:
+    """Describe a study while the checkpoint and the corpus are as they were measured."""
+    common = signature(checkpoint, corpus, study, settings)
+    whole = common.having(m="+".join(study.signatures), **_own_settings(study))
+    return Description(whole, _meta(study, checkpoint, corpus, settings, command, whole, common))
+
+
+def write_run(folder: Path, study: Study, description: Description, pickles: Mapping[str, Any] | None = None) -> None:
+    """Write everything but the figures, with the record of the run.
 
     `pickles` are further files for the folder of that name (see `headscope.mhr_pickles`).
     """
-    common = signature(checkpoint, corpus, study, settings)
-    whole = common.having(m="+".join(study.signatures), **_own_settings(study))
+    whole = description.signature
     ResultTable("heads", study.heads, whole).to_csv(folder)
     for name, frame in study.tables.items():
         ResultTable(name, frame, whole).to_csv(folder)
@@ -83,9 +92,7 @@ def write_run(
         write_pickle(folder / "pickles" / name, value)
     for measure, arrays in study.detail.items():
         write_arrays(folder / "detail" / f"{measure}.npz", arrays)
-    meta = _meta(study, checkpoint, corpus, settings, command, whole, common)
-    write_json(folder / "run.json", meta)
-    return whole, meta
+    write_json(folder / "run.json", description.record)
 
 
 def _own_settings(study: Study) -> dict[str, str]:
@@ -97,7 +104,7 @@ def _meta(
     checkpoint: Checkpoint,
     corpus: Corpus,
     settings: Mapping[str, Any],
-    command: list[str],
+    command: Sequence[str],
     whole: Signature,
     common: Signature,
 ) -> dict[str, Any]:
@@ -109,7 +116,7 @@ def _meta(
         "complete": study.complete,
         "signature": str(whole),
         "signatures": {name: str(analysis_signature(common, study, name)) for name in study.signatures},
-        "command": command,
+        "command": list(command),
         "checkpoint": {
             "path": str(Path(checkpoint.path).resolve()) if Path(checkpoint.path).exists() else checkpoint.path,
             "format": checkpoint.format,
@@ -118,8 +125,8 @@ def _meta(
         },
         "layout": layout,
         "data": {
-            "source": settings["source"],
-            "target": settings["target"],
+            "source": settings.get("source"),
+            "target": settings.get("target"),
             "parse": settings["parse"],
             "digest": corpus.digest,
             "sentences": study.sentences,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headscope.analysis import Analysis, Options
-from headscope.analyze import Pace, Study, analyze, choose, sentence_limit
-from headscope.config import AnalyzeConfig
+from headscope.analyze import ALONE, Pace, Study, analyze, choose, sentence_limit
+from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data import Corpus, open_corpus, read_lines
 from headscope.errors import ConfigError, OutputError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint, pick_device
@@ -27,7 +27,7 @@ from headscope.output.rule import check_folder, inputs_of
 from headscope.processes import Processes, together
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature
-from headscope.runfiles import ANALYSIS, write_run
+from headscope.runfiles import ANALYSIS, Description, describe, write_run
 from headscope.survey import explained
 from headscope.syntax import Parse, parse_with_stanza
 
@@ -44,6 +44,19 @@ class Finished:
     signature: Signature
     figures: list[Path]
     main: bool = True
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What came of the passes over a text, before anything is written.
+
+    `description` says what shapes the numbers, `pickles` are further files in the layout of the MHR fork. In those of
+    several processes that write nothing `description` is None.
+    """
+
+    study: Study
+    description: Description | None
+    pickles: Mapping[str, Any]
 
 
 def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> Finished:
@@ -63,17 +76,9 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
 
 
 def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> Finished:
-    wanted = config.importance or (config.faithfulness and not config.only)
-    also = (*config.also, *(["importance"] if wanted else []))
-    analyses = choose(only=config.only, skip=config.skip, also=also)
-    if config.objective and not any(map(explained, analyses)):
-        raise ConfigError(f"--objective {config.objective} is what importances explain; ask for one (--importance)")
-    if (config.rules or config.steps or config.target_token != "top1") and not any(
-        one.name == "lrp" for one in analyses
-    ):
-        raise ConfigError("--rules, --steps and --target-token are about the analysis lrp; ask for it (--also lrp)")
+    chosen_analyses(config)
     corpus = open_corpus(
-        config.source, target=config.target, parses=_conllu(config), max_sentences=config.max_sentences
+        config.source, target=config.target, parses=conllu_file(config), max_sentences=config.max_sentences
     )
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
@@ -84,53 +89,100 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build:
         dtype=config.dtype,
         companions=Companions(config.dicts, config.hp, config.bpe),
     )
-    off = select_heads(config.mask, checkpoint.layout) if config.mask else []
-    pace = Pace(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
+    found = measure(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
+    if found.description is None or build is None:
+        return Finished(found.study, config.out, Signature({}), [], main=False)
+    out, figures = save_measurement(found, build, figures=config.figures)
+    return Finished(found.study, out, found.description.signature, figures)
+
+
+def measure(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    options: AnalyzeOptions,
+    *,
+    about: Mapping[str, Any] | None = None,
+    command: Sequence[str] = (),
+    processes: Processes = ALONE,
+    progress: Progress = no_progress,
+) -> Measurement:
+    """Measure every head of an open checkpoint on a text, and describe how; writes nothing.
+
+    `corpus` has its parses already unless `options.parse` is "stanza". `about` are further settings for the record,
+    such as where the text comes from. HeadscopeError for whatever the user can fix.
+    """
+    analyses = chosen_analyses(options)
+    off = select_heads(options.mask, checkpoint.layout) if options.mask else []
+    pace = Pace(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
     limit = sentence_limit(checkpoint, pace)
-    if config.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
-        corpus = _with_stanza(corpus, config, progress, processes)
-    options = _options(config, checkpoint, corpus, analyses, limit)
+    if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
+        corpus = _with_stanza(corpus, options, progress, processes)
+    for_analyses = _options(options, checkpoint, corpus, analyses, limit)
     with masked(checkpoint.model, off), progress("analysing", corpus.count) as step:
         study = analyze(
             checkpoint,
             corpus,
             analyses=analyses,
-            options=options,
+            options=for_analyses,
             pace=pace,
-            replicates=config.bootstrap,
-            detail=config.detail,
+            replicates=options.bootstrap,
+            detail=options.detail,
             progress=step,
             processes=processes,
         )
-        if build is None:
-            return Finished(study, config.out, Signature({}), [], main=False)
-        if config.faithfulness and study.complete:
-            _try_rankings(study, checkpoint, corpus, config, options, analyses, limit, progress)
+        if not processes.main:
+            return Measurement(study, None, {})
+        if options.faithfulness and study.complete:
+            _try_rankings(study, checkpoint, corpus, options, for_analyses, analyses, limit, progress)
         pickles = {}
-        if config.mhr_pickles and study.complete:
-            size = BatchSize(config.mhr_batch_size, config.mhr_max_tokens)
+        if options.mhr_pickles and study.complete:
+            batch = BatchSize(options.mhr_batch_size, options.mhr_max_tokens)
             pickles = mhr_pickles(
-                checkpoint, corpus, rows=config.mhr_rows, limit=limit, tokens=config.batch_tokens, size=size
+                checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=options.batch_tokens, size=batch
             )
-    settings = {**config.settings(), "limit": limit, "mask": ",".join(map(str, off)) or None}
+    settings = {**options.settings(), **(about or {}), "limit": limit, "mask": ",".join(map(str, off)) or None}
+    return Measurement(study, describe(study, checkpoint, corpus, settings, command), pickles)
+
+
+def save_measurement(found: Measurement, build: Build, *, figures: bool) -> tuple[Path, list[Path]]:
+    """Write the files of a run; the directory, and the figures that were drawn in it.
+
+    A run that was interrupted replaces nothing (see `Build.finish`).
+    """
+    assert found.description is not None, "one process writes"
+    record, partial = found.description.record, not found.study.complete
     with build.writing() as made:
-        signature, record = write_run(made, study, checkpoint, corpus, settings, sys.argv, pickles)
+        write_run(made, found.study, found.description, found.pickles)
     try:
-        figures = _figures(config, build)
+        drawn = _figures(build) if figures else []
     except OutputError:
         raise
     except Exception:  # the numbers are not lost with them
-        build.finish(record, partial=not study.complete)
+        build.finish(record, partial=partial)
         raise
-    out = build.finish(record, partial=not study.complete)
-    return Finished(study, out, signature, [out / "figures" / path.name for path in figures])
+    out = build.finish(record, partial=partial)
+    return out, [out / "figures" / path.name for path in drawn]
+
+
+def chosen_analyses(options: AnalyzeOptions) -> list[type[Analysis]]:
+    """The analyses that options ask for; ConfigError where an option is about none of them."""
+    wanted = options.importance or (options.faithfulness and not options.only)
+    also = (*options.also, *(["importance"] if wanted else []))
+    analyses = choose(only=options.only, skip=options.skip, also=also)
+    if options.objective and not any(map(explained, analyses)):
+        raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
+    if (options.rules or options.steps or options.target_token != "top1") and not any(
+        one.name == "lrp" for one in analyses
+    ):
+        raise ConfigError("--rules, --steps and --target-token are about the analysis lrp; ask for it (--also lrp)")
+    return analyses
 
 
 def _try_rankings(
     study: Study,
     checkpoint: Checkpoint,
     corpus: Corpus,
-    config: AnalyzeConfig,
+    config: AnalyzeOptions,
     options: Options,
     analyses: list[type[Analysis]],
     limit: int,
@@ -163,11 +215,12 @@ def _try_rankings(
     study.remarks += verdict.remarks
 
 
-def _conllu(config: AnalyzeConfig) -> Path | None:
+def conllu_file(config: AnalyzeOptions) -> Path | None:
+    """The file that parses come from, if they come from one."""
     return Path(config.parse) if config.parse is not None and config.parse != "stanza" else None
 
 
-def _with_stanza(corpus: Corpus, config: AnalyzeConfig, progress: Progress, processes: Processes) -> Corpus:
+def _with_stanza(corpus: Corpus, config: AnalyzeOptions, progress: Progress, processes: Processes) -> Corpus:
     """The corpus with parses; stanza runs once, in the first process, and all passes read what it left in the cache."""
 
     def parses() -> Iterator[Parse]:
@@ -183,7 +236,7 @@ def _with_stanza(corpus: Corpus, config: AnalyzeConfig, progress: Progress, proc
 
 
 def _options(
-    config: AnalyzeConfig, checkpoint: Checkpoint, corpus: Corpus, analyses: list[type[Analysis]], limit: int
+    config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: list[type[Analysis]], limit: int
 ) -> Options:
     options = Options(
         keep_special=config.keep_special,
@@ -210,13 +263,13 @@ def _options(
     return options
 
 
-def _parse_name(config: AnalyzeConfig) -> str:
+def _parse_name(config: AnalyzeOptions) -> str:
     if config.parse is None:
         return ""
     return f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse).name
 
 
-def _counts(config: AnalyzeConfig, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
+def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
     if config.frequencies:
         return read_counts(checkpoint, config.frequencies), config.frequencies.name
     if config.frequency_corpus:
@@ -225,9 +278,7 @@ def _counts(config: AnalyzeConfig, checkpoint: Checkpoint, corpus: Corpus, limit
     return count_pieces(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
 
 
-def _figures(config: AnalyzeConfig, build: Build) -> list[Path]:
-    if not config.figures:
-        return []
+def _figures(build: Build) -> list[Path]:
     from headscope.report.standard import draw_standard
 
     with build.writing() as made:

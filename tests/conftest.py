@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import headscope as hs
+
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
 
@@ -37,3 +39,20 @@ def python() -> Callable[..., str]:
         return done.stdout
 
     return ran
+
+
+@pytest.fixture(scope="session")
+def pair() -> hs.Model:
+    """The small translation model that ships, open."""
+    return hs.load(hs.assets.trained(), device="cpu")
+
+
+@pytest.fixture
+def caption_files(tmp_path: Path) -> tuple[Path, Path]:
+    """`oracles.memory.SOURCES` and `TARGETS` as files."""
+    from oracles.memory import SOURCES, TARGETS
+
+    paths = tmp_path / "text.en", tmp_path / "text.de"
+    for path, lines in zip(paths, (SOURCES, TARGETS), strict=True):
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return paths

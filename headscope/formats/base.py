@@ -61,14 +61,29 @@ class TranslateOptions:
 
 
 class Checkpoint(ABC):
-    """An opened checkpoint. `digest` is the sha256 of its config and weights files."""
+    """An opened checkpoint: a model that came from files, or one that is in memory only (`digest` None)."""
 
-    def __init__(self, *, path: str, format: str, model: nn.Module, model_type: str, digest: str) -> None:
+    def __init__(self, *, path: str, format: str, model: nn.Module, model_type: str, digest: str | None) -> None:
         self.path = path
         self.format = format
         self.model = model
         self.model_type = model_type
-        self.digest = digest
+        self._digest = digest
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the config and weights files; of the weights as they are now where there are no files."""
+        return weights_digest(self.model) if self._digest is None else self._digest
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the model came from no files, so that its owner may change it at any time."""
+        return self._digest is None
+
+    def look_again(self) -> None:
+        """Forget where the heads are: the model may have been rebuilt."""
+        for name in ("places", "projections"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def places(self) -> Places:
@@ -309,6 +324,15 @@ def file_digest(files: Sequence[Path]) -> str:
         with path.open("rb") as handle:
             while block := handle.read(2**20):
                 digest.update(block)
+    return digest.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 over the class of a model and the names, types, shapes and bytes of its parameters and buffers."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -200,6 +200,10 @@ def translations(checkpoint: Predicting, texts: Sequence[str], options: Translat
         ids = generated()
     except NumericalError:
         refuse_overflow(checkpoint, generated)
+    except IndexError as error:  # its cache has as many layers as the encoder, and the decoder of a T5 may have more
+        raise CheckpointError(
+            f"{checkpoint.path}: transformers cannot generate with this model ({' '.join(str(error).split())[:160]})"
+        ) from error
     with through_attend(model), hushed(), torch.no_grad():
         scores = _scores(checkpoint, source, ids, config) if options.scores else [0.0] * len(ids)
     tokenizer = checkpoint._tokenizer()

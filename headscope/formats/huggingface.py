@@ -44,7 +44,7 @@ class HuggingFaceCheckpoint(Predicting):
     """A transformers model with its tokenizer (None where there is none; `without` says why)."""
 
     def __init__(
-        self, *, path: str, model: nn.Module, tokenizer: Any, digest: str, without: str = "there is none"
+        self, *, path: str, model: nn.Module, tokenizer: Any, digest: str | None, without: str = "there is none"
     ) -> None:
         config: Any = model.config
         self.config = config

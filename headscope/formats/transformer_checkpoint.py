@@ -35,7 +35,7 @@ class TransformerCheckpoint(Checkpoint):
         format: str,
         model: Transformer,
         model_type: str,
-        digest: str,
+        digest: str | None,
         source: Vocabulary | None,
         target: Vocabulary | None,
         search: SearchConfig | None = None,

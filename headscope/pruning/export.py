@@ -81,11 +81,25 @@ def choose(name: str | None, checkpoint: Checkpoint) -> Export:
     return fitting[name]
 
 
+def as_export(checkpoint: Checkpoint, built: Export, removal: Removal, name: str) -> tuple[Checkpoint, Export]:
+    """A shrunk checkpoint, which was `built` for one export, for another one; ConfigError where that cannot be."""
+    export = choose(name, checkpoint)
+    if export.name == built.name:
+        return checkpoint, export
+    if (built.name, export.name) != ("self-contained", "native"):
+        raise ConfigError(
+            f"the heads were removed for export={built.name!r}, which cannot become {name!r}; "
+            f"say remove(..., export={name!r})"
+        )
+    made: Checkpoint = with_model(checkpoint, copy.deepcopy(checkpoint.model))
+    return in_plain_class(made, removal), export
+
+
 def with_model(checkpoint: Checkpoint, model: nn.Module) -> Any:
-    """The same checkpoint around another model."""
+    """The same checkpoint around another model, which is in memory only."""
     made: Any = copy.copy(checkpoint)
-    for known in ("places", "projections"):
-        made.__dict__.pop(known, None)
+    made._digest = None
+    made.look_again()
     made.model = model
     if hasattr(made, "config"):
         made.config = made.model.config
@@ -168,14 +182,21 @@ def _zeroed_huggingface(checkpoint: Checkpoint, removal: Removal) -> Checkpoint:
 
 
 def _plain_huggingface(checkpoint: Checkpoint, removal: Removal) -> Checkpoint:
-    """Shrunk, with a config that says so in the class's own words; ConfigError where it has none."""
-    kind, counts = checkpoint.model_type, set(removal.layout.values())
-    old: Any = checkpoint.model.config
-    width = next((name for name in WIDTHS if getattr(old, name, None) and name in old.to_dict()), None)
-    number = next((name for name in COUNTS if hasattr(old, name)), None)
+    return in_plain_class(_shrunk_huggingface(checkpoint, removal), removal)
+
+
+def in_plain_class(shrunk: Checkpoint, removal: Removal) -> Checkpoint:
+    """A shrunk checkpoint whose config says so in the class's own words; ConfigError where it has none.
+
+    The config of the model that is given is changed.
+    """
+    kind, counts = shrunk.model_type, set(removal.layout.values())
+    config: Any = shrunk.model.config
+    width = next((name for name in WIDTHS if getattr(config, name, None) and name in config.to_dict()), None)
+    number = next((name for name in COUNTS if hasattr(config, name)), None)
     if len(counts) != 1 or 0 in counts:
         raise ConfigError(
-            f"--export native: class {type(checkpoint.model).__name__} has one number of heads for all layers, and "
+            f"--export native: class {type(shrunk.model).__name__} has one number of heads for all layers, and "
             "they differ here; remove as many everywhere, or take self-contained"
         )
     if width is None or number is None:
@@ -183,8 +204,6 @@ def _plain_huggingface(checkpoint: Checkpoint, removal: Removal) -> Checkpoint:
             f"--export native: a config of type {kind!r} cannot say how wide a head is, so its heads would get "
             "wider as they get fewer; take self-contained"
         )
-    made = _shrunk_huggingface(checkpoint, removal)
-    config: Any = made.model.config
     if config.narrowed["bias_heads"]:
         raise ConfigError(
             "--export native: the layers share one position bias, so the plain class needs the same heads removed "
@@ -201,7 +220,7 @@ def _plain_huggingface(checkpoint: Checkpoint, removal: Removal) -> Checkpoint:
         raise ConfigError(
             f"--export native: the plain class refuses such a config ({detail}); take self-contained"
         ) from None
-    return made
+    return shrunk
 
 
 def _write_huggingface(checkpoint: Checkpoint, folder: Path, companions: Companions) -> Written:

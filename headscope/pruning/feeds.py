@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headscope.assets import sample
-from headscope.data import Side, read_lines, side
+from headscope.data import Lines, Side, read_lines, side, text_name
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.model.places import probe_inputs, text_config
@@ -44,7 +43,9 @@ class Texts:
     feeds: tuple[Feed, ...]
 
 
-def texts(checkpoint: Checkpoint, source: Path | None, target: Path | None, *, sentences: int, rows: int = 4) -> Texts:
+def texts(
+    checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *, sentences: int, rows: int = 4
+) -> Texts:
     """The first lines of `source` (default: the shipped sample) in batches of `rows`, sorted by length.
 
     Without `target` a decoder beside an encoder reads the source lines too. A model that cannot read text gets
@@ -69,7 +70,8 @@ def texts(checkpoint: Checkpoint, source: Path | None, target: Path | None, *, s
         if checkpoint.two_sided:
             other = side(checkpoint.encode([targets[number] for number in some], side="target", limit=limit))
         feeds.append(feed(checkpoint, one, other))
-    return Texts(tuple(sources), str(source or "headscope's sample"), tuple(feeds))
+    name = "headscope's sample" if source is None else text_name(source)
+    return Texts(tuple(sources), name, tuple(feeds))
 
 
 def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> Feed:
@@ -102,14 +104,14 @@ def outputs(model: nn.Module, one: Feed) -> Tensor:
 
 
 def _read(
-    checkpoint: Checkpoint, source: Path | None, target: Path | None, sentences: int
+    checkpoint: Checkpoint, source: Lines | None, target: Lines | None, sentences: int
 ) -> tuple[list[str], Sequence[str]]:
-    sources = list(islice(read_lines(source or sample("en")), sentences))
+    sources = list(islice(read_lines(sample("en") if source is None else source), sentences))
     targets = sources
     if checkpoint.two_sided and (target is not None or source is None):
-        targets = list(islice(read_lines(target or sample("de")), sentences))
+        targets = list(islice(read_lines(sample("de") if target is None else target), sentences))
     if len(targets) != len(sources):
-        raise DataError(f"{source} and {target} have different numbers of lines")
+        raise DataError(f"{text_name(source)} and {text_name(target)} have different numbers of lines")
     checkpoint.encode(sources[:1], side="source", limit=LONGEST)
     return sources, targets
 

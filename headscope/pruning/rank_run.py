@@ -13,7 +13,6 @@ import torch
 
 from headscope.analysis import Options
 from headscope.analyze import Pace
-from headscope.data import Corpus
 from headscope.errors import CheckpointError, ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.heads import HeadId
@@ -191,15 +190,7 @@ def _check(its: Criterion, config: RankConfig, opened: Opened) -> None:
 
 
 def _question(config: RankConfig, opened: Opened) -> Question:
-    corpus = opened.corpus
-    if corpus is not None:
-        corpus = Corpus(
-            name=corpus.name,
-            count=min(corpus.count, config.score_sentences),
-            digest=corpus.digest,
-            read=corpus.read,
-            has_target=corpus.has_target,
-        )
+    corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
     pace = Pace(tokens=config.batch_tokens, limit=config.max_length)
     return Question(opened.checkpoint, corpus, pace, Options(seed=config.seed))
 

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 import headscope
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
@@ -92,6 +94,23 @@ class Removed:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Shrunk:
+    """A model without some heads, in memory, and the proof that it computes what the whole one does with them masked.
+
+    `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
+    """
+
+    checkpoint: Checkpoint
+    export: Export
+    source: Mapping[str, str]
+    removal: Removal
+    verified: Verified
+    data: Texts
+    before: Size
+    signature: Signature
+
+
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removed:
     """Remove heads from a checkpoint and write the smaller one to `config.out`.
 
@@ -104,47 +123,95 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
 
 def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) -> Removed:
     began = time.monotonic()
-    onnx = "onnx" in config.export
-    if onnx:
+    if "onnx" in config.export:
         from headscope.pruning.export_onnx import require_packages
 
         require_packages()
-    companions = Companions(config.dicts, config.hp, config.bpe)
     checkpoint = open_checkpoint(
-        config.checkpoint, format=config.format, device=config.device, dtype=config.dtype, companions=companions
+        config.checkpoint,
+        format=config.format,
+        device=config.device,
+        dtype=config.dtype,
+        companions=Companions(config.dicts, config.hp, config.bpe),
     )
     export = choose(config.kinds[0] if config.kinds else None, checkpoint)
-    removal = plan(checkpoint.places, _chosen(config, checkpoint), whole_groups=export.whole_groups)
+    heads = _chosen(config, checkpoint)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
+    done = shrink(checkpoint, heads, export=export, data=data, progress=progress)
+    wanted = reference(checkpoint, done.removal.removed, data.feeds[0])
+    return write_shrunk(done, config, build, wanted=wanted, whole=checkpoint, began=began, progress=progress)
+
+
+def shrink(
+    checkpoint: Checkpoint,
+    heads: Sequence[HeadId],
+    *,
+    export: Export,
+    data: Texts,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Shrunk:
+    """Build a copy without heads and compare it with the whole model; the checkpoint stays as it is.
+
+    ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
+    """
+    removal = plan(checkpoint.places, heads, whole_groups=export.whole_groups)
     progress("removing")
-    shrunk = export.build(checkpoint, removal)
+    made = export.build(checkpoint, removal)
     progress("comparing")
-    verified = verify(checkpoint, shrunk, removal.removed, data)
+    return Shrunk(
+        checkpoint=made,
+        export=export,
+        source={"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
+        removal=removal,
+        verified=verify(checkpoint, made, removal.removed, data),
+        data=data,
+        before=size(checkpoint, data),
+        signature=_signature(checkpoint, export, removal, data),
+    )
+
+
+def write_shrunk(
+    done: Shrunk,
+    config: RemoveConfig,
+    build: Build,
+    *,
+    wanted: Tensor,
+    whole: Checkpoint | None = None,
+    began: float | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Removed:
+    """Write a shrunk checkpoint where `build` says, open it again, and compare its outputs with `wanted` [n V].
+
+    Times are measured against the `whole` checkpoint, where there is one and `config.rounds` says so. CheckpointError
+    where the files compute something else; then nothing was written.
+    """
     with build.writing() as made:
-        written = export.write(shrunk, made, companions)
-        verified = replace(verified, reloaded=_reloaded(checkpoint, shrunk, removal.removed, written, data))
+        written = done.export.write(done.checkpoint, made, Companions(config.dicts, config.hp, config.bpe))
+        verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
         far = None
-        if onnx:
+        if "onnx" in config.export:
             from headscope.pruning.export_onnx import export_onnx
 
             progress("exporting to ONNX")
-            far = export_onnx(shrunk, data, made / "model.onnx")
-    progress("timing")
-    rounds = {"batch": config.batch, "rounds": config.rounds}
+            far = export_onnx(done.checkpoint, done.data, made / "model.onnx")
+    times: tuple[Pace, ...] = ()
+    if config.rounds and whole is not None:
+        progress("timing")
+        times = tuple(paces(whole, done.checkpoint, done.data, batch=config.batch, rounds=config.rounds))
     found = Removed(
         path=config.out / written.path.relative_to(made),
         format=written.format,
-        export=export.name,
-        source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
-        removal=removal,
+        export=done.export.name,
+        source=done.source,
+        removal=done.removal,
         verified=verified,
-        before=size(checkpoint, data),
-        after=size(shrunk, data),
-        paces=tuple(paces(checkpoint, shrunk, data, **rounds)) if config.rounds else (),
+        before=done.before,
+        after=size(done.checkpoint, done.data),
+        paces=times,
         notes=written.notes,
-        signature=_signature(checkpoint, export, removal, data),
+        signature=done.signature,
         onnx=far,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - (began or time.monotonic()),
     )
     build.finish(record(found, config))
     return found
@@ -191,23 +258,22 @@ def _list_file(config: RemoveConfig) -> dict[str, str | None]:
     return {"option": "--heads" if config.heads else "--keep-only", "list": said, "sha256": digest}
 
 
-def _reloaded(
-    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], written: Written, data: Texts
-) -> float:
+def _reloaded(done: Shrunk, written: Written, wanted: Tensor) -> float:
     """Differences of the files that were written, opened again; CheckpointError where they are too large."""
-    dtype = str(checkpoint.dtype).removeprefix("torch.")
+    shrunk = done.checkpoint
+    dtype = str(shrunk.dtype).removeprefix("torch.")
     again = open_checkpoint(
         str(written.path),
         format=written.format,
-        device=str(checkpoint.device),
+        device=str(shrunk.device),
         dtype=dtype,
     )
     if again.layout != shrunk.layout:
         raise CheckpointError("the files that were written have other heads; nothing was saved")
     with through_attend(again.model):
-        found = outputs(again.model, data.feeds[0])
-    far = apart(found, reference(checkpoint, heads, data.feeds[0]))
-    require(far, 10 * tolerance_of(checkpoint.dtype), "what was saved")
+        found = outputs(again.model, done.data.feeds[0])
+    far = apart(found, wanted)
+    require(far, 10 * tolerance_of(shrunk.dtype), "what was saved")
     return far
 
 

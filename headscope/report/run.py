@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pandas as pd
@@ -191,11 +191,14 @@ def _is_layout(found: object) -> bool:
 
 
 def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
-    """One table; RunError names the file, and what is wrong with it, in one line."""
-    where = f"run {path.parent.name}: {path.name}"
+    return read_table(path, columns=columns, where=f"run {path.parent.name}: {path.name}")
+
+
+def read_table(file: Path | TextIO, *, columns: tuple[str, ...], where: str) -> pd.DataFrame:
+    """One table; RunError says of `where`, in one line, what is wrong with it."""
     text = {**dict.fromkeys(TEXTS, str), "functions": str}
     try:
-        table = pd.read_csv(path, dtype={**text, "syntactic_relation": str}, encoding="utf-8")
+        table = pd.read_csv(file, dtype={**text, "syntactic_relation": str}, encoding="utf-8")
     except (ValueError, OSError) as broken:  # pandas' parser errors and UnicodeDecodeError are ValueErrors
         raise RunError(f"{where} is malformed ({_line(broken)}); analyse again") from None
     lacking = [name for name in columns if name not in table.columns]

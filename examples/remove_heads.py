@@ -1,0 +1,30 @@
+"""Which heads of a translation model can go? Rank them in three ways, remove a third of them, compare.
+
+    python examples/remove_heads.py [CHECKPOINT SOURCE TARGET]
+
+Without arguments: the English–German model and the captions that ship with headscope.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import headscope as hs
+
+if len(sys.argv) > 3:
+    checkpoint, source, target = sys.argv[1:4]
+else:
+    checkpoint, source, target = hs.assets.trained(), hs.assets.captions("en"), hs.assets.captions("de")
+
+model = hs.load(checkpoint)
+number = len(model.heads) // 3
+whole = model.evaluate(source, target=target, metrics="perplexity")["perplexity"]
+print(f"all {len(model.heads)} heads: perplexity {whole.value:.2f} ({whole.low:.2f} to {whole.high:.2f})")
+
+for by in ("gradient", "confidence", "random"):
+    ranking = model.rank(by=by, text=source, target=target, max_sentences=100)
+    small = model.remove(ranking.lowest(number))
+    found = small.evaluate(source, target=target, metrics="perplexity")["perplexity"]
+    less = 1 - small.sizes["after"]["parameters"] / small.sizes["before"]["parameters"]
+    print(f"{number} heads fewer by {by}: perplexity {found.value:.2f}, {100 * less:.0f} % fewer parameters")
+    small.save(f"small-{by}", force=True)

@@ -1,0 +1,210 @@
+"""One function per command: `headscope.analyze`, `evaluate`, `prune`, `train`, `plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from headscope.api.loading import load
+from headscope.api.model import Model
+from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, configured, in_python
+from headscope.api.reporting import Report, TrainingReport, progress_of
+from headscope.api.selection import Heads
+from headscope.api.study import Study
+from headscope.api.texts import Text
+from headscope.errors import ConfigError
+from headscope.evaluate import Evaluation
+from headscope.pruning.choice import Choice
+from headscope.registry import unknown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import nn
+    from typing_extensions import Unpack
+
+    from headscope.training.engine import Outcome
+
+
+def analyze(
+    model: PathName | nn.Module | Model,
+    text: Text | None = None,
+    *,
+    target: Text | None = None,
+    parse: PathName | None = None,
+    only: str | Iterable[str] | None = None,
+    importance: bool = False,
+    mask: Heads | None = None,
+    out: PathName | None = None,
+    figures: bool = True,
+    force: bool = False,
+    progress: Report = False,
+    **options: Unpack[AnalyzeMore],
+) -> Study:
+    """`load(model).analyze(text, …)`, for a model that is needed once; see `Model.analyze`."""
+    return load(model).analyze(
+        text,
+        target=target,
+        parse=parse,
+        only=only,
+        importance=importance,
+        mask=mask,
+        out=out,
+        figures=figures,
+        force=force,
+        progress=progress,
+        **options,
+    )
+
+
+def evaluate(
+    model: PathName | nn.Module | Model,
+    text: Text,
+    *,
+    target: Text | None = None,
+    metrics: str | Iterable[str] = (),
+    tokenised: bool = False,
+    mask: Heads | None = None,
+    progress: Report = False,
+    **options: Unpack[EvaluateMore],
+) -> Evaluation:
+    """`load(model).evaluate(text, …)`, for a model that is needed once; see `Model.evaluate`."""
+    return load(model).evaluate(
+        text, target=target, metrics=metrics, tokenised=tokenised, mask=mask, progress=progress, **options
+    )
+
+
+@in_python
+def prune(
+    checkpoint: PathName,
+    method: Literal["rank", "l0", "subset"],
+    *,
+    out: PathName,
+    force: bool = False,
+    progress: Report = False,
+    **options: Any,
+) -> Choice:
+    """Choose which heads go, by a ranking or by gates that learn it, and write that: `headscope prune METHOD`.
+
+    checkpoint: a path or a hub id.
+    method: "rank" (`by=`, `keep=` or `fraction=`), "l0" (`strength=` or `keep=`) or "subset" (`keep=`).
+    out: the folder to write; it must be empty unless `force` is given.
+    options: those of the command, with underscores: `source=` and `target=` (files), `sites=`, `protect=`, `updates=`,
+        `remove=True`, …; see `headscope.pruning.rank_run.RankConfig`, `learn.LearnConfig`, `l0.L0Options` and
+        `subset.SubsetOptions`.
+
+    The result's `removed` and `kept` are the heads, `ranking` a table. ConfigError for unknown options.
+    """
+    from headscope.pruning.l0 import L0Options
+    from headscope.pruning.learn import LearnConfig, run_learning
+    from headscope.pruning.rank_run import RankConfig, run_ranking
+    from headscope.pruning.subset import SubsetOptions
+
+    if not isinstance(checkpoint, (str, PathLike)):
+        raise ConfigError(
+            "prune takes a checkpoint's path, as it writes checkpoints; a loaded model has rank and remove"
+        )
+    kinds: dict[str, Any] = {"rank": None, "l0": L0Options, "subset": SubsetOptions}
+    if method not in kinds:
+        raise ConfigError(unknown("way to prune", method, list(kinds)))
+    common = {**options, "checkpoint": str(checkpoint), "out": out, "force": force}
+    report = progress_of(progress)
+    function = f"prune {method}"
+    if method == "rank":
+        return run_ranking(configured(RankConfig, common, function=function), progress=report)
+    own, rest = _split(common, kinds[method])
+    learnt = {**rest, "method": configured(kinds[method], own, function=function)}
+    return run_learning(configured(LearnConfig, learnt, function=function), progress=report)
+
+
+@in_python
+def train(
+    variant: str = "baseline",
+    *,
+    out: PathName,
+    resume: bool = False,
+    force: bool = False,
+    progress: Report = False,
+    **options: Any,
+) -> Outcome:
+    """Train a Transformer, plain or in one of the variants, and write it to `out`: `headscope train VARIANT`.
+
+    variant: "baseline", "wide", "mixing", "swap", "mae", …, or several, "mixing+swap".
+    out: the folder to write; `resume` goes on with the run in it, whose options hold where none are given, `force`
+        replaces it.
+    options: those of the command, with underscores: `source=`, `target=`, `valid_source=`, `preset="tiny"`, and the
+        variant's own; see `headscope.training.config.TrainConfig` and the files in `headscope.training.variants`.
+
+    ConfigError for unknown options, TrainingError where the loss is no number.
+    """
+    from headscope.training.composed import find_variant
+    from headscope.training.config import TrainConfig, preset
+    from headscope.training.earlier import earlier_options
+    from headscope.training.engine import train as run_training
+
+    cls, function = find_variant(variant), f"train {variant}"
+    earlier = earlier_options(Path(out), cls.name) if resume else {}
+    shaped = preset(options.get("preset", earlier.get("preset")))
+    own, shared = _split({**shaped, **earlier, **options, "out": out}, cls.Options)
+    config = configured(TrainConfig, shared, function=function)
+    chosen = cls(configured(cls.Options, own, function=function))
+    with TrainingReport(progress_of(progress)) as listener:
+        return run_training(
+            config, chosen, resume=resume, force=force, listener=listener, command=("headscope.train", variant)
+        )
+
+
+def _split(options: Mapping[str, Any], cls: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options that are fields of a class, and the others."""
+    names = {each.name for each in fields(cls)}
+    return (
+        {name: value for name, value in options.items() if name in names},
+        {name: value for name, value in options.items() if name not in names},
+    )
+
+
+@in_python
+def plot(
+    runs: Study | PathName | Sequence[Study | PathName],
+    name: str = "heads",
+    *,
+    out: PathName | None = None,
+    dpi: int = 200,
+    force: bool = False,
+    **options: Any,
+) -> Figure:
+    """Draw a figure of a finished run: what `headscope plot NAME` does.
+
+    runs: a study, or the folder of a run; two of them for "compare", any number for "training" and "pruning".
+    name: heads, functions, positional, syntactic, similarity, alphas or faithfulness of a study; compare (`measure=`)
+        of two; training (`axis=`) of runs of `train`; pruning (`figure=`, `functions=`) of runs of `prune`.
+    out: a .png, .svg or .pdf file to write; `dpi` is for PNG, `force` replaces a file that is there.
+
+    ConfigError for an unknown figure or option, MissingTable where the run did not measure what it shows.
+    """
+    from headscope.report.save import check_path, write_figure
+
+    if out is not None:
+        check_path(Path(out), force=force)
+    figure = _drawn([runs] if isinstance(runs, (Study, str, PathLike)) else list(runs), name, options)
+    if out is not None:
+        write_figure(figure, Path(out), dpi=dpi, force=force)
+    return figure
+
+
+def _drawn(runs: list[Study | PathName], name: str, options: dict[str, Any]) -> Figure:
+    from headscope.report.named import FIGURES, draw
+    from headscope.report.several import SEVERAL, draw_several
+
+    if name in SEVERAL:
+        return draw_several([run.run() if isinstance(run, Study) else Path(run) for run in runs], name, **options)
+    if name not in FIGURES:
+        raise ConfigError(unknown("figure", name, [*FIGURES, *SEVERAL]))
+    if len(runs) != 1:
+        raise ConfigError(f"the figure {name!r} is of one run; {len(runs)} were given")
+    from headscope.report.run import load_run
+
+    (run,) = runs
+    return draw(run.run() if isinstance(run, Study) else load_run(Path(run)), name, **options)

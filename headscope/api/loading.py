@@ -1,0 +1,82 @@
+"""Opening a model: from files of any format, from the hub, or as it lies in memory."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from headscope.api.model import Model
+from headscope.api.options import PathName, in_python
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.huggingface import HuggingFaceCheckpoint
+
+
+class InMemoryCheckpoint(HuggingFaceCheckpoint):
+    """A transformers model that its owner goes on using: not copied, not moved, and not left in another mode."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
+        super().__init__(path=f"{type(model).__name__} in memory", model=model, tokenizer=tokenizer, digest=None)
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None and self._reads == "input_ids":
+            raise CheckpointError(
+                f"{self.path} cannot read text without its tokenizer; load(model, tokenizer=tokenizer)"
+            )
+        return super()._tokenizer()
+
+
+@in_python
+def load(
+    source: PathName | nn.Module | Model,
+    *,
+    tokenizer: Any = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    format: str | None = None,
+    dicts: PathName | None = None,
+    hp: PathName | None = None,
+    bpe: PathName | None = None,
+) -> Model:
+    """Open a model.
+
+    source: a checkpoint of any format (a file, a directory or a hub id), or a transformers model that is already in
+        memory. The latter is used as it is: every call leaves its weights, device, mode (train or eval), hooks and
+        attention implementation as they were.
+    tokenizer: of a model in memory; without it the model can be captured and gated, not read text.
+    device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", "mps". A model in memory stays where it is.
+    dtype: "auto" (as stored, float32 on a CPU), "float32", "float64", "bfloat16", "float16".
+    format: the checkpoint's format; default: found from its content.
+    dicts, hp, bpe: files that belong to a fairseq or story-of-heads checkpoint (dictionaries, hyper-parameters, codes
+        that split text); default: dictionaries beside the checkpoint, text already split.
+
+    CheckpointError where there is no such checkpoint or it is broken, ConfigError for options that do not fit.
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, (str, PathLike)):
+        if tokenizer is not None:
+            raise ConfigError("tokenizer= is for a model in memory; a checkpoint has its own")
+        companions = Companions(*(None if each is None else Path(each) for each in (dicts, hp, bpe)))
+        opened = open_checkpoint(str(source), format=format, device=device, dtype=dtype, companions=companions)
+        return Model(opened, companions=companions)
+    if not isinstance(source, PreTrainedModel):
+        raise ConfigError(
+            f"a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a transformers model "
+            "(the model itself, not what wraps it)"
+        )
+    given = {
+        "device": device != "auto",
+        "dtype": dtype != "auto",
+        "format": format,
+        "dicts": dicts,
+        "hp": hp,
+        "bpe": bpe,
+    }
+    if useless := [name for name, value in given.items() if value]:
+        raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
+    return Model(InMemoryCheckpoint(source, tokenizer))

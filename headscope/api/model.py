@@ -1,0 +1,275 @@
+"""An open model: analyse it, rank and remove its heads, score it; and what is left without some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from headscope.analyze import Pace
+from headscope.api.measuring import study_of
+from headscope.api.opened import OpenModel
+from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, in_python
+from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_of_study
+from headscope.api.removing import save_shrunk, shrunk_copy, sizes_of
+from headscope.api.reporting import Report
+from headscope.api.scoring import evaluation_of, head_scores_of, translations_of
+from headscope.api.selection import Heads, heads_of
+from headscope.api.study import Study
+from headscope.api.texts import Text, given
+from headscope.errors import ConfigError
+from headscope.evaluate import Evaluation, TextMode
+from headscope.formats.base import Companions, TranslateOptions
+from headscope.gates import masked
+from headscope.heads import HeadId
+from headscope.pruning.remove import Removed, Shrunk
+from headscope.pruning.verify import Verified
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from typing_extensions import Unpack
+
+
+class Model(OpenModel):
+    """A model whose heads can be measured, ranked, removed, captured and gated; `headscope.load` opens one.
+
+    Every method leaves the model as it was: weights, device, mode (train or eval), hooks, attention implementation,
+    which parameters need gradients. Nothing is written unless a method is told where.
+    """
+
+    @in_python
+    def analyze(
+        self,
+        text: Text | None = None,
+        *,
+        target: Text | None = None,
+        parse: PathName | None = None,
+        only: str | Iterable[str] | None = None,
+        importance: bool = False,
+        mask: Heads | None = None,
+        out: PathName | None = None,
+        figures: bool = True,
+        force: bool = False,
+        progress: Report = False,
+        **options: Unpack[AnalyzeMore],
+    ) -> Study:
+        """Measure every head on a text: what `headscope analyze` does.
+
+        text: a file's path (one sentence a line, `.gz` too), a list of sentences, a list of pairs (sentence,
+            translation), or a pair (source, target) of two texts. Files are read line by line and never held.
+        target: the translations, for decoders with an encoder; without them the encoder alone is measured.
+        parse: "stanza", or a CoNLL-U file with the parses of the sentences (or with the text, where there is none).
+        only: names of analyses or groups of them; default: all that are cheap and fit. `skip` and `also` are further
+            options, as are all that `headscope.config.AnalyzeOptions` lists (`max_sentences`, `seed`, `objective`, …).
+        importance: measure also how much the model relies on each head.
+        mask: heads that are off meanwhile.
+        out: a folder to write the files of the run into, with `figures`; it must be empty unless `force` is given.
+        progress: True shows a bar; a function is called as `progress(what, done, total)`.
+
+        Ctrl-C ends the pass; the study then covers what was done (`complete` is False). ConfigError, DataError and
+        CheckpointError, each with one line, for whatever the caller can fix.
+        """
+        chosen = {**options, "only": () if only is None else only, "importance": importance, "parse": parse}
+        return study_of(
+            self.checkpoint,
+            text,
+            target,
+            chosen,
+            mask=mask,
+            gates=self.gates,
+            out=out,
+            figures=figures,
+            force=force,
+            progress=progress,
+        )
+
+    @in_python
+    def rank(
+        self,
+        *,
+        by: str,
+        text: Text | None = None,
+        target: Text | None = None,
+        parse: PathName | None = None,
+        study: Study | None = None,
+        sites: str | Iterable[str] = (),
+        protect: Heads | None = None,
+        lowest: bool = False,
+        max_sentences: int = 500,
+        max_length: int | None = None,
+        batch_tokens: int = 2048,
+        seed: int = 1,
+        progress: Report = False,
+    ) -> Ranking:
+        """Score heads by how much they are worth keeping: what `headscope prune rank --by` does.
+
+        by: a criterion ("gradient", "lrp", "confidence", "magnitude", "random", …) or a column of `study.heads`.
+        text, target, parse: what it is measured on, of which the first `max_sentences` are read; see `analyze`.
+            Criteria about parameters need none.
+        study: take the column of this study instead of measuring.
+        sites: only heads of these sites may go; default: all. Heads to `protect` never go.
+        lowest: keep heads of low values where those of high ones would stay.
+        max_length, batch_tokens: pieces of a sentence, positions of a batch.
+        seed: of random numbers, and of criteria that draw any.
+
+        ConfigError for an unknown criterion, with the nearest one.
+        """
+        gating = gating_of(self.checkpoint, sites=sites, protect=protect)
+        if study is not None:
+            return ranking_of_study(self.checkpoint, gating, study, by, lowest=lowest)
+        return measured_ranking(
+            self.checkpoint,
+            gating,
+            by,
+            None if text is None and parse is None else given(text, target),
+            parse=parse,
+            lowest=lowest,
+            first=max_sentences,
+            pace=Pace(tokens=batch_tokens, limit=max_length),
+            seed=seed,
+            at_work=self.gates,
+            progress=progress,
+        )
+
+    @in_python
+    def remove(
+        self,
+        heads: Heads,
+        *,
+        export: str | None = None,
+        text: Text | None = None,
+        target: Text | None = None,
+        max_sentences: int = 32,
+    ) -> SmallModel:
+        """A copy without some heads, smaller and faster, that computes what this model does with them masked.
+
+        heads: names, or what `Ranking.lowest` gives.
+        export: what the copy will be saved as, where that matters for how it is built: "masked" keeps all sizes and
+            puts zeros in the place of the heads' output (for models whose heads cannot be cut out one by one).
+        text, target: what both are compared on; default: a sample that ships with headscope.
+        max_sentences: how many sentences of it are read.
+
+        ConfigError for heads that cannot go (incomplete key/value groups, say), CheckpointError where the copy computes
+        something else.
+        """
+        if self.gates:
+            raise ConfigError("heads are gated now; remove them outside of the block")
+        gone = heads_of(heads, self.layout)
+        done = shrunk_copy(self.checkpoint, gone, export=export, text=text, target=target, max_sentences=max_sentences)
+        return SmallModel(done, companions=self._companions)
+
+    @in_python
+    def evaluate(
+        self,
+        text: Text,
+        *,
+        target: Text | None = None,
+        metrics: str | Iterable[str] = (),
+        tokenised: bool = False,
+        mask: Heads | None = None,
+        progress: Report = False,
+        **options: Unpack[EvaluateMore],
+    ) -> Evaluation:
+        """Score the model on a text: what `headscope evaluate` does; `found["bleu"].value` is a score.
+
+        text, target: see `analyze`; models that translate need the references.
+        metrics: "bleu", "chrf", "perplexity", "accuracy"; default: all that fit the model.
+        tokenised: BLEU and chrF of tokenised text, whatever its case, instead of detokenised text as it is.
+        mask: heads that are off meanwhile.
+        options: further ones, of `headscope.config.EvaluateOptions` (`beam`, `max_sentences`, `seed`, …).
+        """
+        chosen = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask}
+        return evaluation_of(self.checkpoint, text, target, chosen, gates=self.gates, progress=progress)
+
+    @in_python
+    def evaluate_heads(
+        self,
+        text: Text,
+        *,
+        target: Text | None = None,
+        heads: Heads | None = None,
+        metrics: str | Iterable[str] = (),
+        tokenised: bool = False,
+        mask: Heads | None = None,
+        progress: Report = False,
+        **options: Unpack[EvaluateMore],
+    ) -> pd.DataFrame:
+        """Score the model with each of `heads` (default: every one) off by itself: `headscope evaluate --each-head`.
+
+        The first row is the model as it is; then come the heads whose loss harms most. Default metrics are perplexity
+        and accuracy, of all heads in one pass; "bleu" and "chrf" translate the whole text for every head.
+        """
+        chosen = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask, "heads": heads}
+        return head_scores_of(self.checkpoint, text, target, chosen, gates=self.gates, progress=progress)
+
+    @in_python
+    def translate(
+        self,
+        text: Text,
+        *,
+        beam: int | None = None,
+        lenpen: float | None = None,
+        max_len_a: float | None = None,
+        max_len_b: int | None = None,
+        keep_pieces: bool = False,
+        mask: Heads | None = None,
+        batch_tokens: int = 2048,
+        progress: Report = False,
+    ) -> list[str]:
+        """The best translation of every sentence, in their order; an empty one stays empty.
+
+        beam, lenpen: hypotheses that are followed, power of the length penalty; default: the checkpoint's own.
+        max_len_a, max_len_b: n source tokens give at most a · n + b tokens.
+        keep_pieces: leave the pieces of words apart.
+        mask: heads that are off meanwhile.
+        """
+        options = TranslateOptions(
+            beam=beam, power=lenpen, max_ratio=max_len_a, max_extra=max_len_b, keep_pieces=keep_pieces
+        )
+        with masked(self.model, [] if mask is None else heads_of(mask, self.layout)):
+            return translations_of(self.checkpoint, text, options, tokens=batch_tokens, progress=progress)
+
+
+class SmallModel(Model):
+    """What `Model.remove` gives: all that a `Model` can do, and `save`.
+
+    It is a copy; the model that it comes from stays as it is. `model` is the torch module (a transformers model, where
+    that is what heads were removed from), which may be trained on before it is saved.
+    """
+
+    def __init__(self, shrunk: Shrunk, *, companions: Companions) -> None:
+        super().__init__(shrunk.checkpoint, companions=companions)
+        self._shrunk = shrunk
+
+    @property
+    def removed(self) -> tuple[HeadId, ...]:
+        """The heads that are gone, as the whole model counts them."""
+        return self._shrunk.removal.removed
+
+    @property
+    def verified(self) -> Verified:
+        """How near it came to what the whole model computes with these heads masked."""
+        return self._shrunk.verified
+
+    @property
+    def sizes(self) -> Mapping[str, Mapping[str, int]]:
+        """Parameters, heads, bytes, floating point operations and cache, "before" and "after"."""
+        return sizes_of(self._shrunk)
+
+    @in_python
+    def save(self, folder: PathName, *, export: str | None = None, onnx: bool = False, force: bool = False) -> Removed:
+        """Write the checkpoint, open what was written, and compare it with the model in memory.
+
+        folder: holds nothing, unless `force` says that an earlier removal in it is to be replaced.
+        export: as `headscope prune remove --export`. Hugging Face models have "self-contained" (default), which opens
+            with headscope and, with `trust_remote_code=True`, without it, and "native", the plain class where that can
+            say so. Other models keep their own format.
+        onnx: write `model.onnx` besides.
+
+        OutputError where the folder cannot be used, ConfigError where the export cannot hold the model, CheckpointError
+        where the files compute something else; then nothing is left behind.
+        """
+        return save_shrunk(self._shrunk, folder, companions=self._companions, export=export, onnx=onnx, force=force)
+
+
+def _protocol(tokenised: bool) -> TextMode:
+    return "tokenised-lowercase" if tokenised else "raw"

@@ -1,0 +1,137 @@
+"""What every open model offers: its heads, and contexts in which they are captured, gated and masked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from headscope.api.options import in_python, python_errors
+from headscope.api.selection import GateValues, Heads, gates_name, gates_of, heads_of
+from headscope.api.texts import Text, given
+from headscope.capture import Captured, capture
+from headscope.data import Batch, side
+from headscope.errors import ConfigError, HeadscopeError
+from headscope.formats.base import Checkpoint, Companions
+from headscope.gates import gated, masked
+from headscope.heads import HeadId, Layout, all_heads, describe
+from headscope.model.places import still
+
+LONGEST = 512  # pieces of a sentence of a single forward pass, where the model sets no limit
+
+
+class OpenModel:
+    """A checkpoint that is open, and the gates that are at work on it."""
+
+    def __init__(self, checkpoint: Checkpoint, *, companions: Companions | None = None) -> None:
+        self._checkpoint = checkpoint
+        self._companions = companions or Companions()
+        self._gates: list[str] = []
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The open checkpoint, as the functions of the library take it."""
+        if self._checkpoint.in_memory:
+            self._checkpoint.look_again()
+        return self._checkpoint
+
+    @property
+    def model(self) -> nn.Module:
+        """The torch module: a transformers model, or headscope's own `Transformer`."""
+        return self._checkpoint.model
+
+    @property
+    def layout(self) -> Layout:
+        """Number of heads of every (site, layer)."""
+        return self.checkpoint.layout
+
+    @property
+    def heads(self) -> list[HeadId]:
+        """Every head, in the order of sites, layers and heads."""
+        return list(all_heads(self.layout))
+
+    @property
+    def gates(self) -> str:
+        """The gates and masks that are at work now, as signatures name them; empty where there are none."""
+        return "+".join(filter(None, self._gates))
+
+    def __repr__(self) -> str:
+        opened = self.checkpoint
+        what = f"{opened.path} ({opened.format}, {opened.model_type})"
+        try:
+            return f"<{type(self).__name__} {what}: {describe(opened.layout)}>"
+        except HeadscopeError:  # every method that needs the heads says why they cannot be seen
+            return f"<{type(self).__name__} {what}>"
+
+    @in_python
+    def __call__(self, text: Text, *, target: Text | None = None) -> Tensor:
+        """One forward pass over a few sentences as one batch, without gradients, padded on the right.
+
+        Logits [b t V] of models that predict words (of the decoder, teacher-forced with `target`), logits [b classes]
+        of classifiers, final states [b t d] of others. For use within `capture` and `gated`.
+        """
+        opened = self.checkpoint
+        corpus = given(text, target).corpus()
+        if corpus.has_target and not opened.two_sided:
+            raise ConfigError(f"a model of type {opened.model_type!r} reads one side only; leave out target")
+        batch = one_batch(opened, [(each.source, each.target) for each in corpus]).to(opened.device)
+        with still(opened.model), torch.no_grad():
+            if opened.predicts == "classes":
+                return opened.class_scores(batch)
+            if opened.predicts == "words" and (corpus.has_target or not opened.two_sided):
+                return opened.logits(batch)
+            return opened.states(batch)
+
+    @contextmanager
+    def capture(self, *wanted: str) -> Iterator[Captured]:
+        """Keep tensors of every head while the block runs: "weights" [b h t s] (default), "context" [b h t k], …
+
+        Within the block run the model in any way: `heads["encoder-self", 2]["weights"]` are those of the last call of
+        that layer, `heads["encoder-self.2.5"]["weights"]` [b t s] those of one head. Also "query", "key", "value".
+        Memory grows with every call.
+        """
+        with python_errors(), capture(self.model, wanted or ("weights",)) as captured:
+            yield captured
+
+    @contextmanager
+    def gated(self, gates: Heads | GateValues) -> Iterator[None]:
+        """Within the block heads are off, or their contexts are multiplied by a number.
+
+        gates: heads that are closed, such as `["encoder-self.2.5", "cross.0.*"]`; or a number for each head,
+            `{"encoder-self.2.5": 0.5}`; or tensors [h] or [b h], `{("encoder-self", 2): gates}`, through which
+            gradients flow. Gates act on weights·V, after heads are mixed (where they are) and before the output
+            projection.
+
+        Signatures of what is measured within the block name the gates.
+        """
+        with python_errors():
+            chosen = gates_of(gates, self.layout)
+            with gated(self.model, chosen), self._noted(gates_name(chosen)):
+                yield
+
+    @contextmanager
+    def masked(self, heads: Heads) -> Iterator[None]:
+        """Within the block these heads attend to nothing, before any mixing; for models without mixing, as `gated`."""
+        with python_errors():
+            chosen = heads_of(heads, self.layout)
+            with masked(self.model, chosen), self._noted(",".join(f"{head}=masked" for head in chosen)):
+                yield
+
+    @contextmanager
+    def _noted(self, gates: str) -> Iterator[None]:
+        self._gates.append(gates)
+        try:
+            yield
+        finally:
+            self._gates.remove(gates)
+
+
+def one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]]) -> Batch:
+    """Sentences, with translations or without, as one batch padded on the right."""
+    limit = checkpoint.limit or LONGEST
+    source = side(checkpoint.encode([text for text, _ in pairs], side="source", limit=limit))
+    targets = [text for _, text in pairs if text is not None]
+    target = side(checkpoint.encode(targets, side="target", limit=limit)) if targets else None
+    return Batch(torch.arange(len(pairs)), 0, source, target)

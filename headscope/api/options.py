@@ -1,0 +1,161 @@
+"""Options as Python callers write them: checked by name and type, errors in Python's words.
+
+The defaults, and what the values mean, are in the config classes (`headscope.config`); the `TypedDict`s here list the
+options of a method that are passed on to one, for editors and type checkers.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import wraps
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from headscope.errors import ConfigError, HeadscopeError
+from headscope.registry import unknown
+
+C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
+PathName = str | PathLike[str]
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
+
+
+class AnalyzeMore(TypedDict, total=False):
+    """Further options of `Model.analyze`; `headscope.config.AnalyzeOptions` says what they mean."""
+
+    skip: str | Iterable[str]
+    also: str | Iterable[str]
+    faithfulness: bool
+    faithfulness_steps: int
+    faithfulness_seeds: int
+    faithfulness_bleu: bool
+    objective: str
+    granularity: Literal["token", "example", "batch"]
+    ablate_with: Literal["zero", "mean", "resample"]
+    shapley_samples: int
+    ig_steps: int
+    rules: str
+    target_token: Literal["top1", "reference", "contrastive"]
+    steps: Literal["", "sum", "each"]
+    stanza_dir: PathName | None
+    lang: str
+    download: bool
+    relations: str
+    min_instances: int
+    frequencies: PathName | None
+    frequency_corpus: PathName | None
+    keep_special: bool
+    max_length: int | None
+    long: Literal["truncate", "refuse"]
+    max_sentences: int | None
+    batch_tokens: int
+    bootstrap: int
+    seed: int
+    detail: bool
+    mhr_pickles: bool
+    mhr_rows: Literal["corpus", "batch", "generate"]
+    mhr_batch_size: int | None
+    mhr_max_tokens: int | None
+
+
+class EvaluateMore(TypedDict, total=False):
+    """Further options of `Model.evaluate`; `headscope.config.EvaluateOptions` says what they mean."""
+
+    hiding: Literal["each", "random"]
+    beam: int | None
+    lenpen: float | None
+    max_len_a: float | None
+    max_len_b: int | None
+    max_length: int | None
+    long: Literal["truncate", "refuse"]
+    max_sentences: int | None
+    batch_tokens: int
+    bootstrap: int
+    seed: int
+
+
+def configured(cls: type[C], options: Mapping[str, Any], *, function: str) -> C:
+    """A config class from the keyword options of a function.
+
+    ConfigError for a name that is no option, with the nearest one, and for a value of the wrong type.
+    """
+    hints = get_type_hints(cls)
+    known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+    for name in options:
+        if name not in known:
+            raise ConfigError(unknown(f"option of {function}", name, sorted(known)))
+    return cls(**{name: _value(name, hints[name], value) for name, value in options.items()})
+
+
+def _value(name: str, hint: Any, value: Any) -> Any:
+    """A value as its field's type has it: paths and lists of names may be given as strings."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    for kind in kinds:
+        fitting = _fitting(kind, value)
+        if fitting is not None:
+            return fitting
+    wanted = " or ".join(_words(kind) for kind in kinds if kind is not type(None))
+    raise ConfigError(f"{name}={value!r} is of the wrong type; give {wanted}")
+
+
+def _fitting(kind: Any, value: Any) -> Any:
+    """The value as one type, None where it is of another."""
+    if get_origin(kind) is tuple:
+        entries = value.split(",") if isinstance(value, str) else value
+        if isinstance(entries, Mapping) or not isinstance(entries, Iterable):
+            return None
+        found = [each.strip() if isinstance(each, str) else each for each in entries]
+        fitting = [_fitting(get_args(kind)[0], each) for each in found if each != ""]
+        return None if any(each is None for each in fitting) else tuple(fitting)
+    if kind is Path:
+        return Path(value) if isinstance(value, (str, PathLike)) else None
+    if get_origin(kind) is Literal:
+        return value if isinstance(value, str) else None  # the config says which words there are
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if kind is str and isinstance(value, PathLike):
+        return str(value)
+    if isinstance(kind, type) and (type(value) is kind or kind not in (bool, int, float, str)):
+        return value
+    return None
+
+
+def _words(kind: Any) -> str:
+    words = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
+    if get_origin(kind) is tuple:
+        return "a list"
+    return words.get(kind, "a string")
+
+
+@contextmanager
+def python_errors() -> Iterator[None]:
+    """Errors within the block name options as Python writes them (`max_length`, not `--max-length`)."""
+    try:
+        yield
+    except HeadscopeError as error:
+        error.args = (python_words(str(error)),)
+        raise
+
+
+def in_python(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, within `python_errors`."""
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with python_errors():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def python_words(text: str) -> str:
+    """A message with options as keywords: `--max-length 9` becomes `max_length 9`."""
+    return _FLAG.sub(lambda match: match[1].replace("-", "_"), text)

@@ -1,0 +1,143 @@
+"""Heads in the order in which they can go."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import headscope
+from headscope.analysis import Options
+from headscope.analyze import Pace
+from headscope.api.options import PathName
+from headscope.api.reporting import Report, progress_of
+from headscope.api.selection import Heads, heads_of
+from headscope.api.study import Study
+from headscope.api.texts import Given
+from headscope.data import Corpus
+from headscope.errors import ConfigError
+from headscope.faithfulness.orders import Scores
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId, all_heads
+from headscope.model.places import still
+from headscope.pruning.criterion import Question, column_named, criterion_named
+from headscope.pruning.gating import Gating, gating
+from headscope.pruning.rank_run import table
+from headscope.pruning.ranking import rank
+from headscope.results import Signature
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Ranking:
+    """Scores of heads, the higher the longer a head stays, and the heads that go or stay by them.
+
+    `by` is what they were scored by; `signature` is everything that shaped the scores. Heads that can only go
+    together (those that share keys and values, or layers that share a module) have the mean of their scores.
+    """
+
+    def __init__(self, scores: Scores, gating: Gating, *, by: str, signature: Signature) -> None:
+        self._scores, self._gating = scores, gating
+        self.by = by
+        self.signature = str(signature)
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """A row per head that may go, the best first: site, layer, head, score, rank."""
+        everything = rank(self._gating, self._gating.heads, lambda gone: self._scores)
+        return table(self._gating, everything)[["site", "layer", "head", "score", "rank"]]
+
+    def lowest(self, count: int, *, per_layer: bool = False) -> list[HeadId]:
+        """The `count` heads that go first, by site, layer and head; `per_layer` takes the same share of every layer.
+
+        ConfigError where there are not as many, where they cannot go together, or where a head has no score.
+        """
+        most = self._gating.heads - len(self._gating.protected)
+        if not 0 <= count <= most:
+            raise ConfigError(f"{count} heads cannot go; there are {most} that may")
+        try:
+            found = rank(self._gating, self._gating.heads - count, lambda gone: self._scores, per_layer=per_layer)
+        except ConfigError as error:
+            raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None
+        return self._gating.closed(found.kept)
+
+    def highest(self, count: int, *, per_layer: bool = False) -> list[HeadId]:
+        """The `count` heads that stay longest, protected ones first of all; ConfigError as for `lowest`."""
+        gone = set(self.lowest(self._gating.heads - count, per_layer=per_layer))
+        return [head for head in all_heads(self._gating.counts) if head not in gone]
+
+    def __len__(self) -> int:
+        return self._gating.heads
+
+    def __repr__(self) -> str:
+        return f"<Ranking of {len(self)} heads by {self.by}>"
+
+    def _repr_html_(self) -> str:
+        table: str = self.scores.to_html(index=False, border=0, max_rows=12)
+        return table
+
+
+def gating_of(checkpoint: Checkpoint, *, sites: str | Iterable[str], protect: Heads | None) -> Gating:
+    """Which heads can go, and together with which."""
+    names = [each.strip() for each in sites.split(",")] if isinstance(sites, str) else list(sites)
+    safe = [] if protect is None else heads_of(protect, checkpoint.layout)
+    return gating(checkpoint.places, sites=names, protect=safe)
+
+
+def ranking_of_study(checkpoint: Checkpoint, gates: Gating, study: Study, by: str, *, lowest: bool) -> Ranking:
+    """A ranking by a column of a study, as its criterion counts it; ConfigError for a column that is not there."""
+    scores = _signed(column_named(by).of(study.heads), lowest)
+    if strange := [head for head in scores if head.head >= checkpoint.layout.get((head.site, head.layer), 0)]:
+        raise ConfigError(f"the study is of another model: this one has no head {strange[0]}")
+    return Ranking(scores, gates, by=by, signature=Signature({"by": by, "study": study.signature}))
+
+
+def measured_ranking(
+    checkpoint: Checkpoint,
+    gates: Gating,
+    by: str,
+    text: Given | None,
+    *,
+    parse: PathName | None,
+    lowest: bool,
+    first: int,
+    pace: Pace,
+    seed: int,
+    at_work: str,
+    progress: Report,
+) -> Ranking:
+    """A ranking by a criterion, measured on the `first` sentences of a text; `at_work` are gates, for the signature."""
+    criterion = criterion_named(by)
+    parse = None if parse is None else str(parse)
+    if parse == "stanza":
+        raise ConfigError("parse='stanza' is for analyze; rank by the study that it gives, study=")
+    corpus = None if text is None else text.corpus(parse=parse, max_sentences=first)
+    if criterion.reads_text and corpus is None:
+        raise ConfigError(f"by={by!r} is measured on text: give text=, or a study= that has it")
+    with still(checkpoint.model), progress_of(progress)("ranking", 1) as step:
+        found = criterion.scores(Question(checkpoint, corpus, pace, Options(seed=seed)))
+        step(1)
+    shaped = {"seed": str(seed), **({"gates": at_work} if at_work else {})}
+    signature = _signature(checkpoint, corpus, {"by": f"{by}{'-lowest' if lowest else ''}", **shaped})
+    return Ranking(_signed(found, lowest), gates, by=by, signature=signature)
+
+
+def _signed(scores: Scores, lowest: bool) -> Scores:
+    return {head: -value for head, value in scores.items()} if lowest else scores
+
+
+def _signature(checkpoint: Checkpoint, corpus: Corpus | None, shaped: dict[str, str]) -> Signature:
+    text = {} if corpus is None else {"data": f"sha1={corpus.digest[:12]},n={corpus.count}"}
+    return Signature(
+        {
+            "m": "rank",
+            **shaped,
+            **text,
+            "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
+            "dtype": str(checkpoint.dtype).removeprefix("torch."),
+            "device": checkpoint.device.type,
+            "torch": importlib.metadata.version("torch"),
+            "v": headscope.__version__,
+        }
+    )

@@ -1,0 +1,78 @@
+"""Taking heads out of an open model, and writing the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from headscope.api.options import PathName
+from headscope.api.texts import Text, given
+from headscope.formats.base import Checkpoint, Companions
+from headscope.heads import HeadId
+from headscope.model.interface import through_attend
+from headscope.model.places import still
+from headscope.output.folders import Build
+from headscope.output.rule import inputs_of
+from headscope.pruning.export import as_export, choose
+from headscope.pruning.feeds import outputs, texts
+from headscope.pruning.remove import REMOVAL, RemoveConfig, Removed, Shrunk, shrink, write_shrunk
+from headscope.pruning.savings import size
+
+
+def shrunk_copy(
+    checkpoint: Checkpoint,
+    heads: Sequence[HeadId],
+    *,
+    export: str | None,
+    text: Text | None,
+    target: Text | None,
+    max_sentences: int,
+) -> Shrunk:
+    """A copy without heads, compared with the whole model with them masked."""
+    chosen = choose(export, checkpoint)
+    source = given(text, target)
+    with still(checkpoint.model):
+        data = texts(checkpoint, source.source, source.target, sentences=max_sentences)
+        return shrink(checkpoint, heads, export=chosen, data=data)
+
+
+def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:
+    """How large the model was before, and is now."""
+    with still(done.checkpoint.model):
+        after = size(done.checkpoint, done.data)
+    return {"before": asdict(done.before), "after": asdict(after)}
+
+
+def save_shrunk(
+    done: Shrunk, folder: PathName, *, companions: Companions, export: str | None, onnx: bool, force: bool
+) -> Removed:
+    """Write a shrunk checkpoint, open what was written, and compare it with the model in memory as it is now."""
+    began = time.monotonic()
+    config = RemoveConfig(
+        checkpoint=done.source["path"],
+        out=Path(folder),
+        heads=",".join(map(str, done.removal.removed)),
+        export=("onnx",) if onnx else (),
+        rounds=0,
+        dicts=companions.dicts,
+        hp=companions.hp,
+        bpe=companions.bpe,
+        force=force,
+    )
+    with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
+        if onnx:
+            from headscope.pruning.export_onnx import require_packages
+
+            require_packages()
+        model = done.checkpoint.model
+        with still(model):
+            with through_attend(model), torch.no_grad():
+                wanted = outputs(model, done.data.feeds[0])
+            if export is not None:
+                made, built = as_export(done.checkpoint, done.export, done.removal, export)
+                done = replace(done, checkpoint=made, export=built)
+            return write_shrunk(done, config, build, wanted=wanted, began=began)

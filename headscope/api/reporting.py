@@ -1,0 +1,54 @@
+"""How a call tells how far it is: nothing, a bar (`progress=True`), or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+from headscope.errors import ConfigError
+from headscope.progress import Progress, bar, no_progress, reported
+
+Report: TypeAlias = "bool | Callable[[str, int, int], object]"
+"""True shows a bar; a function is called as `report(what, done, total)`."""
+
+
+def progress_of(report: Report) -> Progress:
+    """The way to report that a caller asked for."""
+    if callable(report):
+        return reported(report)
+    if not isinstance(report, bool):
+        raise ConfigError(f"progress={report!r} is not known; give True, False or a function of (what, done, total)")
+    return bar if report else no_progress
+
+
+class TrainingReport:
+    """What a training tells, as progress in updates; used with `with`."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._stack = progress, ExitStack()
+        self._step: Callable[[int], None] | None = None
+        self._done = 0
+
+    def __enter__(self) -> TrainingReport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def updated(self, run: Any, sums: Any) -> None:
+        """After every update."""
+        moment = run.moment
+        if self._step is None:
+            totals = [moment.updates_planned] if moment.updates_planned else []
+            if moment.epochs_planned and moment.updates_per_epoch:
+                totals.append(moment.epochs_planned * moment.updates_per_epoch)
+            self._step = self._stack.enter_context(self._progress("training", min(totals, default=0)))
+        self._step(moment.update - self._done)
+        self._done = moment.update
+
+    def validated(self, run: Any, found: Any, *, best: bool) -> None:
+        """After every validation, which is no progress."""
+
+    def remarked(self, text: str) -> None:
+        """Before the first update; the outcome has the remarks that hold at the end."""

@@ -1,0 +1,89 @@
+"""Which heads a call is about, and which gates: names, lists of names, mappings from names to numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.gates import Gates, closed
+from headscope.heads import HeadId, Layout, Site, select_heads
+
+Heads: TypeAlias = "str | HeadId | Iterable[str | HeadId]"
+"""`"encoder-self.2.5"`, with `*` for every layer or head and commas between names, a file with a name a line, a
+`HeadId`, or several of these."""
+GateValues: TypeAlias = "Mapping[str | HeadId, float | Tensor] | Mapping[tuple[Site | str, int], Tensor]"
+"""A number for each head, by its name, or gates [h] or [b h] for each (site, layer)."""
+
+SHOWN = 8  # heads that a signature names one by one
+
+
+def heads_of(heads: Heads, layout: Layout) -> list[HeadId]:
+    """The heads of a model that are meant, each once; ConfigError for a name that selects none."""
+    entries = [heads] if isinstance(heads, (str, HeadId)) else heads
+    if isinstance(entries, (bytes, Mapping)) or not isinstance(entries, Iterable):
+        raise ConfigError(f"a {type(heads).__name__} names no heads; give names such as 'encoder-self.2.5', or a list")
+    chosen: dict[HeadId, None] = {}
+    for entry in entries:
+        if not isinstance(entry, (str, HeadId)):
+            raise ConfigError(f"{entry!r} is no head; write it as 'encoder-self.2.5'")
+        chosen.update(dict.fromkeys(select_heads(str(entry), layout)))
+    return list(chosen)
+
+
+def joined(heads: Heads | None, layout: Layout) -> str | None:
+    """The heads with commas between them, as options have them; None where none are meant."""
+    found = [] if heads is None else heads_of(heads, layout)
+    return ",".join(map(str, found)) or None
+
+
+def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
+    """Gates by (site, layer): heads that are only named are closed, others get the number that they are mapped to.
+
+    ConfigError for heads and layers that the model lacks.
+    """
+    if not isinstance(gates, Mapping):
+        return closed(heads_of(gates, layout), layout)
+    found: dict[tuple[Site, int], Tensor] = {}
+    for key, value in gates.items():
+        if isinstance(key, tuple):
+            found[_site_layer(key, layout)] = torch.as_tensor(value)
+            continue
+        for head in heads_of(key, layout):
+            where = (head.site, head.layer)
+            row = found.setdefault(where, torch.ones(layout[where]))
+            found[where] = torch.where(
+                torch.arange(len(row)) == head.head, torch.as_tensor(value, dtype=row.dtype), row
+            )
+    return found
+
+
+def _site_layer(key: tuple[Any, ...], layout: Layout) -> tuple[Site, int]:
+    names = {(site.value, layer): (site, layer) for site, layer in layout}
+    name = (getattr(key[0], "value", key[0]), *key[1:])
+    if name not in names:
+        known = ", ".join(f"({site!r}, {layer})" for site, layer in names)
+        raise ConfigError(f"this model has no layer {name!r}; it has {known}")
+    return names[name]
+
+
+def gates_name(gates: Gates) -> str:
+    """Gates in a signature: the heads whose gates are not one, or a digest where they are many."""
+    rows = {where: gate.detach().cpu() for where, gate in gates.items()}
+    single = {where: gate for where, gate in rows.items() if gate.ndim == 1}
+    listed = [
+        f"{HeadId(*where, head)}={value:g}"
+        for where, gate in single.items()
+        for head, value in enumerate(gate.tolist())
+        if value != 1
+    ]
+    if len(single) == len(rows) and len(listed) <= SHOWN:
+        return ",".join(listed)
+    digest = hashlib.sha1()
+    for (site, layer), gate in sorted(rows.items(), key=lambda entry: (entry[0][0].value, entry[0][1])):
+        digest.update(f"{site}.{layer} {tuple(gate.shape)} {gate.double().flatten().tolist()}".encode())
+    return f"sha1={digest.hexdigest()[:8]}"

@@ -1,0 +1,167 @@
+"""What an analysis found: a table of heads, further tables and arrays, figures, and the files of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headscope.accumulate import Array
+from headscope.api.options import PathName, in_python, python_words
+from headscope.errors import ConfigError
+from headscope.heads import HeadId
+from headscope.output.folders import Build
+from headscope.registry import unknown
+from headscope.runfiles import ANALYSIS
+from headscope.runs import Measurement, save_measurement
+from headscope.survey import LeftOut
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from headscope.report.run import Run
+
+SHOWN = 12  # rows of the table in a notebook
+
+
+class Study:
+    """What `Model.analyze` found. Nothing is on disk unless `save` says so; the model is not needed any more.
+
+    `heads` has a row per head: site, layer, head, every measure with its 95 % interval (`…_low`, `…_high`), and
+    `functions`, the labels that were found. `complete` is False where Ctrl-C ended it early.
+    """
+
+    def __init__(self, measurement: Measurement) -> None:
+        assert measurement.description is not None, "the first of several processes has the results"
+        self._measurement = measurement
+        self._record: Mapping[str, Any] = measurement.description.record
+
+    @property
+    def heads(self) -> pd.DataFrame:
+        """One row per head."""
+        return self._measurement.study.heads
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables that `table` gives, "heads" the first of them."""
+        return ["heads", *self._measurement.study.tables]
+
+    def table(self, name: str) -> pd.DataFrame:
+        """The detail of one analysis, one observation a row; ConfigError for a name that is not in `tables`."""
+        if name not in self.tables:
+            raise ConfigError(unknown("table", name, self.tables))
+        return self.heads if name == "heads" else self._measurement.study.tables[name]
+
+    @property
+    def arrays(self) -> list[str]:
+        """Names of the arrays that `array` gives."""
+        return list(self._arrays())
+
+    def array(self, name: str) -> Array:
+        """A matrix [h h] such as "similarity/encoder-self/2/cka", or "detail/confidence/0/encoder-self" [layer h].
+
+        Of the first kind there are also `…_low` and `…_high`; the second, of a single sentence, are there where the
+        analysis was asked for `detail=True`. ConfigError for a name that is not in `arrays`.
+        """
+        found = self._arrays()
+        if name not in found:
+            raise ConfigError(_no_array(name, list(found)))
+        return found[name]
+
+    def _arrays(self) -> dict[str, Array]:
+        study = self._measurement.study
+        found = {f"similarity/{name}": array for name, array in study.arrays.items()}
+        for measure, arrays in study.detail.items():
+            found |= {f"detail/{measure}/{name}": array for name, array in arrays.items()}
+        return found
+
+    @property
+    def labels(self) -> dict[HeadId, list[str]]:
+        """The functions of the heads that have any."""
+        return self._measurement.study.labels
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Analyses that did not run, and why."""
+        return [replace(each, why=python_words(each.why)) for each in self._measurement.study.left_out]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be known of the numbers beside the numbers."""
+        return [python_words(remark) for remark in self._measurement.study.remarks]
+
+    @property
+    def sentences(self) -> int:
+        """How many sentences were measured."""
+        return self._measurement.study.sentences
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole text was measured."""
+        return self._measurement.study.complete
+
+    @property
+    def signature(self) -> str:
+        """Everything that shaped the numbers, in one line, to cite with them."""
+        return str(self._record["signature"])
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """What `run.json` says: signatures, checkpoint, text, options, versions."""
+        return self._record
+
+    @in_python
+    def plot(self, name: str = "heads", **options: Any) -> Figure:
+        """Draw a figure, in memory: heads, functions, positional, syntactic, similarity, alphas or faithfulness.
+
+        `options` are those of `headscope plot NAME`: `measure=["confidence", "sink"]` and `sort=True` for heads,
+        `measure="cka"` for similarity, `metric="bleu"` for faithfulness. `figure.savefig("heads.pdf")` writes it.
+        ConfigError for another name or option, and where the analysis that a figure shows did not run.
+        """
+        from headscope.report.named import draw
+
+        return draw(self.run(), name, **options)
+
+    def run(self) -> Run:
+        """The study as the figures of `headscope.report` read it."""
+        from headscope.report.study_run import study_run
+
+        study = self._measurement.study
+        return study_run(self._record, study.heads, study.tables, study.arrays)
+
+    @in_python
+    def save(self, folder: PathName, *, figures: bool = True, force: bool = False) -> Path:
+        """Write the files that `headscope analyze --out FOLDER` writes, and return the folder.
+
+        OutputError where it holds something, unless `force` says that a run in it is to be replaced.
+        """
+        with Build(Path(folder), ANALYSIS, force=force) as build:
+            out, _ = save_measurement(self._measurement, build, figures=figures)
+        return out
+
+    def __repr__(self) -> str:
+        more = "" if self.complete else ", interrupted"
+        return f"<Study of {len(self.heads)} heads on {self.sentences} sentences{more}: {', '.join(self.tables)}>"
+
+    def _repr_html_(self) -> str:
+        """The first rows without the intervals, what was left out, and the signature."""
+        columns = [name for name in self.heads.columns if not name.endswith(("_low", "_high"))]
+        shown = self.heads[columns].head(SHOWN)
+        lines = [f"{len(self.heads)} heads, {self.sentences} sentences" + ("" if self.complete else " (interrupted)")]
+        lines += [f"left out: {each.analysis} ({each.why})" for each in self.left_out] + self.remarks
+        rows = shown.to_html(index=False, border=0, float_format=lambda value: f"{value:.3f}")
+        more = (
+            f"<p>… {len(self.heads) - SHOWN} more heads in <code>.heads</code></p>" if len(self.heads) > SHOWN else ""
+        )
+        text = "".join(f"<p>{escape(line)}</p>" for line in lines)
+        return f"<div>{text}{rows}{more}<p><small>{escape(self.signature)}</small></p></div>"
+
+
+def _no_array(name: str, names: list[str]) -> str:
+    if not names:
+        return f"there is no array {name!r}: similarity is an analysis, and detail=True keeps single sentences"
+    more = f" … ({len(names)} in .arrays)" if len(names) > 4 else ""
+    return f"there is no array {name!r}; there are {', '.join(names[:4])}{more}"

@@ -1,0 +1,70 @@
+"""The figures of one run by the names that `headscope plot` gives them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from headscope.errors import ConfigError
+from headscope.registry import unknown
+from headscope.report.alphas import alphas_figure
+from headscope.report.faithfulness import faithfulness_figure
+from headscope.report.functionmap import functions_figure
+from headscope.report.headmap import heads_figure
+from headscope.report.offsets import offset_histograms
+from headscope.report.relations import relation_accuracy
+from headscope.report.run import Run
+from headscope.report.similarity import similarity_matrices
+
+
+def _heads(run: Run, *, measure: str | Sequence[str] | None = None, sort: bool = False) -> Figure:
+    return heads_figure(run, [measure] if isinstance(measure, str) else measure, sort=sort)
+
+
+def _functions(run: Run) -> Figure:
+    return functions_figure(run)
+
+
+def _positional(run: Run) -> Figure:
+    return offset_histograms(run)
+
+
+def _syntactic(run: Run) -> Figure:
+    return relation_accuracy(run)
+
+
+def _similarity(run: Run, *, measure: str = "cosine") -> Figure:
+    return similarity_matrices(run, measure)
+
+
+def _alphas(run: Run) -> Figure:
+    return alphas_figure(run)
+
+
+def _faithfulness(run: Run, *, metric: str | None = None) -> Figure:
+    return faithfulness_figure(run, metric)
+
+
+FIGURES: dict[str, Callable[..., Figure]] = {
+    "heads": _heads,
+    "functions": _functions,
+    "positional": _positional,
+    "syntactic": _syntactic,
+    "similarity": _similarity,
+    "alphas": _alphas,
+    "faithfulness": _faithfulness,
+}
+
+
+def draw(run: Run, name: str, **options: Any) -> Figure:
+    """Draw a figure of a run; ConfigError for an unknown name or option, with those that there are."""
+    if name not in FIGURES:
+        raise ConfigError(unknown("figure", name, list(FIGURES)))
+    known = [each for each in inspect.signature(FIGURES[name]).parameters if each != "run"]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"the figure {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}")
+    return FIGURES[name](run, **options)

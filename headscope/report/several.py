@@ -1,0 +1,54 @@
+"""The figures of several runs by the names that `headscope plot` gives them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from headscope.errors import ConfigError
+from headscope.report.compare import compare_figure
+from headscope.report.pruning import pruning_figure
+from headscope.report.pruning_runs import load_pruned
+from headscope.report.run import Run, load_run
+from headscope.report.training import load_course, training_figure
+
+Source = Run | Path
+"""A run that was read already, or its folder."""
+
+
+def _compare(runs: Sequence[Source], *, measure: str = "confidence") -> Figure:
+    if len(runs) != 2:
+        raise ConfigError(f"the figure 'compare' is of two runs; {len(runs)} given")
+    first, second = (run if isinstance(run, Run) else load_run(run) for run in runs)
+    return compare_figure(first, second, measure)
+
+
+def _training(runs: Sequence[Source], *, axis: str = "update") -> Figure:
+    return training_figure([load_course(folder) for folder in _folders(runs, "training")], axis=axis)
+
+
+def _pruning(runs: Sequence[Source], *, figure: str | None = None, functions: str | Path | None = None) -> Figure:
+    labels = None if functions is None else Path(functions)
+    return pruning_figure(load_pruned(_folders(runs, "pruning"), functions=labels), figure)
+
+
+def _folders(runs: Sequence[Source], name: str) -> list[Path]:
+    if wrong := [run for run in runs if isinstance(run, Run)]:
+        raise ConfigError(f"the figure {name!r} is of runs on disk; {wrong[0].name} is a study")
+    return [run for run in runs if isinstance(run, Path)]
+
+
+SEVERAL: dict[str, Callable[..., Figure]] = {"compare": _compare, "training": _training, "pruning": _pruning}
+
+
+def draw_several(runs: Sequence[Source], name: str, **options: Any) -> Figure:
+    """Draw a figure of several runs; ConfigError for an option that it has not."""
+    known = [each for each in inspect.signature(SEVERAL[name]).parameters if each != "runs"]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"the figure {name!r} has no option {option!r}; it has {', '.join(known)}")
+    return SEVERAL[name](runs, **options)

@@ -1,0 +1,27 @@
+"""The options of a training run that is there already, which a run that goes on takes where none are given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headscope.errors import ConfigError
+
+
+def earlier_options(folder: Path, variant: str) -> dict[str, Any]:
+    """The options of the run in a folder, nothing where there is none; ConfigError where it is of another variant."""
+    from headscope.output.folders import to_resume
+    from headscope.training.outputs import TRAINING
+
+    try:
+        about = json.loads((to_resume(folder, TRAINING) / "run.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = {**about["config"], **about["options"]}
+        found.pop("out")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"--resume: {folder / 'run.json'} is not of a training run; choose another --out") from None
+    if about.get("variant") != variant:
+        raise ConfigError(f"--resume: the run in {folder} is of variant {about.get('variant')!r}, not {variant!r}")
+    return found

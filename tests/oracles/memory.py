@@ -1,0 +1,34 @@
+"""What the API is tried on: captions as lists, options of quick analyses, transformers models in memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from oracles import speakers
+
+import headscope as hs
+
+N = 13
+SOURCES, TARGETS = (
+    hs.assets.captions(language).read_text(encoding="utf-8").splitlines()[:N] for language in ("en", "de")
+)
+CHEAP: dict[str, Any] = {"only": ("confidence", "positional", "similarity"), "bootstrap": 17}
+
+
+def in_memory(kind: str) -> tuple[Any, Any]:
+    """A random transformers model of its own, and a tokenizer."""
+    made: Any = speakers.checkpoint(kind)
+    return copy.deepcopy(made.model), made.tokenizer
+
+
+def loaded(kind: str) -> hs.Model:
+    """The two as the API opens them."""
+    model, tokenizer = in_memory(kind)
+    return hs.load(model, tokenizer=tokenizer)
+
+
+def sentences() -> list[str]:
+    """Sentences of words that the tokenizer knows."""
+    words = speakers.PIECES[5:]
+    return [" ".join(words[(3 * i + j) % len(words)] for j in range(3 + i)) for i in range(5)]

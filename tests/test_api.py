@@ -1,0 +1,447 @@
+"""The public API: the same numbers and files as the commands, texts in memory, models left as they were."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from oracles.memory import CHEAP, SOURCES, TARGETS, N, in_memory, loaded
+from pandas.testing import assert_frame_equal
+
+import headscope as hs
+from headscope.api.options import AnalyzeMore, EvaluateMore, python_words
+from headscope.config import AnalyzeConfig, AnalyzeOptions, EvaluateConfig, EvaluateOptions
+from headscope.each_head import run_each_head
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.evaluate import run_evaluation
+from headscope.formats.base import TranslateOptions, open_checkpoint
+from headscope.runs import run_analysis
+from headscope.translate import translate_lines
+
+# What is imported, and what is there.
+
+
+def test_importing_headscope_is_light_and_lazy(python: Callable[..., str]) -> None:
+    code = """
+import sys, headscope as hs
+assert {"load", "analyze", "prune", "train", "evaluate", "plot", "Model", "Study"} <= set(dir(hs))
+hs.HeadId.parse("cross.0.1"), hs.HeadscopeError, hs.assets.trained()
+print([name for name in ("torch", "numpy", "pandas", "transformers", "matplotlib", "rich") if name in sys.modules])
+"""
+    assert python("-c", code).strip() == "[]"
+
+
+def test_nothing_below_the_api_imports_it() -> None:
+    root = Path(hs.__file__).parent
+    own = {root / "api", root / "cli"}  # the commands are above it
+    below = [path for path in root.rglob("*.py") if path.parent not in own and path != root / "__init__.py"]
+    assert len(below) > 100
+    assert not [path for path in below if "headscope.api" in path.read_text(encoding="utf-8")]
+
+
+def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
+    assert hs.load and all(getattr(hs, name) is not None for name in hs.__all__)
+    assert all(isinstance(getattr(hs, name), types.FunctionType) for name in ("analyze", "evaluate", "plot", "train"))
+    with pytest.raises(AttributeError, match="no attribute 'anlyze'"):
+        hs.anlyze  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "options", "elsewhere"),
+    [
+        (hs.Model.analyze, AnalyzeMore, AnalyzeOptions, set()),
+        (hs.Model.evaluate, EvaluateMore, EvaluateOptions, {"text", "each_head", "heads"}),
+    ],
+)
+def test_methods_take_every_option_of_their_config(function: Any, more: Any, options: Any, elsewhere: set[str]) -> None:
+    own = set(function.__wrapped__.__annotations__)
+    names = {each.name for each in fields(options)}
+    assert set(more.__annotations__) | (own & names) | elsewhere == names
+    assert not set(more.__annotations__) & own
+
+
+def test_commands_take_what_methods_take() -> None:
+    for name in ("analyze", "evaluate"):
+        method = dict(getattr(hs.Model, name).__wrapped__.__annotations__)
+        function = dict(getattr(hs, name).__annotations__)
+        del function["model"]
+        assert function == method
+
+
+# Analyses.
+
+
+def test_a_study_has_the_numbers_and_the_files_of_the_command(
+    pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    shared = {**CHEAP, "detail": True, "mask": "cross.1.2"}
+    run_analysis(
+        AnalyzeConfig(
+            hs.assets.trained(),
+            tmp_path / "command",
+            source=caption_files[0],
+            target=caption_files[1],
+            device="cpu",
+            **shared,
+        )
+    )
+    study = pair.analyze(caption_files[0], target=caption_files[1], **shared)
+    assert study.save(tmp_path / "study") == tmp_path / "study"
+    files = {path.relative_to(tmp_path / "study") for path in (tmp_path / "study").rglob("*") if path.is_file()}
+    assert Path("figures/heads.png") in files and Path("detail/confidence.npz") in files
+    assert files == {path.relative_to(tmp_path / "command") for path in (tmp_path / "command").rglob("*.*")}
+    for name in files - {Path("run.json")}:
+        assert (tmp_path / "study" / name).read_bytes() == (tmp_path / "command" / name).read_bytes(), name
+    mine, theirs = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("study", "command"))
+    for name in set(theirs) - {"command", "seconds", "options"}:
+        assert mine[name] == theirs[name], name
+    assert mine["options"].items() <= theirs["options"].items()
+    assert study.signature == theirs["signature"] and study.record["complete"]
+
+
+@pytest.mark.parametrize("kind", ["list", "pairs", "tuple", "tuple of paths", "generator", "series"])
+def test_texts_may_be_files_lists_and_pairs(
+    pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    expected = pair.analyze(str(caption_files[0]), target=caption_files[1], **CHEAP)
+    given: dict[str, tuple[Any, ...]] = {
+        "list": (SOURCES, TARGETS),
+        "pairs": (list(zip(SOURCES, TARGETS, strict=True)),),
+        "tuple": ((SOURCES, TARGETS),),
+        "tuple of paths": ((caption_files[0], str(caption_files[1])),),
+        "generator": ((line for line in SOURCES), caption_files[1]),
+        "series": (caption_files[0], pd.Series(TARGETS)),
+    }
+    text, *target = given[kind]
+    study = pair.analyze(text, **CHEAP, **({"target": target[0]} if target else {}))
+    assert_frame_equal(study.heads, expected.heads)
+    assert study.signature == expected.signature
+
+
+def test_sentences_of_a_list_may_end_in_a_line_feed(pair: hs.Model) -> None:
+    plain = pair.analyze(SOURCES[:3], **CHEAP)
+    assert pair.analyze([f"{line}\n" for line in SOURCES[:3]], **CHEAP).signature == plain.signature
+
+
+def test_parses_of_a_file_may_belong_to_a_list(tmp_path: Path) -> None:
+    parses, text = hs.assets.sample("conllu"), hs.assets.sample("en").read_text(encoding="utf-8").splitlines()
+    model = hs.load(hs.assets.trained())
+    options = {"only": "syntactic", "max_sentences": 20, "min_instances": 2, "bootstrap": 10}
+    studies = [model.analyze(given, parse=parses, **options) for given in (text, None)]
+    assert_frame_equal(studies[0].table("syntactic"), studies[1].table("syntactic"))
+
+
+def test_what_a_study_leaves_out_is_said_in_the_words_of_python(pair: hs.Model) -> None:
+    study = pair.analyze(SOURCES, only=["confidence", "syntactic"], bootstrap=5)
+    assert [(each.analysis, each.why) for each in study.left_out] == [
+        ("all", "cross and decoder-self need a target"),
+        ("syntactic", "needs parse stanza or parse FILE.conllu"),
+    ]
+    assert "left out: syntactic" in study._repr_html_()
+
+
+def test_tables_arrays_and_labels_of_a_study(pair: hs.Model) -> None:
+    study = pair.analyze(SOURCES, target=TARGETS, **CHEAP)
+    assert study.tables == ["heads", "positional"] and study.table("heads") is study.heads
+    assert len(study.heads) == 72 and study.sentences == N and study.complete and not study.left_out
+    assert study.array("similarity/cross/1/cka").shape == (8, 8)
+    assert "similarity/encoder-self/0/cosine_low" in study.arrays
+    assert all(isinstance(head, hs.HeadId) for head in study.labels)
+    assert "72 heads" in repr(study)
+    page = study._repr_html_()
+    assert "60 more heads" in page and "confidence" in page and "confidence_low" not in page
+    assert study.signature.replace("|", "")[:20] in page.replace("|", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("heads", {"measure": ["confidence", "offset_share"], "sort": True}),
+        ("heads", {"measure": "confidence"}),
+        ("functions", {}),
+        ("positional", {}),
+        ("similarity", {"measure": "cka"}),
+    ],
+)
+def test_a_figure_of_a_study_is_that_of_its_files(
+    pair: hs.Model, tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    study = pair.analyze(SOURCES, target=TARGETS, out=tmp_path / "run", figures=False, **CHEAP)
+    figure = hs.plot(study, name, out=tmp_path / "a.svg", **options)
+    hs.plot(tmp_path / "run", name, out=tmp_path / "b.svg", **options)
+    assert figure.get_size_inches().min() > 0
+    assert (tmp_path / "a.svg").read_bytes().replace(b"a.svg", b"") == (tmp_path / "b.svg").read_bytes()
+
+
+def test_two_studies_are_compared(pair: hs.Model, tmp_path: Path) -> None:
+    first = pair.analyze(SOURCES[:5], out=tmp_path / "first", figures=False, **CHEAP)
+    second = pair.analyze(SOURCES[5:], **CHEAP)
+    assert hs.plot([first, second], "compare", measure="offset_share").axes
+    assert hs.plot([tmp_path / "first", second], "compare").axes
+
+
+def test_nothing_is_written_unless_a_call_says_so(
+    pair: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = pair.analyze(SOURCES, target=TARGETS, **CHEAP)
+    study.plot("heads")
+    pair.remove(pair.rank(by="confidence", study=study).lowest(3)).translate(SOURCES[:1])
+    pair.evaluate(SOURCES, target=TARGETS, metrics="perplexity")
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_convenience_functions_are_the_methods(pair: hs.Model) -> None:
+    assert_frame_equal(
+        hs.analyze(hs.assets.trained(), SOURCES, **CHEAP).heads, hs.analyze(pair, SOURCES, **CHEAP).heads
+    )
+    scores = hs.evaluate(hs.assets.trained(), SOURCES, target=TARGETS, metrics="perplexity", bootstrap=10)
+    assert scores["perplexity"] == pair.evaluate((SOURCES, TARGETS), metrics=["perplexity"], bootstrap=10)["perplexity"]
+
+
+# Evaluation and translation.
+
+
+def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
+    options: dict[str, Any] = {"beam": 2, "bootstrap": 11, "mask": "cross.0.1,cross.0.2"}
+    config = EvaluateConfig(hs.assets.trained(), *caption_files, device="cpu", **options)
+    expected = run_evaluation(config)
+    found = pair.evaluate(SOURCES, target=TARGETS, **{**options, "mask": ["cross.0.1", "cross.0.2"]})
+    assert found.scores == expected.scores and str(found.signature) == str(expected.signature)
+    assert_frame_equal(found.sentences, expected.sentences)
+    assert found["bleu"].name == "BLEU"
+    with pytest.raises(ConfigError, match="unknown metric 'belu'; did you mean 'bleu'"):
+        found["belu"]
+
+
+def test_each_head_off_is_that_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
+    config = EvaluateConfig(
+        hs.assets.trained(),
+        *caption_files,
+        each_head=True,
+        heads="cross.1.*",
+        metrics=("perplexity",),
+        bootstrap=11,
+        device="cpu",
+    )
+    table = pair.evaluate_heads(SOURCES, target=TARGETS, heads="cross.1.*", metrics="perplexity", bootstrap=11)
+    expected = run_each_head(config)
+    assert_frame_equal(table, expected.table)
+    assert table.attrs["signature"] == str(expected.signature) and len(table) == 9
+
+
+def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
+    found = translate_lines(pair.checkpoint, SOURCES, options=TranslateOptions(beam=3), tokens=2048)
+    expected = [best[0].text for best in found]
+    assert pair.translate(SOURCES, beam=3) == pair.translate(caption_files[0], beam=3) == expected
+    assert pair.translate(["", *SOURCES[:2], " "], beam=3) == ["", *expected[:2], ""]
+    assert pair.translate(SOURCES[:4], mask="cross.*.*") != expected[:4]
+
+
+# What goes wrong.
+
+WRONG: list[tuple[Callable[[hs.Model], Any], type[HeadscopeError], str]] = [
+    (lambda m: m.analyze("A dog runs."), DataError, "no file 'A dog runs.'; a sentence itself belongs in a list"),
+    (lambda m: m.analyze([]), DataError, "the list of sentences is empty"),
+    (lambda m: m.analyze(["a", " "]), DataError, "sentence 2 of the list is empty"),
+    (lambda m: m.analyze(["a", 3]), DataError, "sentence 2 of the list is a int; it must be a string"),
+    (lambda m: m.analyze(["a", "\ud800"]), DataError, "sentence 2 of the list: character 1 is half a surrogate"),
+    (lambda m: m.analyze(5), DataError, "a int is no text; give a file's path"),
+    (lambda m: m.analyze({"a", "b"}), DataError, "a set is no text; give a file's path"),
+    (lambda m: m.analyze(pd.DataFrame({"en": ["a"]})), DataError, "a DataFrame is no text; give a file's path"),
+    (lambda m: m.analyze(("a", "b", "c")), DataError, "a tuple of 3: a tuple is a pair"),
+    (lambda m: m.analyze((["a"], ["b"]), target=["c"]), DataError, "has its target already"),
+    (lambda m: m.analyze([("a", "b")], target=["c"]), DataError, "has its target already"),
+    (lambda m: m.analyze(["a"], target=["b", "c"]), DataError, "the list of 1 sentences and the list of 2 sentences"),
+    (lambda m: m.analyze(), DataError, "no text: give a file's path or a list of sentences"),
+    (lambda m: m.analyze(["a"], onyl="x"), ConfigError, "unknown option of analyze 'onyl'; did you mean 'only'"),
+    (lambda m: m.analyze(["a"], only="confidance"), ConfigError, "unknown analysis 'confidance'; did you mean"),
+    (lambda m: m.analyze(["a"], seed="1"), ConfigError, "seed='1' is of the wrong type; give a whole number"),
+    (lambda m: m.analyze(["a"], importance=1), ConfigError, "importance=1 is of the wrong type; give True or False"),
+    (lambda m: m.analyze(["a"], only=5), ConfigError, "only=5 is of the wrong type; give a list"),
+    (
+        lambda m: loaded("bert").analyze(["a"], max_length=999),
+        ConfigError,
+        "^max_length 999 is more than the 97 positions",
+    ),
+    (lambda m: m.analyze(["a"], long="cut"), ConfigError, "^long 'cut' is not known; choose truncate or refuse"),
+    (lambda m: m.analyze(["a"], mask="cross.7.0"), ConfigError, "no head of this model is called 'cross.7.0'"),
+    (lambda m: m.analyze(["a"], mask=[3]), ConfigError, "3 is no head; write it as 'encoder-self.2.5'"),
+    (lambda m: m.analyze(["a"], progress="bar"), ConfigError, "progress='bar' is not known; give True, False or a"),
+    (lambda m: m.analyze(["a"], only="syntactic"), ConfigError, "no analysis can run: .*needs parse stanza"),
+    (lambda m: m.rank(by="gradiant", text=["a"]), ConfigError, "unknown criterion 'gradiant'; did you mean 'gradient'"),
+    (lambda m: m.rank(by="confidence"), ConfigError, "by='confidence' is measured on text: give text="),
+    (lambda m: m.rank(by="random", sites="encoder"), ConfigError, "^sites encoder: this model has encoder-self"),
+    (lambda m: m.remove([]), ConfigError, "no head is to be removed"),
+    (lambda m: m.remove("cross.0.0", export="native"), ConfigError, "^export native is not for a native checkpoint"),
+    (lambda m: m.evaluate(["a"]), ConfigError, "needs target, the references"),
+    (lambda m: m.evaluate([("a", "b")], metrics="blue"), ConfigError, "^metrics 'blue' is not known; available: bleu"),
+    (lambda m: m.translate([("a", "b")]), ConfigError, "one text is wanted here"),
+    (lambda m: m.translate(["a"], beam=0), ConfigError, "beam"),
+    (lambda m: m(["a", "b"], target=["c"]), DataError, "different numbers of lines"),
+    (lambda m: m.gated({("cross", 9): torch.ones(8)}).__enter__(), ConfigError, r"no layer \('cross', 9\); it has"),
+    (lambda m: m.gated({("cross", 1): torch.ones(7)}).__enter__(), ConfigError, "7 gates for cross.1, which has 8"),
+    (lambda m: m.gated(7).__enter__(), ConfigError, "a int names no heads"),
+    (lambda m: hs.load("no/such/thing/at/all"), CheckpointError, "there is no file or directory"),
+    (lambda m: hs.load(7), ConfigError, "a int cannot be loaded; give a checkpoint's path"),
+    (lambda m: hs.load(torch.nn.Linear(2, 2)), ConfigError, "a Linear cannot be loaded"),
+    (lambda m: hs.load(in_memory("gpt2")[0], device="cpu"), ConfigError, "device= is for checkpoints on disk"),
+    (lambda m: hs.load(hs.assets.trained(), tokenizer=1), ConfigError, "tokenizer= is for a model in memory"),
+    (lambda m: hs.load(hs.assets.trained(), dtype="int8"), ConfigError, "unknown dtype 'int8'"),
+    (lambda m: hs.load(hs.assets.trained(), bpe="x"), ConfigError, "^bpe means nothing for a native checkpoint"),
+    (lambda m: hs.load(in_memory("gpt2")[0]).analyze(["a"]), CheckpointError, "GPT2LMHeadModel in memory cannot read"),
+    (lambda m: hs.prune(m, "rank", out="x"), ConfigError, "prune takes a checkpoint's path"),
+    (lambda m: hs.prune("x", "rnak", out="x"), ConfigError, "unknown way to prune 'rnak'; did you mean 'rank'"),
+    (lambda m: hs.prune("x", "rank", out="x", kepe=3), ConfigError, "unknown option of prune rank 'kepe'"),
+    (lambda m: hs.train("bseline", out="x"), ConfigError, "unknown .* 'bseline'; did you mean 'baseline'"),
+    (lambda m: hs.train(out="x", lrate=3.0), ConfigError, "unknown option of train baseline 'lrate'"),
+    (lambda m: hs.plot("nowhere"), HeadscopeError, "nowhere is no directory"),
+    (
+        lambda m: hs.plot(m.analyze(["a"], **CHEAP), "haeds"),
+        ConfigError,
+        "unknown figure 'haeds'; did you mean 'heads'",
+    ),
+    (lambda m: hs.plot(["a", "b"], "heads"), ConfigError, "the figure 'heads' is of one run; 2 were given"),
+    (lambda m: hs.plot([m.analyze(["a"], **CHEAP)], "training"), ConfigError, "is of runs on disk; study is a study"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG, ids=[message[:40] for _, _, message in WRONG])
+def test_errors_are_one_line_in_the_words_of_python(
+    pair: hs.Model, call: Callable[[hs.Model], Any], error: type[HeadscopeError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        call(pair)
+    assert isinstance(caught.value, hs.HeadscopeError)
+    assert "\n" not in str(caught.value) and " --" not in f" {caught.value}"
+
+
+def test_a_study_says_what_it_lacks(pair: hs.Model) -> None:
+    study = pair.analyze(SOURCES[:3], only="confidence", bootstrap=5)
+    for call, message in (
+        (lambda: study.table("positonal"), "unknown table 'positonal'; available: heads"),
+        (lambda: study.array("similarity/cross/0/cka"), "similarity is an analysis"),
+        (lambda: study.plot("positional"), "the study has no table 'positional'; analyze with also='positional'"),
+        (lambda: study.plot("similarity"), "the study has no similarity"),
+        (lambda: study.plot("faithfulness"), "analyze with faithfulness=True"),
+        (lambda: study.plot("heads", colour=1), "the figure 'heads' has no option 'colour'; it has measure, sort"),
+        (lambda: study.plot("heads", measure="entropy"), "unknown measure 'entropy'"),
+        (lambda: pair.rank(by="entropy", study=study), "there is no column 'entropy' of numbers"),
+    ):
+        with pytest.raises(HeadscopeError, match=message):
+            call()
+
+
+def test_what_lies_in_a_folder_is_replaced_only_with_force(pair: hs.Model, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    calls: list[bool] = []
+    with pytest.raises(OutputError, match="already holds mine"):
+        pair.analyze(SOURCES, out=tmp_path / "run", progress=lambda *_: calls.append(True), **CHEAP)
+    assert not calls  # refused before anything is measured
+    study = pair.analyze(SOURCES[:2], out=tmp_path / "new", figures=False, **CHEAP)
+    with pytest.raises(OutputError, match="already holds"):
+        study.save(tmp_path / "new")
+    study.save(tmp_path / "new", figures=False, force=True)
+
+
+def test_options_in_messages_are_written_as_in_python() -> None:
+    assert (
+        python_words("--max-length 3 is more; give --out DIR, a-b --c") == "max_length 3 is more; give out DIR, a-b c"
+    )
+
+
+# Progress.
+
+
+def test_progress_is_reported_to_a_function(pair: hs.Model) -> None:
+    told: list[tuple[str, int, int]] = []
+    pair.analyze(SOURCES, progress=lambda *entry: told.append(entry), **CHEAP)
+    assert told[0] == ("analysing", 0, N) and told[-1] == ("analysing", N, N)
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+
+def test_a_bar_is_shown_on_demand(pair: hs.Model, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    pair.analyze(SOURCES, progress=True, **CHEAP)
+    printed = capfd.readouterr()
+    assert "analysing" in printed.err and not printed.out
+
+
+# Pruning and training.
+
+
+def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], tmp_path: Path) -> None:
+    shared: dict[str, Any] = {
+        "source": str(caption_files[0]),
+        "target": caption_files[1],
+        "sites": "encoder-self",
+        "device": "cpu",
+    }
+    told: list[tuple[str, int, int]] = []
+    choice = hs.prune(
+        hs.assets.trained(),
+        "subset",
+        out=tmp_path / "subset",
+        keep=16,
+        updates=2,
+        freeze="model",
+        progress=lambda *entry: told.append(entry),
+        **shared,
+    )
+    assert len(choice.removed) == 8 and ("learning", 2, 2) in told
+    assert len((tmp_path / "subset" / "removed.txt").read_text().splitlines()) == 8
+    ranked = hs.prune(hs.assets.trained(), "rank", out=tmp_path / "rank", by="magnitude", keep=20, device="cpu")
+    assert hs.load(hs.assets.trained()).rank(by="magnitude").lowest(52) == ranked.removed
+    assert hs.plot([tmp_path / "rank"], "pruning").axes
+
+
+def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    outcome = hs.train(
+        "wide",
+        out=tmp_path / "run",
+        source=caption_files[0],
+        target=str(caption_files[1]),
+        vocab_size=60,
+        d_model=16,
+        d_ffn=16,
+        heads=4,
+        d_head=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        max_updates=3,
+        bleu_every=0,
+        betas=[0.9, 0.99],
+        device="cpu",
+        progress=lambda *entry: told.append(entry),
+    )
+    assert outcome.update == 3 and told[-1] == ("training", 3, 3)
+    with pytest.raises(ConfigError, match=r"^resume: the run in .* is of variant 'wide', not 'baseline'"):
+        hs.train(out=tmp_path / "run", resume=True)
+    assert hs.train("wide", out=tmp_path / "run", resume=True, max_updates=5).update == 5
+    trained = hs.load(tmp_path / "run" / "last")
+    assert trained.layout[hs.Site.CROSS, 0] == 4 and len(trained.translate(["A dog runs."])) == 1
+    assert hs.plot(tmp_path / "run", "training").axes
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_pile_up() -> Iterator[None]:
+    yield
+    import matplotlib.pyplot
+
+    assert not matplotlib.pyplot.get_fignums()  # figures are the caller's, not pyplot's
+
+
+def test_a_checkpoint_that_was_opened_already_is_a_model() -> None:
+    opened = open_checkpoint(hs.assets.trained(), device="cpu")
+    assert len(hs.Model(opened).heads) == 72

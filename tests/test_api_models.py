@@ -1,0 +1,295 @@
+"""Models of the API: ranked, made smaller, captured and gated; those in memory are left as they were."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from oracles import speakers
+from oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sentences
+from pandas.testing import assert_frame_equal
+from torch import Tensor
+
+import headscope as hs
+from headscope.api.opened import one_batch
+from headscope.errors import ConfigError
+from headscope.model.interface import through_attend
+from headscope.pruning.rank_run import RankConfig, run_ranking
+from headscope.pruning.remove import RemoveConfig, run_removal
+
+# Ranking and removal.
+
+
+@pytest.mark.parametrize("by", ["confidence", "entropy", "gradient", "magnitude", "random", "similarity_cka"])
+def test_a_ranking_is_that_of_the_command(
+    pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path, by: str
+) -> None:
+    source, target = caption_files
+    if by == "similarity_cka":
+        study = pair.analyze(SOURCES, target=TARGETS, out=tmp_path / "run", figures=False, **CHEAP)
+        ranking, more = pair.rank(by=by, study=study), {"run": tmp_path / "run"}
+    else:
+        ranking, more = pair.rank(by=by, text=SOURCES, target=TARGETS), {}
+    choice = run_ranking(
+        RankConfig(
+            checkpoint=hs.assets.trained(),
+            out=tmp_path / "out",
+            source=source,
+            target=target,
+            device="cpu",
+            by=by,
+            keep=50,
+            **more,  # type: ignore[arg-type]
+        )
+    )
+    assert ranking.lowest(22) == choice.removed and ranking.highest(50) == choice.kept
+    expected = choice.ranking.sort_values(["site", "layer", "head"])["score"].to_numpy()
+    np.testing.assert_array_equal(ranking.scores.sort_values(["site", "layer", "head"])["score"], expected)
+    assert ranking.scores["rank"].tolist() == list(range(1, 73)) and len(ranking) == 72
+    assert f"by:{by}|" in ranking.signature
+
+
+def test_rankings_by_layer_with_sites_protection_and_the_other_way_round(pair: hs.Model) -> None:
+    ranking = pair.rank(by="magnitude", sites="cross, encoder-self", protect=["cross.0.*"], lowest=True)
+    plain = pair.rank(by="magnitude", sites=["cross", "encoder-self"], protect="cross.0.*")
+    assert ranking.lowest(5) != plain.lowest(5)
+    assert {head.site.value for head in plain.lowest(40)} == {"cross", "encoder-self"}
+    assert not {str(head) for head in plain.lowest(40)} & {f"cross.0.{head}" for head in range(8)}
+    assert {str(head) for head in plain.highest(10)} >= {f"cross.0.{head}" for head in range(8)}
+    counts = pd.Series([(head.site, head.layer) for head in plain.lowest(10, per_layer=True)]).value_counts()
+    assert set(counts) == {2}
+    with pytest.raises(ConfigError, match="41 heads cannot go; there are 40 that may"):
+        plain.lowest(41)
+
+
+def test_key_value_groups_go_together() -> None:
+    model = loaded("llama")
+    ranking = model.rank(by="random")
+    assert len(ranking.lowest(6)) == 6
+    with pytest.raises(ConfigError, match=r"^4 heads cannot go: keep 8 is not whole groups") as caught:
+        ranking.lowest(4)
+    assert "--" not in str(caught.value)
+
+
+def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_path: Path) -> None:
+    heads = pair.rank(by="confidence", text=SOURCES, target=TARGETS).lowest(24)
+    small = pair.remove(heads, text=SOURCES, target=TARGETS)
+    assert isinstance(small, hs.Model) and small.removed == tuple(sorted(heads)) and len(small.heads) == 48
+    with pair.masked(heads):
+        torch.testing.assert_close(small(SOURCES, target=TARGETS), pair(SOURCES, target=TARGETS), rtol=1e-4, atol=1e-4)
+    assert small.sizes["before"]["attention_heads"] == 72 and small.sizes["after"]["attention_heads"] == 48
+    assert small.sizes["after"]["parameters"] == sum(each.numel() for each in set(small.model.parameters()))
+    assert small.verified.difference <= small.verified.tolerance
+    saved = small.save(tmp_path / "small")
+    run_removal(
+        RemoveConfig(
+            checkpoint=hs.assets.trained(),
+            out=tmp_path / "command",
+            heads=",".join(map(str, heads)),
+            rounds=0,
+            device="cpu",
+        )
+    )
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("small", "command")]
+    assert weights[0] == weights[1] and saved.removal.removed == small.removed
+    again = hs.load(tmp_path / "small", device="cpu")
+    assert torch.equal(again(SOURCES, target=TARGETS), small(SOURCES, target=TARGETS))
+    assert small.analyze(SOURCES, **CHEAP).record["checkpoint"]["digest"] != pair.checkpoint.digest
+
+
+def test_a_small_transformers_model_can_be_trained_on_and_saved(tmp_path: Path) -> None:
+    model, tokenizer = in_memory("bert")
+    opened = hs.load(model, tokenizer=tokenizer)
+    small = opened.remove(["encoder-self.0.1", "encoder-self.1.0", "encoder-self.1.2"])
+    assert type(small.model).__name__ == "BertForMaskedLM" and small.model is not model
+    before = small.checkpoint.digest
+    with torch.no_grad():
+        for parameter in small.model.parameters():
+            parameter.mul_(1.01)
+    assert small.checkpoint.digest != before
+    found = small.save(tmp_path / "small", export="self-contained")
+    assert found.format == "huggingface" and found.export == "self-contained"
+    again = hs.load(tmp_path / "small", dtype="float64", device="cpu")
+    torch.testing.assert_close(again(sentences()), small(sentences()), rtol=0, atol=1e-12)
+
+
+def test_the_plain_class_is_written_where_it_can_say_so(tmp_path: Path) -> None:
+    config = in_memory("t5")[0].config
+    config.num_layers = config.num_decoder_layers
+    model, tokenizer = transformers.T5ForConditionalGeneration(config), in_memory("t5")[1]
+    small = hs.load(model, tokenizer=tokenizer).remove(
+        ["encoder-self.*.1", "decoder-self.*.1", "cross.*.1"], text=[(text, text) for text in sentences()]
+    )
+    assert small.save(tmp_path / "plain", export="native").export == "native"
+    assert not (tmp_path / "plain" / "modeling_headscope.py").exists()
+    small.save(tmp_path / "own")
+    assert (tmp_path / "own" / "modeling_headscope.py").exists()
+    with pytest.raises(ConfigError, match="removed for export='self-contained', which cannot become 'masked'"):
+        small.save(tmp_path / "masked", export="masked")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "plain"]
+    masked = hs.load(model, tokenizer=tokenizer).remove("cross.0.0", export="masked")
+    assert masked.save(tmp_path / "masked").export == "masked" and len(masked.heads) == len(hs.load(model).heads)
+
+
+# Models in memory.
+
+
+def snapshot(model: Any) -> dict[str, Any]:
+    """Everything of a model that a caller may notice."""
+    return {
+        "weights": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "modes": [part.training for part in model.modules()],
+        "hooks": [
+            (len(part._forward_hooks), len(part._forward_pre_hooks), len(part._backward_hooks))
+            for part in model.modules()
+        ],
+        "gradients": [(each.requires_grad, each.grad is None) for each in model.parameters()],
+        "attention": [part.config._attn_implementation for part in model.modules() if hasattr(part, "config")],
+        "forward": [part.__dict__.get("forward") for part in model.modules()],
+        "device": {each.device for each in model.parameters()},
+        "config": model.config.to_dict(),
+    }
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "t5", "marian"])
+def test_a_model_in_memory_is_left_as_it_was(kind: str) -> None:
+    model, tokenizer = in_memory(kind)
+    model.train()
+    list(model.modules())[-1].eval()  # a mixture of modes
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(number % 3 != 0)
+    model.register_forward_hook(lambda module, arguments, output: None)
+    model.set_attn_implementation("eager")
+    opened, texts = hs.load(model, tokenizer=tokenizer), sentences()
+    target = texts if opened.checkpoint.two_sided else None
+    before, noise = snapshot(model), torch.get_rng_state()
+    assert len(set(before["modes"])) == 2
+    opened.analyze(texts, target=target, importance=True, shapley_samples=1, skip="lrp", bootstrap=5)
+    ranking = opened.rank(by="gradient", text=texts, target=target)
+    opened.remove(ranking.lowest(len(ranking) // 2)).sizes  # noqa: B018
+    opened.evaluate(texts, target=target, metrics="perplexity", bootstrap=5)
+    with opened.capture("weights", "context"), opened.gated([str(opened.heads[0])]):
+        opened(texts, target=target)
+    if kind == "marian":  # transformers itself translates with no T5 that has more layers on one side
+        opened.translate(texts[:2], max_len_b=3)
+    with pytest.raises(ConfigError), opened.gated("cross.9.9"):
+        pass
+    after = snapshot(model)
+    assert torch.equal(torch.get_rng_state(), noise)
+    torch.testing.assert_close(after.pop("weights"), before.pop("weights"), rtol=0, atol=0)
+    assert after == before
+
+
+def test_numbers_of_a_model_in_memory_are_those_of_its_files(tmp_path: Path) -> None:
+    model, tokenizer = in_memory("bert")
+    model.float().save_pretrained(tmp_path / "files")
+    tokenizer.save_pretrained(tmp_path / "files")
+    model.train()
+    on_disk, here = hs.load(tmp_path / "files", device="cpu"), hs.load(model, tokenizer=tokenizer)
+    studies = [each.analyze(sentences(), importance=True, skip="shapley", bootstrap=5) for each in (on_disk, here)]
+    assert_frame_equal(studies[0].heads, studies[1].heads)
+    checkpoint = studies[1].record["checkpoint"]
+    assert checkpoint["path"] == "BertForMaskedLM in memory" and len(checkpoint["digest"]) == 64
+    assert repr(here).startswith("<Model BertForMaskedLM in memory (huggingface, bert): encoder-self 2 × 3")
+
+
+def test_the_digest_of_a_model_in_memory_follows_its_weights_and_nothing_else() -> None:
+    model, tokenizer = in_memory("gpt2")
+    digests = [hs.load(model, tokenizer=tokenizer).checkpoint.digest]
+    model.train().set_attn_implementation("eager")
+    digests.append(hs.load(copy.deepcopy(model)).checkpoint.digest)
+    with through_attend(model):
+        digests.append(hs.load(model).checkpoint.digest)
+    assert len(set(digests)) == 1
+    with torch.no_grad():
+        model.transformer.wte.weight[3, 2] += 1e-6
+    assert hs.load(model).checkpoint.digest != digests[0]
+
+
+def test_a_model_whose_layers_are_replaced_is_looked_at_again() -> None:
+    model, tokenizer = in_memory("bert")
+    opened = hs.load(model, tokenizer=tokenizer)
+    assert len(opened.heads) == 6
+    model.bert.encoder.layer = model.bert.encoder.layer[:1]
+    assert len(opened.heads) == 3 and len(opened.analyze(sentences(), **CHEAP).heads) == 3
+
+
+# Capture and gates.
+
+
+def test_captured_tensors_are_found_by_names(pair: hs.Model) -> None:
+    with pair.capture("weights", "context") as heads:
+        logits = pair(SOURCES[:3], target=TARGETS[:3])
+    weights = heads["cross", 1]["weights"]  # [b h t s]
+    assert weights.shape[:3] == (3, 8, logits.shape[1])
+    assert torch.equal(heads["cross.1.5"]["weights"], weights[:, 5])
+    assert torch.equal(heads[hs.HeadId.parse("cross.1.5")]["context"], heads[hs.Site.CROSS, 1]["context"][:, 5])
+    for wrong, message in {
+        ("cross", 7): "cross.7 was not captured; captured: encoder-self.0, ",
+        "cross.1.8": "cross.1 has no head 8",
+        "cros.1.1": "'cros.1.1' is no head",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            heads[wrong]  # type: ignore[index]
+    with pytest.raises(ConfigError, match="cannot capture weight; what can be captured"), pair.capture("weight"):
+        pass
+
+
+def test_gates_are_names_numbers_or_tensors(pair: hs.Model) -> None:
+    def logits(gates: Any = None) -> Tensor:
+        if gates is None:
+            return pair(SOURCES[:2], target=TARGETS[:2])
+        with pair.gated(gates):
+            return pair(SOURCES[:2], target=TARGETS[:2])
+
+    whole = logits()
+    one = torch.ones(8)
+    one[5] = 0
+    closed = [logits(["cross.1.5"]), logits("cross.1.5"), logits({"cross.1.5": 0}), logits({("cross", 1): one})]
+    assert all(torch.equal(each, closed[0]) for each in closed) and not torch.equal(closed[0], whole)
+    assert torch.equal(logits({"cross.*.*": 1.0}), whole)
+    assert torch.equal(
+        logits({"cross.1.*": 0.5, "cross.0.2": 0}), logits({("cross", 1): one * 0 + 0.5, "cross.0.2": 0.0})
+    )
+    with pair.masked(["cross.1.5"]):
+        assert torch.equal(logits(), closed[0])
+    gate = torch.ones(8, requires_grad=True)
+    with pair.gated({("cross", 1): gate}):
+        pair.checkpoint.logits(_batch(pair)).sum().backward()
+    assert gate.grad is not None and gate.grad.abs().min() > 0
+
+
+def _batch(model: hs.Model) -> Any:
+
+    return one_batch(model.checkpoint, list(zip(SOURCES[:2], TARGETS[:2], strict=True)))
+
+
+def test_what_is_measured_under_gates_says_so(pair: hs.Model) -> None:
+    plain = pair.analyze(SOURCES, **CHEAP)
+    with pair.gated({"encoder-self.0.1": 0.25}), pair.masked("encoder-self.0.3"):
+        gated = pair.analyze(SOURCES, **CHEAP)
+        assert "|gates:encoder-self.0.1=0.25+encoder-self.0.3=masked|" in gated.signature
+        assert "gates:" in str(pair.evaluate(SOURCES, target=TARGETS, metrics="accuracy", bootstrap=5).signature)
+        assert "gates:" in pair.rank(by="confidence", text=SOURCES, target=TARGETS).signature
+        with pytest.raises(ConfigError, match="outside of the block"):
+            pair.remove("cross.0.0")
+    assert not gated.heads.equals(plain.heads) and "gates" not in plain.signature
+    with pair.gated("encoder-self.*.*"):
+        assert "|gates:sha1=" in pair.analyze(SOURCES, **CHEAP).signature
+    assert pair.analyze(SOURCES, **CHEAP).signature == plain.signature
+    masked = pair.analyze(SOURCES, mask=["encoder-self.0.3"], **CHEAP)
+    with pair.masked("encoder-self.0.3"):
+        assert_frame_equal(pair.analyze(SOURCES, **CHEAP).heads, masked.heads)
+
+
+def test_one_pass_gives_what_the_model_predicts() -> None:
+    for kind, width in {"bert": speakers.V, "gpt2": speakers.V, "marian": 30}.items():
+        opened = loaded(kind)
+        found = opened(sentences())  # an encoder with a decoder and no target gives the encoder's states
+        assert found.shape[0] == 5 and found.shape[-1] == width and not found.requires_grad
