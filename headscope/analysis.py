@@ -18,7 +18,9 @@ from torch import Tensor
 
 from headscope.accumulate import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.data import Batch, Side
+from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
+from headscope.model.overflow import is_finite
 from headscope.objectives.base import OBJECTIVES, Objective
 from headscope.registry import Registry
 
@@ -299,6 +301,16 @@ ANALYSES: Registry[type[Analysis]] = Registry("analysis", package="headscope.ana
 def analysis(cls: type[Analysis]) -> type[Analysis]:
     """Register an analysis under its `name`."""
     return ANALYSES.register(cls.name, cls, where=cls.__module__)
+
+
+def refuse_non_finite(one: Analysis, key: tuple[str, Site, int], ratio: Ratio) -> None:
+    """NumericalError for what an analysis makes of a batch where it is NaN or infinite."""
+    if not is_finite(ratio.total):
+        _, site, layer = key
+        raise NumericalError(
+            f"{one.name} gives NaN or infinite numbers at {site}.{layer}; leave it out with --skip {one.name}, or take "
+            "a wider --dtype"
+        )
 
 
 def head_ids(place: tuple[Site, int], count: int) -> Sequence[HeadId]:

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from headscope.accumulate import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, added_together, apart
-from headscope.analysis import Analysis, Findings, Heads, Options, Tally
+from headscope.analysis import Analysis, Findings, Heads, Options, Tally, refuse_non_finite
 from headscope.capture import observing
 from headscope.columns import heads_table, stacked
 from headscope.data import Batch, Losses, Side
-from headscope.errors import CheckpointError, NumericalError
+from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
 from headscope.gradients import differentiable_contexts, frozen, gradients_of
 from headscope.heads import HeadId, Site, all_heads
 from headscope.memory import reuse_freed_memory
 from headscope.model.attention import AttentionCall
-from headscope.model.overflow import is_finite
+from headscope.model.overflow import is_finite, sums_are_finite
 from headscope.model.places import Place
 from headscope.objectives.base import OBJECTIVES
 from headscope.threads import spread
@@ -174,7 +174,7 @@ class Survey:
         self.here, self.seeing, self.cache, self.kept, self.contexts = batch, seeing, {}, [], []
         try:
             yield
-            finite = not any_wrong(self.contexts)
+            finite = sums_are_finite(self.contexts)
         finally:
             self.seeing, self.cache, self.kept, self.contexts, self.unseen = (), {}, [], [], set()
         if not finite:
@@ -253,7 +253,8 @@ class Survey:
             if len(found) > 1:
                 together = added_together([ratio for _, _, ratio in found])
                 if not is_finite(together.total):
-                    refuse_sums(found)
+                    for one, key, ratio in found:
+                        refuse_non_finite(one, key, ratio)
                 keys = tuple((one.name, key) for one, key, _ in found)
                 stack = self.stacks.setdefault(keys, GroupSums(budget=len(keys) * self._budget))
                 stack.add(batch.indices, together)
@@ -262,8 +263,7 @@ class Survey:
 
     def _add(self, one: Analysis, key: tuple[str, Site, int], ratio: Ratio, batch: Batch) -> None:
         mine = self.sums.setdefault(one.name, {})
-        if not is_finite(ratio.total):
-            refuse_sums([(one, key, ratio)])
+        refuse_non_finite(one, key, ratio)
         if key not in mine:
             mine[key] = GroupSums(groups=FOLDS if ratio.whole else GROUPS, budget=self._budget)
         mine[key].add(torch.tensor([batch.fold]) if ratio.whole else batch.indices, ratio)
@@ -376,22 +376,6 @@ def later(one: Analysis) -> bool:
 def explained(one: type[Analysis]) -> bool:
     """Whether an analysis needs an objective."""
     return not one.needs.isdisjoint({"objective", "gradient"})
-
-
-def refuse_sums(found: Sequence[tuple[Analysis, tuple[str, Site, int], Ratio]]) -> None:
-    """NumericalError for what an analysis made of a batch, naming the analysis, the site and the layer."""
-    for one, (_, site, layer), ratio in found:
-        if not is_finite(ratio.total):
-            raise NumericalError(
-                f"{one.name} gives NaN or infinite numbers at {site}.{layer}; leave it out with --skip {one.name}, or "
-                "take a wider --dtype"
-            )
-
-
-def any_wrong(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether any of some sums [b t] is not finite where it counts [b t]; a GPU is waited for once."""
-    wrong = [(~total.isfinite() & counted).any() for total, counted in sums]
-    return bool(wrong) and bool(torch.stack(wrong).any())
 
 
 def _precise(values: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,12 @@ def is_finite(values: Tensor, *, masked: bool = False) -> bool:
         low, high = values.detach().aminmax()
         least, most = float(low), float(high)
     return most < torch.inf and (least > -torch.inf or (masked and least == -torch.inf))
+
+
+def sums_are_finite(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether sums [b t] over a tensor's other axes are finite where they count [b t]; a GPU is waited for once."""
+    wrong = [(~total.isfinite() & counted).any() for total, counted in sums]
+    return not wrong or not bool(torch.stack(wrong).any())
 
 
 def first_non_finite(
