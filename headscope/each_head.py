@@ -28,6 +28,7 @@ from headscope.gates import masked
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.likelihood import Likelihood, likelihood
 from headscope.output.files import written
+from headscope.output.folders import kept_apart
 from headscope.output.rule import check_file, inputs_of
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature
@@ -81,7 +82,10 @@ def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -
     done = opened.corpus.count if scored is None else scored.sentences
     found = EachHead(_sorted(columns, by), by, signature(opened, done=done), opened.remarks, done, complete)
     if config.out is not None:
-        written(config.out, lambda path: found.table.to_csv(path, index=False))
+        place = kept_apart(config.out, complete=complete)
+        written(place, lambda path: found.table.to_csv(path, index=False))
+        if place != config.out:
+            found.remarks.append(f"{config.out} stays as it was; {place} has what was measured of the sentences done")
     return found
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headscope.analysis import Analysis, Options
 from headscope.analyze import Pace, Study, analyze, choose, sentence_limit
@@ -115,13 +115,7 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build:
     settings = {**config.settings(), "limit": limit, "mask": ",".join(map(str, off)) or None}
     with build.writing() as made:
         signature, record = write_run(made, study, checkpoint, corpus, settings, sys.argv, pickles)
-    try:
-        figures = _figures(config, build)
-    except OutputError:
-        raise
-    except Exception:  # the numbers are not lost with them
-        build.finish(record, partial=not study.complete)
-        raise
+    figures = _figures(config, build, record, study)
     out = build.finish(record, partial=not study.complete)
     return Finished(study, out, signature, [out / "figures" / path.name for path in figures])
 
@@ -225,10 +219,17 @@ def _counts(config: AnalyzeConfig, checkpoint: Checkpoint, corpus: Corpus, limit
     return count_pieces(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
 
 
-def _figures(config: AnalyzeConfig, build: Build) -> list[Path]:
+def _figures(config: AnalyzeConfig, build: Build, record: dict[str, Any], study: Study) -> list[Path]:
+    """Draw the figures; where that fails for other reasons than the disk, the numbers are kept without them."""
     if not config.figures:
         return []
     from headscope.report.standard import draw_standard
 
     with build.writing() as made:
-        return draw_standard(made)
+        try:
+            return draw_standard(made)
+        except (OutputError, OSError, KeyboardInterrupt):
+            raise
+        except Exception:
+            build.finish(record, partial=not study.complete)
+            raise
