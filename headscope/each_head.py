@@ -28,6 +28,7 @@ from headscope.gates import masked
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.likelihood import Likelihood, likelihood
 from headscope.output.files import written
+from headscope.output.folders import kept_apart
 from headscope.output.rule import check_file, inputs_of
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature
@@ -54,7 +55,10 @@ def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -
         check_file(config.out, inputs=inputs_of(config), force=config.force)
     found = score_each_head(open_all(config), progress=progress)
     if config.out is not None:
-        written(config.out, lambda path: found.table.to_csv(path, index=False))
+        place = kept_apart(config.out, complete=found.complete)
+        written(place, lambda path: found.table.to_csv(path, index=False))
+        if place != config.out:
+            found.remarks.append(f"{config.out} stays as it was; {place} has what was measured of the sentences done")
     return found
 
 

@@ -27,6 +27,7 @@ from headscope.gates import masked
 from headscope.heads import HeadId, Site, select_heads
 from headscope.likelihood import Likelihood, Reading, likelihood
 from headscope.output.files import written
+from headscope.output.folders import kept_apart
 from headscope.output.rule import check_file, inputs_of
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
@@ -100,8 +101,10 @@ def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) 
         check_file(config.per_sentence, inputs=inputs_of(config), force=config.force)
     found = score_corpus(open_all(config), progress=progress)
     if config.per_sentence is not None:
-        table = found.sentences
-        written(config.per_sentence, lambda path: table.to_csv(path, index=False))
+        table, place = found.sentences, kept_apart(config.per_sentence, complete=found.complete)
+        written(place, lambda path: table.to_csv(path, index=False))
+        if place != config.per_sentence:
+            found.remarks.append(f"{config.per_sentence} stays as it was; {place} has the sentences that were done")
     return found
 
 

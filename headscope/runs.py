@@ -153,13 +153,7 @@ def save_measurement(found: Measurement, build: Build, *, figures: bool) -> tupl
     record, partial = found.description.record, not found.study.complete
     with build.writing() as made:
         write_run(made, found.study, found.description, found.pickles)
-    try:
-        drawn = _figures(build) if figures else []
-    except OutputError:
-        raise
-    except Exception:  # the numbers are not lost with them
-        build.finish(record, partial=partial)
-        raise
+    drawn = _figures(build, record, partial=partial) if figures else []
     out = build.finish(record, partial=partial)
     return out, [out / "figures" / path.name for path in drawn]
 
@@ -278,8 +272,15 @@ def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limi
     return count_pieces(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
 
 
-def _figures(build: Build) -> list[Path]:
+def _figures(build: Build, record: Mapping[str, Any], *, partial: bool) -> list[Path]:
+    """Draw the figures; where that fails for other reasons than the disk, the numbers are kept without them."""
     from headscope.report.standard import draw_standard
 
     with build.writing() as made:
-        return draw_standard(made)
+        try:
+            return draw_standard(made)
+        except (OutputError, OSError, KeyboardInterrupt):
+            raise
+        except Exception:
+            build.finish(record, partial=partial)
+            raise

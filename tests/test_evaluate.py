@@ -206,6 +206,22 @@ def test_an_interrupted_pass_keeps_what_was_done(run: Evaluate, monkeypatch: pyt
     assert {score.metric for score in found.scores} == {"perplexity", "accuracy"}
 
 
+def test_an_interrupted_pass_replaces_no_table(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "table.csv"
+    run(checkpoints.small(), SOURCES, TARGETS, per_sentence=table, metrics=("bleu", "accuracy"))
+    before = table.read_bytes()
+
+    def interrupted(*_: Any) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "translated", interrupted)
+    monkeypatch.setattr(each_head, "translated", interrupted)
+    for options in ({"per_sentence": table}, {"out": table, "each_head": True}):
+        found = run(checkpoints.small(), SOURCES, TARGETS, metrics=("bleu", "accuracy"), force=True, **options)
+        assert not found.complete and f"{table} stays as it was; {table}.new has" in found.remarks[-1]
+        assert table.read_bytes() == before and (tmp_path / "table.csv.new").is_file()
+
+
 def test_an_interrupted_translation_keeps_the_scores_of_the_references(
     run: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

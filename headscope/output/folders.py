@@ -154,6 +154,11 @@ def replacement(out: Path) -> Path:
     return out.with_name(f"{out.name}.new")
 
 
+def kept_apart(path: Path, *, complete: bool) -> Path:
+    """Where a file goes that may be unfinished: it replaces none, but is FILE.new where there is one."""
+    return path if complete or not path.exists() else replacement(path)
+
+
 def check_writable(out: Path) -> None:
     """OutputError where the directory cannot be made, or nothing can be written into it."""
     base = _base(out)

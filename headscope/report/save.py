@@ -13,7 +13,7 @@ from matplotlib.font_manager import fontManager
 
 from headscope.errors import ConfigError
 from headscope.output.files import written
-from headscope.output.rule import Input, check_file
+from headscope.output.rule import check_file
 from headscope.report.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -41,14 +41,14 @@ FALLBACKS = (
 )
 
 
-def check_path(path: Path, *, inputs: Sequence[Path] = (), force: bool = False) -> Path:
+def check_path(path: Path, *, force: bool = False) -> Path:
     """ConfigError for an extension that is no format, OutputError for a file that must not be replaced."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(
             f"--out {path}: cannot write {path.suffix or 'a file without extension'}; "
             f"end the name with one of {', '.join(FORMATS)}"
         )
-    check_file(path, inputs=[Input(each) for each in inputs], force=force)
+    check_file(path, force=force)
     return path
 
 
