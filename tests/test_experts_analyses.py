@@ -125,7 +125,7 @@ def test_even_gates_prefer_no_expert(checkpoint: Any) -> None:
         even = 1 / len(experts[(experts.site == row.site) & (experts.layer == row.layer)])
         assert [row.share, row.share_low, row.share_high] == pytest.approx([even] * 3)
     assert (gates.tied == 1).all() and "experts_tokens" not in found.tables
-    (remark,) = found.remarks
+    (remark,) = [text for text in found.remarks if text.startswith("experts")]
     assert remark.startswith("experts: the gates of encoder-self.0,") and "(6 of 6 modules) weigh all" in remark
 
 

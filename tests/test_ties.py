@@ -33,7 +33,7 @@ def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
     its = copy.copy(speakers.checkpoint(kind))
     its.model = copy.deepcopy(its.model)
     corpus = speakers.corpus(kind)
-    assert not study(its, corpus, "entropy").remarks
+    assert not [text for text in study(its, corpus, "entropy").remarks if text.startswith("entropy")]
     if kind == "gpt2":
         projection, width = its.model.transformer.h[1].attn.c_attn, its.model.config.n_embd
         flat = [projection.weight[:, width : 2 * width], projection.bias[width : 2 * width]]
@@ -45,7 +45,7 @@ def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
         for part in flat:
             part.zero_()
     found = study(its, corpus, "entropy")
-    (remark,) = found.remarks
+    (remark,) = [text for text in found.remarks if text.startswith("entropy")]
     count = its.layout[place]
     assert remark.startswith(f"entropy: {count} heads weigh all keys alike ({HeadId(*place, 0)}, ")
     heads = found.heads[(found.heads.site == place[0].value) & (found.heads.layer == place[1])]
