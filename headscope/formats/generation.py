@@ -16,6 +16,7 @@ from headscope.formats.base import IGNORED, Checkpoint, Predicts, TranslateOptio
 from headscope.heads import Site
 from headscope.model.interface import hushed, through_attend
 from headscope.model.places import base_of, text_config
+from headscope.threads import threads_for_pass
 
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
 
@@ -176,7 +177,8 @@ def translations(checkpoint: Predicting, texts: Sequence[str], options: Translat
     model: Any = checkpoint.model
     encoded = checkpoint.encode(texts, side="source", limit=checkpoint.limit or 10**9)
     source = side(encoded).to(checkpoint.device)
-    with through_attend(model), hushed(), torch.no_grad():
+    rows = len(texts) * (config.num_beams or 1)
+    with through_attend(model), hushed(), torch.no_grad(), threads_for_pass(model, rows):
         ids = model.generate(source.ids, attention_mask=source.real.long(), generation_config=config)
         scores = _scores(checkpoint, source, ids, config) if options.scores else [0.0] * len(ids)
     tokenizer = checkpoint._tokenizer()

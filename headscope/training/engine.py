@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from headscope.errors import ConfigError, OutputError
 from headscope.formats.base import parameters_by_part, pick_device
 from headscope.processes import Processes, together
 from headscope.results import Signature, check_folder, write_json
+from headscope.threads import threads_for_pass
 from headscope.training import checkpoints
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, plain_value
@@ -106,7 +107,8 @@ def _train(
         history = History(config.out, update=run.moment.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", about | {"status": "running"})
     loop = Loop(run, progress, settings, history, listener, wanted)
-    reason = loop.train()
+    with threads_for_pass(run.model, config.max_tokens) if config.threads is None else nullcontext():
+        reason = loop.train()
     found = _outcome(loop, reason, about)
     if history is not None:
         history.close()
