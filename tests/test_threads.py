@@ -44,7 +44,7 @@ def test_results_come_in_the_order_of_the_items_and_torch_keeps_its_threads(thre
 
 def test_workers_share_torchs_threads(threads: int) -> None:
     workers = min(threads, MOST)
-    together = Barrier(workers, timeout=60)
+    together = Barrier(workers, timeout=900)
 
     def seen(_: int) -> tuple[int, int]:
         together.wait()
@@ -108,7 +108,7 @@ def test_a_model_elsewhere_changes_nothing(threads: int) -> None:
 
 def test_pieces_of_a_small_pass_are_spread_over_all_threads(threads: int) -> None:
     workers = min(threads, MOST)
-    together = Barrier(workers, timeout=300)
+    together = Barrier(workers, timeout=900)
 
     def seen(_: int) -> int:
         together.wait()

@@ -7,6 +7,7 @@ make a batch of short ones several times as dear. The rule treats every sentence
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,6 +96,6 @@ def _columns(parts: Sequence[Tensor], groups: Sequence[Tensor]) -> Tensor:
     found = parts[0].new_zeros(ends)
     for part, group in zip(parts, groups, strict=True):
         rows = found[: part.shape[0]]
-        inner = (slice(None), group.to(part.device), *(slice(size) for size in part.shape[2:]))
+        inner: Any = (slice(None), group.to(part.device), *(slice(size) for size in part.shape[2:]))
         rows[inner] = part
     return found
