@@ -216,6 +216,12 @@ class Side:
         """The same on another device."""
         return Side(self.ids.to(device), self.real.to(device), self.special.to(device))
 
+    def rows(self, numbers: Tensor) -> Side:
+        """The texts at `numbers` [n], in that order, without the padding at the end that none of them needs."""
+        needed = self.real[numbers].any(dim=0).nonzero()  # [n 1]
+        length = int(needed[-1]) + 1 if len(needed) else 0
+        return Side(*(its[numbers, :length] for its in (self.ids, self.real, self.special)))
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -233,6 +239,25 @@ class Batch:
     aligned: tuple[Aligned | None, ...] = ()
     kind: Literal["text", "random"] = "text"
     labels: Tensor | None = None
+
+    @property
+    def positions(self) -> int:
+        """Positions of the larger side, padding included."""
+        return max(side.ids.numel() for side in (self.source, self.target) if side is not None)
+
+    def rows(self, numbers: Tensor) -> Batch:
+        """The sentences at `numbers` [n], in that order, without the padding that none of them needs."""
+        source = self.source.rows(numbers)
+        target = None if self.target is None else self.target.rows(numbers)
+        length = (source if target is None else target).ids.shape[1]
+        return replace(
+            self,
+            indices=self.indices[numbers.cpu()],
+            source=source,
+            target=target,
+            aligned=tuple(self.aligned[number] for number in numbers.tolist()) if self.aligned else (),
+            labels=None if self.labels is None else self.labels[numbers, :length],
+        )
 
     def to(self, device: torch.device) -> Batch:
         """The same with its sides on another device (`indices` stay where they are)."""

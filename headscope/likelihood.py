@@ -24,6 +24,7 @@ from headscope.gates import masked
 from headscope.heads import HeadId, Site
 from headscope.model.reuse import Reuse
 from headscope.model.transformer import Transformer
+from headscope.threads import threads_for_pass
 
 Hiding = Literal["each", "random"]
 WINDOW = {"text": 2048, "hidden": 128}  # sentences held at a time; hiding each token makes many rows of one
@@ -97,7 +98,8 @@ def likelihood(
     try:
         with torch.inference_mode():
             for each in labelled(checkpoint, corpus, reading, found.losses):
-                nll, right, count = _under_masks(checkpoint, each, masks)
+                with threads_for_pass(checkpoint.model, each.batch.positions):
+                    nll, right, count = _under_masks(checkpoint, each, masks)
                 found.nll.add(each.batch.indices, Ratio(nll, count[:, None]))
                 found.right.add(each.batch.indices, Ratio(right, count[:, None]))
                 np.add.at(found.first, each.batch.indices.numpy(), nll[:, 0].numpy())

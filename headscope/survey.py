@@ -26,7 +26,7 @@ from headscope.model.attention import AttentionCall
 from headscope.model.overflow import is_finite, sums_are_finite
 from headscope.model.places import Place
 from headscope.objectives.base import OBJECTIVES
-from headscope.threads import spread
+from headscope.threads import spread, threads_for_pass
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,10 @@ class Survey:
 
     def run(self, batch: Batch) -> None:
         """The common pass over a batch, then the passes of analyses' own; the batch counts when all are through."""
+        with threads_for_pass(self.checkpoint.model, batch.positions):
+            self._run(batch)
+
+    def _run(self, batch: Batch) -> None:
         here, self.found = batch.to(self.checkpoint.device), []
         if batch.kind == "text" and self.differentiated:
             self._differentiate(here)

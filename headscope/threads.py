@@ -1,26 +1,90 @@
-"""Independent pieces of work on several threads, where each piece is too small for torch to split it."""
+"""How many threads a piece of work gets: as many as torch has where products are large, one where they are small.
+
+torch splits every single operation among its threads and waits for the last of them. Where an operation takes a
+fraction of a millisecond the waiting costs more than the second thread saves as soon as another process keeps a core
+busy: a thread that is not running holds up the others for a whole time slice, at each operation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 T = TypeVar("T")
 R = TypeVar("R")
 MOST = 4
-"""Workers, as each needs memory of its own."""
+"""Workers of `spread`, as each needs memory of its own."""
+LARGE = 2**26
+"""Multiply-adds of a product that is worth several threads: one to two milliseconds of one core."""
+LEAST_ROWS = 16
+"""A product of fewer rows takes as long as one of so many: the time that it takes to read the matrix."""
+
+_allowed: ContextVar[int | None] = ContextVar("allowed threads", default=None)
+
+
+def allowed() -> int:
+    """The most threads that may be used: torch's number (`torch.set_num_threads`, OMP_NUM_THREADS).
+
+    Within `threads_for_pass` this is the number from before it.
+    """
+    return _allowed.get() or torch.get_num_threads()
+
+
+def product_size(model: nn.Module, positions: int) -> float:
+    """Mean number of multiply-adds of the matrix products when so many positions go through a model together."""
+    matrices = [
+        parameter.shape[-2] * parameter.shape[-1]
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim > 1
+    ]
+    return max(positions, LEAST_ROWS) * sum(matrices) / max(len(matrices), 1)
+
+
+def threads_for(multiply_adds: float, most: int) -> int:
+    """Threads for products of that size: `most` from `LARGE` on, else one."""
+    return most if multiply_adds >= LARGE else 1
+
+
+@contextmanager
+def threads_for_pass(model: nn.Module, positions: int) -> Iterator[None]:
+    """Within the block torch has the threads that suit passes of so many positions; then the number from before.
+
+    Never more than `allowed`. `positions` counts the rows of a product: sentences times their padded length, or
+    hypotheses in a step of beam search. Nothing changes for a model on another device than the CPU.
+    """
+    before, most = torch.get_num_threads(), allowed()
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    wanted = threads_for(product_size(model, positions), most) if on_cpu else before
+    entered = _allowed.set(most)
+    _set_threads(wanted)
+    try:
+        yield
+    finally:
+        _allowed.reset(entered)
+        _set_threads(before)
+
+
+def _set_threads(number: int) -> None:
+    if number != torch.get_num_threads():
+        torch.set_num_threads(number)
 
 
 def spread(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """`work` of every item, in the order of the items; the last ones are begun first.
 
-    torch's threads are divided among the workers, at most `MOST`: with one thread (`torch.set_num_threads`) this is a
-    plain loop. Autograd is off within. An error of `work` is raised when all are done.
+    For independent pieces of work that are each too small for torch to split. The `allowed` threads are divided among
+    the workers, at most `MOST`: with one thread this is a plain loop. Autograd is off within. An error of `work` is
+    raised when all are done.
     """
-    threads = torch.get_num_threads()
+    before, threads = torch.get_num_threads(), allowed()
     workers = min(threads, len(items), MOST)
 
     @torch.no_grad()
@@ -34,4 +98,4 @@ def spread(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
             begun = [pool.submit(quietly, item) for item in reversed(items)]
             return [one.result() for one in reversed(begun)]
     finally:
-        torch.set_num_threads(threads)  # MKL's number is the process's, not the thread's
+        torch.set_num_threads(before)  # MKL's number is the process's, not the thread's

@@ -15,6 +15,9 @@ import headscope as hs
 
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
+HANGS = 900
+"""Seconds after which a process is taken to hang: many times what any takes, also on a machine that is busy."""
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
@@ -34,7 +37,7 @@ def python() -> Callable[..., str]:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", "0", "--standalone"]
         command = [sys.executable, *map(str, [*(torchrun if processes > 1 else []), *arguments])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -42,11 +42,11 @@ def test_damaged_files_open_or_are_refused_in_one_line(whole: Path, tmp_path: Pa
     refused = 0
     for _ in range(FILES[name]):
         (folder / name).write_bytes(mutated(data, rng.choice(["flipped", "head", "bytes", "truncated"]), rng))
-        began = time.monotonic()
+        began = time.process_time()
         try:
             open_checkpoint(str(folder), device="cpu").layout  # noqa: B018
         except HeadscopeError as error:
             refused += 1
             assert "\n" not in " ".join(str(error).split()) and len(str(error)) < 2000
-        assert time.monotonic() - began < 20
+        assert time.process_time() - began < 20
     assert refused > FILES[name] / 10

@@ -1,15 +1,30 @@
-"""Pieces of work on several threads: their order, torch's threads, errors."""
+"""Threads that suit the work, and pieces of work on several threads: their order, torch's threads, errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Barrier, get_ident
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headscope.threads import MOST, spread
+from headscope import threads as chosen
+from headscope.analysis import Options
+from headscope.analyze import analyze, choose
+from headscope.assets import demo_checkpoint, sample, trained
+from headscope.data import open_corpus
+from headscope.formats.base import Checkpoint, TranslateOptions, open_checkpoint
+from headscope.likelihood import Reading, likelihood
+from headscope.pruning.examples import examples
+from headscope.pruning.feeds import texts
+from headscope.pruning.trained import trained_parameters
+from headscope.pruning.tuning import Recipe, Tuner, mean_nll
+from headscope.pruning.verify import search_some, verify
+from headscope.threads import LARGE, LEAST_ROWS, MOST, allowed, product_size, spread, threads_for, threads_for_pass
+
+SMALL = nn.Linear(7, 5)
 
 
 @pytest.fixture(params=[1, 2, 3 * MOST])
@@ -29,7 +44,7 @@ def test_results_come_in_the_order_of_the_items_and_torch_keeps_its_threads(thre
 
 def test_workers_share_torchs_threads(threads: int) -> None:
     workers = min(threads, MOST)
-    together = Barrier(workers, timeout=60)
+    together = Barrier(workers, timeout=900)
 
     def seen(_: int) -> tuple[int, int]:
         together.wait()
@@ -53,3 +68,106 @@ def test_an_error_comes_out(threads: int) -> None:
     with pytest.raises(ZeroDivisionError):
         spread(lambda number: 1 // number, [2, 1, 0, 3])
     assert torch.get_num_threads() == threads
+
+
+def test_a_product_is_the_mean_of_a_models_matrices_times_the_positions() -> None:
+    model = nn.Sequential(nn.Embedding(1009, 7), nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 13, bias=False))
+    assert product_size(model, 100) == 100 * (7 * 5 + 5 * 13) / 2
+    assert product_size(model, 1) == LEAST_ROWS * (7 * 5 + 5 * 13) / 2
+    assert product_size(nn.Embedding(1009, 7), 100) == 0
+    assert [threads_for(size, 3) for size in (0, LARGE - 1, LARGE, 2 * LARGE)] == [1, 1, 3, 3]
+
+
+def test_what_is_small_is_what_the_shipped_models_take() -> None:
+    """The demonstration's model is small whatever the batch; a BERT is not, from some twenty sentences on."""
+    small, bert = (open_checkpoint(path, device="cpu").model for path in (trained(), demo_checkpoint()))
+    assert product_size(small, 2048) < LARGE <= product_size(bert, 20 * 12)
+
+
+def test_small_passes_have_one_thread_and_large_ones_all(threads: int) -> None:
+    large = LARGE // (7 * 5) + 1
+    for positions, wanted in ((3, 1), (large, threads)):
+        with threads_for_pass(SMALL, positions):
+            assert (torch.get_num_threads(), allowed()) == (wanted, threads)
+            with threads_for_pass(SMALL, large):  # what is within is judged by itself
+                assert (torch.get_num_threads(), allowed()) == (threads, threads)
+            assert torch.get_num_threads() == wanted
+        assert (torch.get_num_threads(), allowed()) == (threads, threads)
+
+
+def test_an_error_leaves_torch_its_threads(threads: int) -> None:
+    with suppress(ZeroDivisionError), threads_for_pass(SMALL, 3):
+        assert 1 // 0
+    assert (torch.get_num_threads(), allowed()) == (threads, threads)
+
+
+def test_a_model_elsewhere_changes_nothing(threads: int) -> None:
+    with threads_for_pass(nn.Linear(2, 3, device="meta"), 1):
+        assert torch.get_num_threads() == threads
+
+
+def test_pieces_of_a_small_pass_are_spread_over_all_threads(threads: int) -> None:
+    workers = min(threads, MOST)
+    together = Barrier(workers, timeout=900)
+
+    def seen(_: int) -> int:
+        together.wait()
+        return get_ident()
+
+    with threads_for_pass(SMALL, 3):
+        assert len(set(spread(seen, range(workers)))) == workers
+        assert torch.get_num_threads() == 1
+
+
+@pytest.fixture(scope="module")
+def small() -> Checkpoint:
+    """The model of the demonstration."""
+    return open_checkpoint(trained(), device="cpu")
+
+
+CORPUS = open_corpus(sample("en"), target=sample("de"), max_sentences=3)
+
+
+def analysed(checkpoint: Checkpoint) -> None:
+    analyses, options = choose(only=("confidence", "lrp", "gradient", "ablation")), Options(ablate_with="zero")
+    analyze(checkpoint, CORPUS, analyses=analyses, options=options, replicates=2)
+
+
+def scored(checkpoint: Checkpoint) -> None:
+    likelihood(checkpoint, CORPUS, Reading(tokens=2048, limit=512))
+
+
+def translated(checkpoint: Checkpoint) -> None:
+    checkpoint.translations(["a man ."], TranslateOptions(beam=2, max_extra=3))
+
+
+def learnt(checkpoint: Checkpoint) -> None:
+    data = examples(checkpoint, CORPUS, limit=512)
+    Tuner(checkpoint, data, Recipe(updates=2, lr=0.0), trained_parameters(checkpoint, "none")).run()
+    mean_nll(checkpoint, data, tokens=2048, seed=1, gates=None)
+
+
+def proved(checkpoint: Checkpoint) -> None:
+    data = texts(checkpoint, None, None, sentences=3)
+    verify(checkpoint, checkpoint, (), data)
+    search_some(checkpoint, data, beam=2)
+
+
+@pytest.mark.parametrize("work", [analysed, scored, translated, learnt, proved])
+@pytest.mark.parametrize("large", [False, True])
+def test_every_kind_of_pass_has_the_threads_that_suit_it(
+    small: Checkpoint, monkeypatch: pytest.MonkeyPatch, work: Callable[[Checkpoint], None], large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr(chosen, "LARGE", 0)
+    seen: set[int] = set()
+    hook = small.model.encoder.layers[0].register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        work(small)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+        hook.remove()
+    assert seen == {3 if large else 1}

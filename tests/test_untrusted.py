@@ -122,12 +122,12 @@ RAW = {
 
 @pytest.fixture
 def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Within a test: nothing was made in the working directory, little memory and time were taken."""
+    """Within a test: nothing was made in the working directory, little memory and CPU time were taken."""
     monkeypatch.chdir(tmp_path)
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     yield
-    seconds, peak = time.perf_counter() - begin, tracemalloc.get_traced_memory()[1]
+    seconds, peak = time.process_time() - begin, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert not (tmp_path / MARKER).exists(), "code of the file was executed"
     assert seconds < 20
@@ -323,7 +323,7 @@ def test_mutations_give_equal_results_or_one_line(tmp_path: Path, is_legacy: boo
     script = Path(__file__).parent / "oracles" / "mutations.py"
     arguments = [sys.executable, str(script), str(path), str(work), str(count)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["odd"] == []

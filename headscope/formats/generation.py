@@ -18,6 +18,7 @@ from headscope.heads import Site
 from headscope.model.interface import hushed, through_attend
 from headscope.model.overflow import is_finite
 from headscope.model.places import base_of, text_config
+from headscope.threads import threads_for_pass
 
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
 
@@ -186,9 +187,10 @@ def translations(checkpoint: Predicting, texts: Sequence[str], options: Translat
     model: Any = checkpoint.model
     encoded = checkpoint.encode(texts, side="source", limit=checkpoint.limit or 10**9)
     source = side(encoded).to(checkpoint.device)
+    rows = len(texts) * (config.num_beams or 1)
 
     def generated() -> Tensor:
-        with through_attend(model), hushed(), torch.no_grad():
+        with through_attend(model), hushed(), torch.no_grad(), threads_for_pass(model, rows):
             return model.generate(  # type: ignore[no-any-return]
                 source.ids,
                 attention_mask=source.real.long(),

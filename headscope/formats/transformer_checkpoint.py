@@ -16,6 +16,7 @@ from headscope.formats.finite import finite, refuse_overflow
 from headscope.model.search import Hypothesis, SearchConfig, search
 from headscope.model.transformer import Transformer
 from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.threads import threads_for_pass
 from headscope.vocabulary import Vocabulary
 
 
@@ -184,16 +185,18 @@ class TransformerCheckpoint(Checkpoint):
         its, other = self._side("source"), self._side("target")
         longest = self.model.config.encoder.max_positions if self.model.config.encoder else None
         batch = side([_encoded(text, its, longest or 2**31, reading=True) for text in texts]).to(self.device)
-        return search(
-            self.model,
-            batch.ids,
-            _mask(batch.real),
-            start=other.start,
-            end=other.end,
-            pad=other.pad,
-            unknown=other.unknown,
-            config=self._bounded(config or self.search),
-        )
+        config = self._bounded(config or self.search)
+        with threads_for_pass(self.model, len(texts) * config.beam):
+            return search(
+                self.model,
+                batch.ids,
+                _mask(batch.real),
+                start=other.start,
+                end=other.end,
+                pad=other.pad,
+                unknown=other.unknown,
+                config=config,
+            )
 
     def _bounded(self, config: SearchConfig) -> SearchConfig:
         most = self.model.config.decoder.max_positions

@@ -16,8 +16,10 @@ from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.model.places import probe_inputs, text_config
 from headscope.model.transformer import Transformer
+from headscope.threads import threads_for_pass
 
 LONGEST = 64  # pieces of a sentence
+PATCH = 16 * 16 * 3  # numbers of a picture that are one position of most models
 LENGTHS = (11, 5, 8, 3)  # of random texts, where there is no tokenizer
 
 
@@ -27,6 +29,12 @@ class Feed:
 
     given: dict[str, Tensor]
     real: Tensor | None
+
+    @property
+    def positions(self) -> int:
+        """Positions of the longer side, padding included; of pictures about so many."""
+        texts = [values.numel() for values in self.given.values() if values.ndim == 2]
+        return max(texts, default=next(iter(self.given.values())).numel() // PATCH)
 
     def rows(self, order: Tensor) -> Feed:
         """The sentences `order`, in that order and as often."""
@@ -92,7 +100,7 @@ def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> Feed:
 
 def outputs(model: nn.Module, one: Feed) -> Tensor:
     """Logits (or the final states of a model without a head): [n V] of the real positions, else as they come."""
-    with torch.no_grad():
+    with torch.no_grad(), threads_for_pass(model, one.positions):
         found: Any = model(**one.given)
     if not isinstance(found, Tensor):
         logits = getattr(found, "logits", None)

@@ -25,6 +25,7 @@ from headscope.model.transformer import Transformer
 from headscope.processes import random_state, set_random_state
 from headscope.pruning.examples import Examples
 from headscope.pruning.learner import GateLearner
+from headscope.threads import threads_for_pass
 from headscope.training.batches import Numbers
 from headscope.training.losses import smoothed_cross_entropy
 
@@ -134,7 +135,7 @@ class Tuner:
 
     def run(self, after: Callable[[int, float], None] = lambda update, nll: None) -> None:
         """All updates that are left. TrainingError where the loss is no number."""
-        with self._ready():
+        with self._ready(), threads_for_pass(self.checkpoint.model, self.recipe.tokens):
             while self.update < self.recipe.updates:
                 groups = self.data.epoch(self.epoch, tokens=self.recipe.tokens, seed=self.recipe.seed)
                 for numbers in groups[self.within :]:
@@ -254,7 +255,8 @@ def mean_nll(
 ) -> float:
     """Mean -log p of a target token (or of a hidden one: the same ones each time) in nats, under fixed gates."""
     total, count = 0.0, 0
-    with still(checkpoint.model), gated(checkpoint.model, gates or {}):
+    model = checkpoint.model
+    with still(model), gated(model, gates or {}), threads_for_pass(model, tokens):
         for numbers in data.plan(tokens=tokens, chance=None):
             batch = data.batch(numbers, seed=seed, epoch=HELD_OUT).to(checkpoint.device)
             _, nll, asked = batch_loss(checkpoint, batch, smoothing=0.0)

@@ -23,6 +23,7 @@ from headscope.model.interface import hushed, is_half, through_attend
 from headscope.model.overflow import is_finite
 from headscope.model.transformer import Transformer
 from headscope.pruning.feeds import Feed, Texts, outputs
+from headscope.threads import threads_for_pass
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF = 5e-2
@@ -56,6 +57,11 @@ def verify(
 
     The tolerance is 1e-5 in float32, 1e-10 in float64 and 0.05 in half precision, times the largest logit.
     """
+    with threads_for_pass(checkpoint.model, max((one.positions for one in data.feeds), default=0)):
+        return _verified(checkpoint, shrunk, heads, data)
+
+
+def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: Texts) -> Verified:
     tolerance = tolerance_of(checkpoint.dtype)
     difference, own = 0.0, 0.0
     for one in data.feeds:
@@ -223,7 +229,7 @@ def search_some(checkpoint: Checkpoint, data: Texts, *, beam: int, sentences: in
         width = max(int(given["attention_mask"].sum(dim=1).min()), 1)
         given = {name: values[:, :width] for name, values in given.items()}
     settings = {"num_beams": beam, "max_new_tokens": NEW, "do_sample": False, "early_stopping": beam > 1}
-    with torch.no_grad(), hushed():
+    with torch.no_grad(), hushed(), threads_for_pass(model, beam * sentences):
         ids: list[list[int]] = model.generate(**given, **settings).tolist()
     return list(ids)
 

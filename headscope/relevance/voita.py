@@ -90,14 +90,19 @@ def explain_voita(
     `block_bytes` is the budget for what is held at a time beside the activations of the forward pass and the result;
     `neurons` says whether the result has relevances neuron by neuron, which take length² · width.
     """
+    return recorded_voita(checkpoint, batch, settings=settings, target=target).explained(block_bytes, neurons=neurons)
+
+
+def recorded_voita(
+    checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings | None = None, target: Target = "top1"
+) -> Recorded:
+    """The forward pass of `explain_voita`."""
     quantity = voita_start.quantity_of(checkpoint, batch, target)
-    return explain(
+    return record(
         checkpoint.model,
         lambda: voita_start.output_of(checkpoint, batch, quantity),
         lambda output: voita_start.start_of(checkpoint, batch, output, quantity),
         settings=settings,
-        block_bytes=block_bytes,
-        neurons=neurons,
     )
 
 
@@ -115,17 +120,42 @@ def explain(
     `start` gives a tensor [p …] with the output's shape, or `Units`. The model is left as it was.
     CheckpointError where an operation has no rule.
     """
-    settings = settings or VoitaSettings()
-    if block_bytes < 1:
-        raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
+    return record(model, forward, start, settings=settings).explained(block_bytes, neurons=neurons)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A forward pass, its output, and the relevance that this starts with: all that the way back needs."""
+
+    trace: Trace
+    output: Tensor
+    start: Tensor | Units
+    settings: VoitaSettings
+
+    def explained(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> Explained:
+        """Go back; the model is not run again, so that several of these can go on side by side."""
+        if block_bytes < 1:
+            raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
+        trace, output = self.trace, self.output
+        with torch.inference_mode(False), torch.no_grad():
+            rules = _rules(self.settings, trace, wide(output.dtype), block_bytes)
+            size = _positions_at_once(trace, self.start, block_bytes)
+            parts = [_part(trace, walk(trace, output, part, rules), neurons) for part in _split(self.start, size)]
+        return _joined(trace, parts, self.start, self.settings)
+
+
+def record(
+    model: nn.Module,
+    forward: Callable[[], Tensor],
+    start: Callable[[Tensor], Tensor | Units],
+    *,
+    settings: VoitaSettings | None = None,
+) -> Recorded:
+    """The forward pass of `explain`."""
     with torch.inference_mode(False), torch.no_grad(), still(model):
         with traced(model) as trace:
             output = forward()
-        begun = start(output)
-        rules = _rules(settings, trace, wide(output.dtype), block_bytes)
-        size = _positions_at_once(trace, begun, block_bytes)
-        parts = [_part(trace, walk(trace, output, part, rules), neurons) for part in _split(begun, size)]
-    return _joined(trace, parts, begun, settings)
+        return Recorded(trace, output, start(output), settings or VoitaSettings())
 
 
 def _rules(settings: VoitaSettings, trace: Trace, dtype: torch.dtype, block: int) -> Rules:

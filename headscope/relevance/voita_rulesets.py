@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from headscope.data import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.relevance.rulesets import Explanation, RuleSet, Steps, Target, register
-from headscope.relevance.voita import explain_voita
+from headscope.relevance.voita_batches import explain_batch
 from headscope.relevance.voita_rules import VoitaSettings
 
 
@@ -32,9 +29,7 @@ class Voita(RuleSet):
         """`values` are 1 where something is explained: the indicator, not a logit."""
         if steps != "each":
             raise ConfigError(f"{self.name} is not linear, it explains each position by itself; choose steps 'each'")
-        found = explain_voita(checkpoint, batch, settings=self.settings, target=target, neurons=False)
-        counts: Tensor = found.explained.to(torch.float32)
-        return Explanation(found.heads, counts, counts)
+        return explain_batch(checkpoint, batch, settings=self.settings, target=target)
 
 
 register(Voita("voita", "LRP as in Voita et al.'s program, 2021: alpha-beta rule on exact Jacobians"))

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from headscope.formats.base import parameters_by_part, pick_device
 from headscope.output.interrupts import SIGNALS, note
 from headscope.processes import Processes, together
 from headscope.results import Signature, write_json
+from headscope.threads import threads_for_pass
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, plain_value
 from headscope.training.history import History
@@ -113,7 +114,8 @@ def _train(
         write_json(config.out / "run.json", TRAINING.described(about | {"status": "running"}))
     begun_at = run.moment.update
     loop = Loop(run, progress, settings, history, listener, wanted)
-    with _recorded(config.out, about, history):
+    few = threads_for_pass(run.model, config.max_tokens) if config.threads is None else nullcontext()
+    with few, _recorded(config.out, about, history):
         reason = loop.train()
     found = replace(_outcome(loop, reason, about), begun_at=begun_at)
     if history is not None:

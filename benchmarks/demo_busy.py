@@ -1,0 +1,87 @@
+"""What a neighbour costs: the demonstration beside a process that keeps one core busy, as a multiple of its idle time.
+
+Run: python benchmarks/demo_busy.py [--rounds N] [--threads N]
+
+`headscope demo` runs alone and beside the busy process in turns; the best round of each counts, in wall seconds.
+CPU seconds and context switches (rather waiting, and made to wait) are of the demonstration's process alone: threads
+that wait for each other show there first. Needs a machine that is idle but for this. Limit: 2.0 with two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+LIMIT = 2.0
+IDLE = 0.5  # load of the last minute above which a machine is called busy
+
+
+class Taken(NamedTuple):
+    """What a run took: wall and CPU seconds, and how often it gave up or lost its core."""
+
+    wall: float
+    cpu: float
+    waited: int
+    interrupted: int
+
+    def __str__(self) -> str:
+        return f"{self.wall:.1f} s, CPU {self.cpu:.1f} s, {self.waited} and {self.interrupted} context switches"
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """A process that does nothing but run, within the block."""
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+def demonstrate(out: Path, threads: int | None) -> Taken:
+    """Run the demonstration; `threads` None: as many as torch takes."""
+    environment = dict(os.environ) if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "headscope", "demo", "--out", str(out), "--force"]
+    begun = time.perf_counter()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    told = process.stderr.read()
+    _, status, its = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - begun
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(told.decode())
+    return Taken(wall, its.ru_utime + its.ru_stime, its.ru_nvcsw, its.ru_nivcsw)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="OMP_NUM_THREADS; default: not set")
+    given = parser.parse_args()
+    if os.getloadavg()[0] > IDLE:
+        print(f"the load was {os.getloadavg()[0]:.1f} before this began: other work is in the figures", file=sys.stderr)
+    alone, beside = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(given.rounds):
+            alone.append(demonstrate(Path(folder) / "demo", given.threads))
+            print(f"alone: {alone[-1]}", flush=True)
+            with busy_core():
+                beside.append(demonstrate(Path(folder) / "demo", given.threads))
+            print(f"beside a busy process: {beside[-1]}", flush=True)
+    ratio = min(beside).wall / min(alone).wall
+    print(f"{os.cpu_count()} cores, threads {given.threads or 'not set'}: ratio {ratio:.2f} (limit {LIMIT})")
+
+
+if __name__ == "__main__":
+    main()

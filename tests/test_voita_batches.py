@@ -1,0 +1,121 @@
+"""Voita's rule for whole batches: groups of like length give what the batch gives in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from oracles import checkpoints, native, tiny
+from torch import Tensor
+
+from headscope.data import Batch, Encoded, padded, side
+from headscope.formats.base import IGNORED, Checkpoint
+from headscope.relevance import voita_batches
+from headscope.relevance.readout import Relevance
+from headscope.relevance.rulesets import RULE_SETS, Target
+from headscope.relevance.voita import explain_voita
+from headscope.relevance.voita_batches import LIKE, like_lengths
+from headscope.threads import threads_for_pass
+
+SOURCES, TARGETS = (5, 17, 3, 11, 2, 13), (7, 11, 3, 19, 2, 5)
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return checkpoints.small()
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    """Sentences of all lengths in no order, with the longest source and the longest target in different ones."""
+    noise = torch.Generator().manual_seed(3)
+
+    def drawn(lengths: tuple[int, ...]) -> list[list[int]]:
+        return [torch.randint(4, native.TARGET, (length,), generator=noise).tolist() for length in lengths]
+
+    sources, targets = ([Encoded(ids, [False] * len(ids)) for ids in drawn(lengths)] for lengths in (SOURCES, TARGETS))
+    labels = padded(drawn(TARGETS), IGNORED)
+    labels[3, 7] = IGNORED
+    return Batch(torch.arange(6), 0, side(sources), side(targets), labels=labels)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["voita", "voita-constant", "voita-eps", "voita-2019", "voita-paper"])
+def test_groups_give_what_the_whole_batch_gives(checkpoint: Checkpoint, batch: Batch, name: str, threads: int) -> None:
+    rule_set: Any = RULE_SETS.get(name)
+    target: Target = "top1" if threads == 1 else "reference"
+    with threads_for_pass(checkpoint.model, batch.positions):
+        expected = explain_voita(checkpoint, batch, settings=rule_set.settings, target=target, neurons=False)
+        found = rule_set.explain(checkpoint, batch, target=target, steps="each")
+    assert torch.equal(found.counts, expected.explained.float()) and torch.equal(found.values, found.counts)
+    assert found.relevance.keys() == expected.heads.keys()
+    for place, heads in expected.heads.items():
+        for each in fields(Relevance):
+            close(getattr(found.relevance[place], each.name), getattr(heads, each.name))
+
+
+def close(found: Tensor | None, expected: Tensor | None) -> None:
+    assert (found is None) is (expected is None)
+    if found is not None and expected is not None:
+        assert found.shape == expected.shape
+        assert float((found - expected).abs().max()) <= 1e-9 * max(1.0, float(expected.abs().max()))
+
+
+def test_what_is_explained_once_is_put_together_too(batch: Batch) -> None:
+    checkpoint = tiny.checkpoint("bert", seed=3)
+    one_side = replace(batch, target=None, labels=None)
+    expected = explain_voita(checkpoint, one_side, neurons=False)
+    found = RULE_SETS.get("voita").explain(checkpoint, one_side, target="top1", steps="each")
+    assert found.counts.shape == (1, 6) and bool(found.counts.all())
+    for place, heads in expected.heads.items():
+        close(found.relevance[place].raw, heads.raw)
+        close(found.relevance[place].by_query, heads.by_query)
+
+
+def test_short_sentences_are_not_explained_at_the_length_of_long_ones(
+    checkpoint: Checkpoint, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The padding that the passes go through, in positions of both sides: a third of the batch's."""
+    seen: list[Batch] = []
+    record = voita_batches.recorded_voita
+    monkeypatch.setattr(
+        voita_batches, "recorded_voita", lambda own, part, **more: (seen.append(part), record(own, part, **more))[1]
+    )
+    RULE_SETS.get("voita").explain(checkpoint, batch, target="top1", steps="each")
+
+    def padding(part: Batch) -> int:
+        assert part.target is not None
+        return int((~part.source.real).sum() + (~part.target.real).sum())
+
+    assert sum(len(part.indices) for part in seen) == 6
+    assert sum(map(padding, seen)) < padding(batch) / 3
+
+
+def test_groups_are_of_like_length_and_within_the_pairs() -> None:
+    lengths = torch.randint(1, 60, (101,), generator=torch.Generator().manual_seed(7)).tolist()
+    for pairs in (1, 2**12, None):
+        groups = like_lengths(lengths, pairs=pairs)
+        assert sorted(torch.cat(groups).tolist()) == list(range(101))
+        for group in groups:
+            own = [lengths[number] for number in group.tolist()]
+            assert min(own) >= LIKE * max(own)
+            assert pairs is None or len(own) == 1 or len(own) * max(own) ** 2 <= pairs
+    assert [group.tolist() for group in like_lengths([3, 3, 3], pairs=None)] == [[0, 1, 2]]
+
+
+def test_rows_of_a_batch_lose_the_padding_that_they_do_not_need(batch: Batch) -> None:
+    rows = batch.rows(torch.tensor([4, 0]))
+    assert rows.indices.tolist() == [4, 0] and rows.target is not None and rows.labels is not None
+    assert rows.source.ids.shape == (2, 5) and rows.target.ids.shape == rows.labels.shape == (2, 7)
+    assert torch.equal(rows.source.ids[1], batch.source.ids[0, :5]) and rows.source.real.sum(dim=1).tolist() == [2, 5]
+    assert batch.positions == 6 * 19 and rows.positions == 14
