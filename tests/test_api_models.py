@@ -18,7 +18,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.api.opened import one_batch
-from headscope.errors import ConfigError
+from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.model.interface import through_attend
 from headscope.pruning.rank_run import RankConfig, run_ranking
 from headscope.pruning.remove import RemoveConfig, run_removal
@@ -210,6 +210,28 @@ def test_the_digest_of_a_model_in_memory_follows_its_weights_and_nothing_else() 
     with torch.no_grad():
         model.transformer.wte.weight[3, 2] += 1e-6
     assert hs.load(model).checkpoint.digest != digests[0]
+
+
+def test_damaged_weights_in_memory_are_refused_by_name() -> None:
+    model, tokenizer = in_memory("bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[1].attention.output.dense.weight[2, 3] = float("nan")
+    with pytest.raises(CheckpointError, match=r"BertForMaskedLM in memory: NaN or infinite numbers in bert\.encoder"):
+        hs.load(model, tokenizer=tokenizer)
+
+
+def test_a_small_model_is_never_written_over_what_it_was_made_from(tmp_path: Path) -> None:
+    model, tokenizer = in_memory("bert")
+    model.save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    small = hs.load(tmp_path / "whole").remove("encoder-self.0.0")
+    before = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    for folder in (tmp_path / "whole", tmp_path):
+        with pytest.raises(OutputError, match="holds the checkpoint itself"):
+            small.save(folder, force=True)
+    with pytest.raises(OutputError, match="holds the checkpoint itself"):
+        hs.analyze(tmp_path / "whole", sentences(), out=tmp_path, force=True)
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == before
 
 
 def test_a_model_whose_layers_are_replaced_is_looked_at_again() -> None:

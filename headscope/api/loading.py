@@ -13,6 +13,7 @@ from headscope.api.model import Model
 from headscope.api.options import PathName, in_python
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.finite import refuse_damaged_model
 from headscope.formats.huggingface import HuggingFaceCheckpoint
 
 
@@ -79,4 +80,6 @@ def load(
     }
     if useless := [name for name, value in given.items() if value]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
-    return Model(InMemoryCheckpoint(source, tokenizer))
+    found = InMemoryCheckpoint(source, tokenizer)
+    refuse_damaged_model(found.path, source)
+    return Model(found)

@@ -9,12 +9,13 @@ from typing import Any
 from headscope.api.options import PathName, configured
 from headscope.api.reporting import Report, progress_of
 from headscope.api.selection import Heads, joined
-from headscope.api.study import Study
+from headscope.api.study import Study, sources
 from headscope.api.texts import Text, given
 from headscope.config import AnalyzeOptions
 from headscope.formats.base import Checkpoint
 from headscope.model.places import still
-from headscope.output.rule import check_folder, inputs_of
+from headscope.output.folders import check_writable
+from headscope.output.rule import check_folder
 from headscope.runfiles import ANALYSIS
 from headscope.runs import chosen_analyses, measure
 
@@ -40,9 +41,11 @@ def study_of(
     """
     chosen = configured(AnalyzeOptions, {**options, "mask": joined(mask, checkpoint.layout)}, function="analyze")
     chosen_analyses(chosen)
-    if out is not None:
-        check_folder(Path(out), ANALYSIS, inputs=inputs_of(chosen), force=force)
     texts = given(text, target)
+    if out is not None:
+        read = sources(checkpoint.path, {**chosen.settings(), **texts.settings()})
+        check_folder(Path(out), ANALYSIS, inputs=read, force=force)
+        check_writable(Path(out))
     corpus = texts.corpus(parse=chosen.parse, max_sentences=chosen.max_sentences)
     about = {**texts.settings(), **({"gates": gates} if gates else {})}
     with still(checkpoint.model):

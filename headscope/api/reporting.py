@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
+from headscope.api.options import python_words
 from headscope.errors import ConfigError
 from headscope.progress import Progress, bar, no_progress, reported
 
@@ -51,4 +53,5 @@ class TrainingReport:
         """After every validation, which is no progress."""
 
     def remarked(self, text: str) -> None:
-        """Before the first update; the outcome has the remarks that hold at the end."""
+        """What a training says beside its numbers: a warning, as Python gives them."""
+        warnings.warn(python_words(text), stacklevel=2)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from headscope.accumulate import Array
@@ -13,6 +14,7 @@ from headscope.api.options import PathName, in_python, python_words
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
 from headscope.output.folders import Build
+from headscope.output.rule import Input, inputs_of
 from headscope.registry import unknown
 from headscope.runfiles import ANALYSIS
 from headscope.runs import Measurement, save_measurement
@@ -136,9 +138,11 @@ class Study:
     def save(self, folder: PathName, *, figures: bool = True, force: bool = False) -> Path:
         """Write the files that `headscope analyze --out FOLDER` writes, and return the folder.
 
-        OutputError where it holds something, unless `force` says that a run in it is to be replaced.
+        OutputError where it holds something, unless `force` says that a run in it is to be replaced, and where it is or
+        holds what the study was made from. A study that is not complete goes to FOLDER.new rather than replace a run.
         """
-        with Build(Path(folder), ANALYSIS, force=force) as build:
+        checkpoint = str(self._record["checkpoint"]["path"])
+        with Build(Path(folder), ANALYSIS, inputs=sources(checkpoint, self._record["options"]), force=force) as build:
             out, _ = save_measurement(self._measurement, build, figures=figures)
         return out
 
@@ -158,6 +162,11 @@ class Study:
         )
         text = "".join(f"<p>{escape(line)}</p>" for line in lines)
         return f"<div>{text}{rows}{more}<p><small>{escape(self.signature)}</small></p></div>"
+
+
+def sources(checkpoint: str, options: Mapping[str, Any]) -> list[Input]:
+    """The files that a study is made from, which no output may replace."""
+    return inputs_of(SimpleNamespace(**{**options, "checkpoint": checkpoint}))
 
 
 def _no_array(name: str, names: list[str]) -> str:
