@@ -22,10 +22,11 @@ from typing import Any
 import torch
 import transformers
 
-from headscope.data import Side, read_lines, side
+from headscope.data import Side, side
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.lines import read_lines
 from headscope.model.search import search
 
 LIMIT = 1.0

@@ -16,8 +16,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.objectives.base import choose_objective
 from headscope.processes import Processes
-from headscope.survey import LeftOut as LeftOut
-from headscope.survey import Study as Study
+from headscope.study import LeftOut as LeftOut
+from headscope.study import Study as Study
 from headscope.survey import Survey, explained
 
 ALONE = Processes()

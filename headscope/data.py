@@ -7,9 +7,7 @@ number mod 8), so that statistics kept per batch can be bootstrapped like those 
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,15 +20,14 @@ from torch import Tensor
 
 from headscope.accumulate import FOLDS
 from headscope.errors import DataError
-from headscope.reading import exists, is_regular, lines_of
+from headscope.lines import Lines, read_lines, text_name
+from headscope.reading import exists, is_regular
 from headscope.syntax import Aligned, Parse, align, read_conllu
 from headscope.unknown_pieces import UnknownPieces
 
 WINDOW = 4096
 IGNORED = -100  # a label where nothing is to be predicted
 Long = Literal["truncate", "refuse"]
-Lines = str | Path | Sequence[str]
-"""A text: the path of a file with one sentence a line (`.gz` too), or the sentences themselves."""
 
 
 class Sentence(NamedTuple):
@@ -99,11 +96,6 @@ def open_corpus(
     )
 
 
-def text_name(text: Lines | None) -> str:
-    """What messages call a text."""
-    return str(text) if text is None or isinstance(text, (str, Path)) else f"the list of {len(text)} sentences"
-
-
 def _sentences(source: Lines | None, target: Lines | None, parses: Path | None) -> Iterator[Sentence]:
     if source is None:
         assert parses is not None
@@ -141,59 +133,6 @@ def _parsed(lines: Iterator[Sentence], parses: Iterator[Parse], name: str) -> It
 
 def _counts_differ(what: str, name: str, other: str) -> str:
     return f"{name} and {other} have different numbers of {what}; line i of one must belong to line i of the other"
-
-
-def read_lines(text: Lines) -> Iterator[str]:
-    """Lines of a UTF-8 file (`.gz` too), split at line feeds only, or of a list; DataError for what cannot be used."""
-    return _file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text)
-
-
-def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
-    for number, sentence in enumerate(sentences, start=1):
-        if not isinstance(sentence, str):
-            raise DataError(f"sentence {number} of the list is a {type(sentence).__name__}; it must be a string")
-        if not sentence.strip():
-            raise DataError(f"sentence {number} of the list is empty; every entry must hold one sentence")
-        try:
-            sentence.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"sentence {number} of the list: character {error.start + 1} is half a surrogate pair, which is no text"
-            ) from None
-        yield sentence.rstrip("\r\n")
-    if not sentences:
-        raise DataError("the list of sentences is empty; give at least one")
-
-
-def _file_lines(path: Path) -> Iterator[str]:
-    number = 0
-    for number, raw in enumerate(raw_lines(path), start=1):
-        try:
-            text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -t utf-8)"
-            ) from None
-        if not text.strip():
-            raise DataError(f"{path}:{number}: the line is empty; every line must hold one sentence")
-        yield text
-    if number == 0:
-        raise DataError(f"{path} is empty; it must hold one sentence a line")
-
-
-def raw_lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file (`.gz` too) as bytes; DataError where it cannot be read."""
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as handle:
-            yield from lines_of(handle, name=str(path))
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}") from None
-    except IsADirectoryError:
-        raise DataError(f"{path} is a directory; give a text file, one sentence a line") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is not a whole gzip file ({error}); compress it again") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 class Encoded(NamedTuple):

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.data import read_lines
 from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
+from headscope.lines import read_lines
 
 CHUNK = 1024
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from headscope.analysis import Analysis, Options
 from headscope.analyze import ALONE, Pace, Study, analyze, choose, sentence_limit
 from headscope.config import AnalyzeConfig, AnalyzeOptions
-from headscope.data import Corpus, open_corpus, read_lines
+from headscope.data import Corpus, open_corpus
 from headscope.errors import ConfigError, OutputError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint, pick_device
 from headscope.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.gates import masked
 from headscope.heads import select_heads
 from headscope.likelihood import Reading
+from headscope.lines import read_lines
 from headscope.memory import keep_few_kernels
 from headscope.mhr_batches import BatchSize
 from headscope.mhr_pickles import mhr_pickles

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -26,33 +25,8 @@ from headscope.model.attention import AttentionCall
 from headscope.model.overflow import is_finite, sums_are_finite
 from headscope.model.places import Place
 from headscope.objectives.base import OBJECTIVES
+from headscope.study import LeftOut, Study
 from headscope.threads import spread, threads_for_pass
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """An analysis, or a site of it, that was not measured, and why."""
-
-    analysis: str
-    why: str
-
-
-@dataclass
-class Study:
-    """What came of it: a row per head, the analyses' own tables and arrays, labels, and what was left out."""
-
-    heads: pd.DataFrame
-    tables: dict[str, pd.DataFrame]
-    arrays: dict[str, Array]
-    labels: dict[HeadId, list[str]]
-    left_out: list[LeftOut]
-    remarks: list[str]
-    signatures: dict[str, dict[str, str]]
-    detail: dict[str, dict[str, Array]]
-    losses: Losses
-    sentences: int
-    complete: bool
-    seconds: float
 
 
 @dataclass(frozen=True)

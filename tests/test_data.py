@@ -14,8 +14,9 @@ import torch
 
 from headscope import data
 from headscope.accumulate import FOLDS
-from headscope.data import Batch, Corpus, Encoded, Losses, Sentence, batches, open_corpus, read_lines, side
+from headscope.data import Batch, Corpus, Encoded, Losses, Sentence, batches, open_corpus, side
 from headscope.errors import DataError
+from headscope.lines import read_lines
 from headscope.parses import Parse, Relation, Token
 
 PLAIN = ["A man sleeps.", "  two  blanks ", "ümläut 😀 text", "last"]

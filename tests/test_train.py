@@ -19,10 +19,10 @@ import torch
 from oracles.smoothing import smoothed
 from torch import Tensor, nn
 
-from headscope.data import read_lines
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, TrainingError
 from headscope.formats.base import IGNORED, TranslateOptions, open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.lines import read_lines
 from headscope.training import engine, losses, tokenizers
 from headscope.training.batches import Batch, Pairs, Texts, collate, cut, epoch_plan
 from headscope.training.checkpoints import average

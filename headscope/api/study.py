@@ -18,7 +18,7 @@ from headscope.output.rule import Input, inputs_of
 from headscope.registry import unknown
 from headscope.runfiles import ANALYSIS
 from headscope.runs import Measurement, save_measurement
-from headscope.survey import LeftOut
+from headscope.study import LeftOut
 
 if TYPE_CHECKING:
     import pandas as pd

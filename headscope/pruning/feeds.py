@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from headscope.assets import sample
-from headscope.data import Lines, Side, read_lines, side, text_name
+from headscope.data import Side, side
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint
+from headscope.lines import Lines, read_lines, text_name
 from headscope.model.places import probe_inputs, text_config
 from headscope.model.transformer import Transformer
 from headscope.threads import threads_for_pass

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from headscope.accumulate import GROUPS, LEVEL, Array, Bootstrap, GroupSums, Ratio
-from headscope.data import Corpus, Losses, batches, read_lines
+from headscope.data import Corpus, Losses, batches
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.likelihood import Reading, likelihood
+from headscope.lines import read_lines
 from headscope.translate import translate_lines
 
 ORDERS = 4  # of n-grams

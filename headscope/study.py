@@ -1,0 +1,37 @@
+"""What comes of analyses of a checkpoint on a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from headscope.accumulate import Array
+from headscope.data import Losses
+from headscope.heads import HeadId
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An analysis, or a site of it, that was not measured, and why."""
+
+    analysis: str
+    why: str
+
+
+@dataclass
+class Study:
+    """Everything measured: a row per head, the analyses' own tables and arrays, labels, and what was left out."""
+
+    heads: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+    arrays: dict[str, Array]
+    labels: dict[HeadId, list[str]]
+    left_out: list[LeftOut]
+    remarks: list[str]
+    signatures: dict[str, dict[str, str]]
+    detail: dict[str, dict[str, Array]]
+    losses: Losses
+    sentences: int
+    complete: bool
+    seconds: float
