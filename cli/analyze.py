@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headscope.bounds import RESAMPLES
 from headscope.cli import console
 from headscope.cli.options import (
     ANALYSES,
@@ -217,7 +218,7 @@ class Measured:
         ),
     ] = False
     bootstrap: Annotated[
-        int, typer.Option(min=10, help="Resamples for the 95 % intervals.", rich_help_panel=ANALYSES)
+        int, typer.Option(min=10, max=RESAMPLES, help="Resamples for the 95 % intervals.", rich_help_panel=ANALYSES)
     ] = 1000
     seed: Seed = 1
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headscope.bounds import RESAMPLES
 from headscope.cli import console
 from headscope.cli.options import (
     DATA,
@@ -91,7 +92,7 @@ class Scores:
         ),
     ] = "each"
     bootstrap: Annotated[
-        int, typer.Option(min=10, help="Resamples for the 95 % intervals.", rich_help_panel=METRICS)
+        int, typer.Option(min=10, max=RESAMPLES, help="Resamples for the 95 % intervals.", rich_help_panel=METRICS)
     ] = 1000
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the bootstrap and of --hiding random.", rich_help_panel=METRICS)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.cli.failures import described, in_one_line, one_process, speaks
+from headscope.errors import ConfigError
 from headscope.output import interrupts
-
-try:
-    from typer._click.exceptions import NoSuchOption
-except ModuleNotFoundError:  # typer before it had its own copy of click
-    from click import NoSuchOption  # type: ignore[assignment]
 
 COMMANDS = {
     "show": "show",
@@ -31,6 +25,8 @@ COMMANDS = {
     "demo": "demo",
 }
 """Every command, which is a module of this folder, and what it is called there: a function, or an app of its own."""
+SHARED = ("analyze", "train", "prune")
+"""Those that several processes of one torchrun do together (of `prune` see there)."""
 
 EPILOG = """\
 Start here:  headscope demo
@@ -42,17 +38,17 @@ headscope plot heads run --out heads.pdf"""
 class Commands(TyperGroup):
     """The commands; each is imported when it is asked for, so that one's help does not wait for the others.
 
-    ConfigError for options of the MHR fork and of fairseq, naming ours; other unknown options are left to typer.
+    ConfigError in one line for what click refuses; for options of the MHR fork and of fairseq it names ours.
     """
 
     def make_context(self, *given: Any, **options: Any) -> Any:
         """The context of the whole command line, as typer makes it."""
-        with _answering_foreign_options():
+        with in_one_line():
             return super().make_context(*given, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Parse the rest of the command line and run the command."""
-        with _answering_foreign_options():
+        with in_one_line():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -72,19 +68,6 @@ class Commands(TyperGroup):
         command = typer.main.get_command(found)
         command.name = cmd_name
         return command
-
-
-@contextmanager
-def _answering_foreign_options() -> Iterator[None]:
-    try:
-        yield
-    except NoSuchOption as error:
-        from headscope.mhr_options import answer
-
-        command = error.ctx.info_name if error.ctx is not None else None
-        if (said := answer(error.option_name, command or "")) is None:
-            raise
-        raise ConfigError(said) from None
 
 
 app = typer.Typer(
@@ -108,11 +91,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", help="Print the version and end.", callback=_version, is_eager=True
     ),
 ) -> None:
     """What the attention heads of a trained Transformer do, how much each one matters, and which can go."""
+    one_process(context, shared=SHARED)
 
 
 def run() -> None:
@@ -138,8 +123,9 @@ def _run() -> None:
         if _interrupted(error) or (interrupts.received() and not isinstance(error, SystemExit)):
             print("interrupted; what was not complete is not kept", file=sys.stderr)
             sys.exit(interrupts.exit_status())
-        if isinstance(error, HeadscopeError):
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        if line := described(error):
+            if speaks():
+                print(f"error: {line}", file=sys.stderr, flush=True)
             sys.exit(2)
         _flush()
         raise

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from headscope.bounds import BEAM, SEED, WHOLE
 from headscope.errors import ConfigError
 from headscope.output.rule import Input, check_inputs
 
@@ -65,7 +66,8 @@ Mask = Annotated[
     ),
 ]
 Beam = Annotated[
-    int | None, typer.Option("--beam", min=1, help="Beam; default: the checkpoint's own.", rich_help_panel=SEARCH)
+    int | None,
+    typer.Option("--beam", min=1, max=BEAM, help="Beam; default: the checkpoint's own.", rich_help_panel=SEARCH),
 ]
 LengthPenalty = Annotated[
     float | None,
@@ -81,10 +83,23 @@ MaxLenA = Annotated[
     ),
 ]
 MaxLenB = Annotated[int | None, typer.Option("--max-len-b", min=0, help="B of it.", rich_help_panel=SEARCH)]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        min=2,
+        help="Pieces a line may have, longer ones are cut; default: the model's limit, or 1024 where it has none.",
+        rich_help_panel=DATA,
+    ),
+]
 KeepBpe = Annotated[bool, typer.Option("--keep-bpe", help="Leave the pieces of words apart.", rich_help_panel=OUTPUT)]
-BatchTokens = Annotated[int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)]
-MaxSentences = Annotated[int | None, typer.Option(min=1, help="Use only the first N lines.", rich_help_panel=DATA)]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of bootstrap and random tokens.", rich_help_panel=ANALYSES)]
+BatchTokens = Annotated[int, typer.Option(min=1, max=WHOLE, help="Token positions in a batch.", rich_help_panel=MODEL)]
+MaxSentences = Annotated[
+    int | None, typer.Option(min=1, max=WHOLE, help="Use only the first N lines.", rich_help_panel=DATA)
+]
+Seed = Annotated[
+    int, typer.Option(min=0, max=SEED, help="Seed of bootstrap and random tokens.", rich_help_panel=ANALYSES)
+]
 
 
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -189,24 +204,22 @@ def _known(context: typer.Context) -> dict[str, str]:
 
 def read_config(path: Path, known: list[str]) -> dict[str, Any]:
     """Options from a TOML file, dashes or underscores alike; ConfigError lists every key that is no option."""
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no config file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML file: {error}") from None
-    options = {key.replace("-", "_"): value for key, value in found.items()}
+    from headscope.plain import read_toml
+    from headscope.reading import exists
+
+    if not exists(path):
+        raise ConfigError(f"there is no config file {path}")
+    options = {key.replace("-", "_"): value for key, value in read_toml(path).items()}
     if strange := sorted(set(options) - set(known)):
         from headscope.mhr_options import answer
 
         if said := answer("--" + strange[0].replace("_", "-")):
             raise ConfigError(f"{path}: {said}")
         shown = ", ".join(sorted(name.replace("_", "-") for name in known))
-        raise ConfigError(f"{path}: unknown option {', '.join(strange)}; options of this command: {shown}")
+        named = ", ".join(name[:60] for name in strange[:5]) + (" …" if len(strange) > 5 else "")
+        raise ConfigError(f"{path}: unknown option {named}; options of this command: {shown}")
+    if tables := [name for name, value in options.items() if isinstance(value, dict)]:
+        raise ConfigError(f"{path}: {tables[0]} is a table; it must be the value of an option")
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}
 
 

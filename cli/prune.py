@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headscope.cli import console
+from headscope.cli.failures import one_process
 from headscope.cli.options import (
     DATA,
     MODEL,
@@ -38,8 +39,9 @@ HEADS = "Which heads"
 
 
 @app.callback()
-def prune() -> None:
+def prune(context: typer.Context) -> None:
     """Take heads out of a model, and prove that nothing else changed."""
+    one_process(context, shared=("sweep",))
 
 
 app.command()(l0)

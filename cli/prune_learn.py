@@ -25,7 +25,6 @@ from headscope.cli.prune_options import (
     Texts,
     Tuning,
     Updates,
-    one_process,
     show_choice,
 )
 from headscope.errors import ConfigError
@@ -98,7 +97,6 @@ def l0(given: dict[str, Any]) -> None:
     gates.csv (the trajectory), pruning.json, and DIR/model, the checkpoint as it has learnt, with all its heads.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
-    one_process("l0")
     from headscope.pruning.l0 import L0Options
 
     prices = _numbers(settings.pop("strength"))
@@ -134,7 +132,6 @@ def subset(given: dict[str, Any]) -> None:
     Writes what `prune l0` writes.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
-    one_process("subset")
     from headscope.pruning.subset import SubsetOptions
 
     mine = {name: settings.pop(name) for name in ("keep", "cooldown", "straight_through")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,6 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, Device, Dtype, MaxSentences
-from headscope.errors import ConfigError
 
 if TYPE_CHECKING:
     from headscope.pruning.choice import Choice
@@ -194,9 +192,3 @@ def _lines(choice: Choice) -> list[str]:
         listed = choice.folder / "removed.txt"
         lines.append(f"next: headscope prune remove {trained} --heads {listed} --out {choice.folder}-pruned")
     return [*lines, f"results: {choice.folder}"]
-
-
-def one_process(command: str) -> None:
-    """ConfigError under torchrun: several processes would write the same directory."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(f"prune {command} runs in one process; start it without torchrun")

@@ -18,7 +18,6 @@ from headscope.cli.prune_options import (
     Start,
     Texts,
     Tuning,
-    one_process,
     show_choice,
 )
 
@@ -69,7 +68,6 @@ def rank(given: dict[str, Any]) -> None:
     Writes removed.txt, kept.txt, ranking.csv and pruning.json; with --tune-updates also DIR/model.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
-    one_process("rank")
     from headscope.pruning.rank_run import RankConfig, run_ranking
 
     show_choice(run_ranking(RankConfig(**settings), progress=console.updates), json=json)

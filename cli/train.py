@@ -150,11 +150,15 @@ def value_of(cls: type[Any], each: Field[Any], value: Any) -> Any:
         texts = value if isinstance(value, (list, tuple)) else [part.strip() for part in str(value).split(",") if part]
         try:
             return tuple(item(text) for text in texts)
-        except ValueError:
-            raise ConfigError(f"{flag(each.name)} {value!r} must be {item.__name__} numbers with commas") from None
+        except (TypeError, ValueError, OverflowError):
+            shown = repr(value)[:60]
+            raise ConfigError(f"{flag(each.name)} {shown} must be {item.__name__} numbers with commas") from None
     if kind is bool and isinstance(value, str):
         return value.lower() in ("true", "yes", "1")
-    return kind(value) if kind in (int, float, Path) else value
+    try:
+        return kind(value) if kind in (int, float, str, Path) else value
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{flag(each.name)} is {repr(value)[:60]}, which is of the wrong type") from None
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:

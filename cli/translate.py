@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headscope.bounds import WHOLE
 from headscope.cli import console
 from headscope.cli.options import (
     MODEL,
@@ -28,6 +29,7 @@ from headscope.cli.options import (
     Mask,
     MaxLenA,
     MaxLenB,
+    MaxLength,
 )
 from headscope.errors import ConfigError
 
@@ -62,8 +64,10 @@ def translate(
     device: Device = "auto",
     dtype: Dtype = "auto",
     batch_tokens: BatchTokens = 2048,
+    max_length: MaxLength = None,
     window: Annotated[
-        int, typer.Option(min=1, help="Lines that are read before they are translated.", rich_help_panel=MODEL)
+        int,
+        typer.Option(min=1, max=WHOLE, help="Lines that are read before they are translated.", rich_help_panel=MODEL),
     ] = 512,
     format: FormatName = None,
     dicts: Dicts = None,
@@ -82,6 +86,7 @@ def translate(
         max_ratio=max_len_a,
         max_extra=max_len_b,
         best=nbest,
+        longest=max_length,
         keep_pieces=keep_bpe,
         scores=scores,
     )
@@ -96,14 +101,16 @@ def _translate(
 ) -> None:
     from headscope.gates import masked
     from headscope.heads import select_heads
+    from headscope.reading import lines_of
     from headscope.translate import decoded_lines, translate_lines
     from headscope.unknown_pieces import UnknownPieces
 
+    limit = checkpoint.reads(options.longest)
     off = select_heads(mask, checkpoint.layout) if mask else []
     cut: list[int] = []
     unknown = UnknownPieces()
     with masked(checkpoint.model, off), console.counter("translating") as step:
-        lines = decoded_lines(sys.stdin.buffer)
+        lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin"))
         found = translate_lines(
             checkpoint,
             lines,
@@ -122,7 +129,7 @@ def _translate(
         raise typer.Exit(130)
     if cut:
         shown = ", ".join(map(str, sorted(cut)[:8])) + (" …" if len(cut) > 8 else "")
-        console.say(f"cut off at the model's limit of {checkpoint.limit} pieces: {len(cut)} lines ({shown})")
+        console.say(f"cut off at {limit} pieces (--max-length): {len(cut)} lines ({shown})")
 
 
 def _write(found: Iterator[list[Translation]], options: TranslateOptions, window: int) -> tuple[int, bool]:

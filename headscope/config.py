@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 
 
@@ -58,6 +59,7 @@ class AnalyzeOptions:
     mhr_max_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         _one_of("--long", self.long, "truncate", "refuse")
         _one_of("--granularity", self.granularity, "token", "example", "batch")
         _one_of("--ablate-with", self.ablate_with, "zero", "mean", "resample")
@@ -142,6 +144,7 @@ class EvaluateOptions:
     seed: int = 1
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         _one_of("--long", self.long, "truncate", "refuse")
         _one_of("--text", self.text, "raw", "tokenised-lowercase")
         _one_of("--hiding", self.hiding, "each", "random")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from headscope.accumulate import FOLDS
 from headscope.errors import DataError
+from headscope.reading import exists, is_regular, lines_of
 from headscope.syntax import Aligned, Parse, align, read_conllu
 from headscope.unknown_pieces import UnknownPieces
 
@@ -79,6 +80,9 @@ def open_corpus(
     """
     if source is None and parses is None:
         raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
+    for path in filter(None, (source, target, parses)):
+        if exists(path) and not path.is_dir() and not is_regular(path):
+            raise DataError(f"{path} is a pipe or a device; a text is read more than once, so write it to a file first")
     digest = hashlib.sha1()
     count = 0
     for sentence in islice(_sentences(source, target, parses), max_sentences):
@@ -181,7 +185,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """Lines of a file (`.gz` too) as bytes; DataError where it cannot be read."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as handle:
-            yield from handle
+            yield from lines_of(handle, name=str(path))
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
     except IsADirectoryError:

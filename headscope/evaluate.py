@@ -21,7 +21,7 @@ from headscope.accumulate import Bootstrap
 from headscope.analyze import Pace, sentence_limit
 from headscope.config import METRICS, EvaluateConfig, EvaluateOptions
 from headscope.data import Corpus, open_corpus
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint, Companions, TranslateOptions, open_checkpoint
 from headscope.gates import masked
 from headscope.heads import HeadId, Site, select_heads
@@ -142,7 +142,11 @@ def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> 
     limit = sentence_limit(checkpoint, pace)
     reading = Reading(config.batch_tokens, limit, config.long, config.hiding, config.seed)
     options = TranslateOptions(
-        beam=config.beam, power=config.lenpen, max_ratio=config.max_len_a, max_extra=config.max_len_b
+        beam=config.beam,
+        power=config.lenpen,
+        max_ratio=config.max_len_a,
+        max_extra=config.max_len_b,
+        longest=config.max_length,
     )
     if translates(metrics):
         checkpoint.search_facts(options)
@@ -210,17 +214,33 @@ def _evaluate(opened: Opened, progress: Progress) -> Evaluation:
 def translated(opened: Opened, step: Callable[[int], None]) -> list[str]:
     """The best translation of every source line, as the model and its masks are now."""
     lines, unknown = (sentence.source for sentence in opened.corpus), UnknownPieces()
+    cut: list[int] = []
     found = translate_lines(
         opened.checkpoint,
         lines,
         options=opened.options,
         tokens=opened.config.batch_tokens,
+        cut=cut.append,
         unknown=unknown,
         progress=step,
     )
     texts = [best[0].text for best in found]
     opened.unknown = opened.unknown or unknown  # what the likelihood counted has the target too
+    if cut:
+        _tell_cut(opened, cut)
     return texts
+
+
+def _tell_cut(opened: Opened, lines: Sequence[int]) -> None:
+    """A remark that lines (by number from 1) were translated from their first pieces, or DataError, as is asked."""
+    limit = opened.checkpoint.reads(opened.options.longest)
+    if opened.config.long == "refuse":
+        raise DataError(
+            f"{opened.corpus.name}:{min(lines)}: more than {limit} pieces to translate; shorten the line, raise "
+            "--max-length, or take --long truncate"
+        )
+    remark = f"translated from their first {limit} pieces: {len(lines)} sentences (--max-length, --long)"
+    opened.remarks += [remark] if remark not in opened.remarks else []
 
 
 def reference_texts(opened: Opened) -> list[str]:

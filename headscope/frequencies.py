@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def read_counts(checkpoint: Checkpoint, path: Path) -> dict[int, int]:
     lines = 0
     for lines, line in enumerate(read_lines(path), start=1):
         token, _, number = line.rstrip().replace("\t", " ").rpartition(" ")
-        if not token.strip() or not number.isdecimal():
+        if not token.strip() or not re.fullmatch(r"\d{1,18}", number, re.ASCII):
             raise DataError(f"{path}:{lines}: {line[:60]!r} is not `token count`; write a token, a blank and a number")
         found = checkpoint.id_of(token.strip())
         if found is not None:

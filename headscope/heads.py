@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path
 
 from headscope.errors import ConfigError
+from headscope.reading import is_file, read_text
 
 
 class Site(str, Enum):
@@ -51,7 +52,7 @@ class HeadId:
     @classmethod
     def parse(cls, text: str) -> HeadId:
         """Read `site.layer.head`; anything else raises ConfigError."""
-        match = re.fullmatch(r"([a-z-]+)\.(\d+)\.(\d+)", text.strip())
+        match = re.fullmatch(r"([a-z-]+)\.(\d{1,9})\.(\d{1,9})", text.strip(), re.ASCII)
         if match is None or match[1] not in {site.value for site in SITES}:
             raise ConfigError(_bad_name(text))
         return cls(Site(match[1]), int(match[2]), int(match[3]))
@@ -67,13 +68,13 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     `*` stands for every layer or every head. ConfigError for a name that is malformed or that selects
     no head of this model.
     """
-    if "," not in names and Path(names).is_file():
-        names = ",".join(Path(names).read_text(encoding="utf-8").split())
+    if "," not in names and is_file(names):
+        names = ",".join(read_text(Path(names), error=ConfigError).split())
     chosen: dict[HeadId, None] = {}
-    for name in filter(None, (part.strip() for part in names.split(","))):
+    for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
         found = [head for head in all_heads(layout) if _matches(name, head)]
         if not found:
-            raise ConfigError(f"no head of this model is called {name!r}; it has {describe(layout)}")
+            raise ConfigError(f"no head of this model is called {name[:60]!r}; it has {describe(layout)}")
         chosen.update(dict.fromkeys(found))
     return list(chosen)
 
@@ -100,7 +101,7 @@ def _matches(name: str, head: HeadId) -> bool:
     fields = name.split(".")
     if len(fields) != 3 or fields[0] not in {site.value for site in SITES}:
         raise ConfigError(_bad_name(name))
-    if not all(field == "*" or field.isdigit() for field in fields[1:]):
+    if not all(re.fullmatch(r"\*|\d{1,9}", field, re.ASCII) for field in fields[1:]):
         raise ConfigError(_bad_name(name))
     layer_fits = fields[1] == "*" or int(fields[1]) == head.layer
     head_fits = fields[2] == "*" or int(fields[2]) == head.head
@@ -109,4 +110,4 @@ def _matches(name: str, head: HeadId) -> bool:
 
 def _bad_name(text: str) -> str:
     sites = ", ".join(site.value for site in SITES)
-    return f"{text!r} is no head; write SITE.LAYER.HEAD with SITE one of {sites}, such as encoder-self.2.5"
+    return f"{text[:60]!r} is no head; write SITE.LAYER.HEAD with SITE one of {sites}, such as encoder-self.2.5"

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from headscope.errors import DataError
+from headscope.reading import lines_of
 
-COLUMNS = 10
+COLUMNS, MOST_WORDS = 10, 100_000
 IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"
 
 
@@ -100,6 +101,8 @@ class _Sentence:
         if len(cells) != COLUMNS:
             wrong = f"{len(cells)} column{'s' * (len(cells) != 1)}"
             raise _broken(self.path, number, wrong, f"a row has {COLUMNS}, separated by tabs")
+        if len(self.forms) >= MOST_WORDS:
+            raise _broken(self.path, number, f"a sentence of more than {MOST_WORDS} words", "an empty line ends one")
         identifier = _identifier(cells[0])
         if isinstance(identifier, int):
             self._word(number, cells, identifier)
@@ -131,7 +134,7 @@ class _Sentence:
         if identifier > self.range_end:
             self._surface(number, cells)
         head, relation = cells[6], main_type(cells[7])
-        if not (head.isascii() and head.isdigit()):
+        if not (head.isascii() and head.isdigit() and len(head) < 10):
             wrong = f"head {_short(head)} of word {identifier} is not a number"
             raise _broken(self.path, number, wrong, "a head is a word of the sentence, or 0 for the root")
         if relation in ("", "_"):
@@ -182,7 +185,7 @@ def _identifier(cell: str) -> int | tuple[int, str, int] | None:
 
     try:
         return cast("int | tuple[int, str, int] | None", parse_id_value(cell))
-    except ParseException:
+    except (ParseException, ValueError):  # ValueError: a number of thousands of digits
         return None
 
 
@@ -197,7 +200,7 @@ def _lines(path: str | PathLike[str]) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with _open(Path(path)) as stream:
-            for raw in stream:
+            for raw in lines_of(stream, name=str(path)):
                 number += 1
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headscope.errors import ConfigError
+from headscope.reading import read_text
 
 C = TypeVar("C")
 Problems = list[str]
+TOML_BYTES, KEY_PARTS, LARGEST = 1 << 20, 32, 2**31 - 1
+SHOWN = 5  # problems that an error names
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -39,7 +42,8 @@ def from_plain(cls: type[C], values: Mapping[str, Any]) -> C:
     problems: Problems = []
     found: C | None = _build(cls, values, "", problems)
     if problems or found is None:
-        raise ConfigError("; ".join(problems))
+        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise ConfigError("; ".join([*problems[:SHOWN], *more]))
     return found
 
 
@@ -49,8 +53,8 @@ def _build(cls: type[Any], values: Mapping[str, Any], where: str, problems: Prob
     known = {each.name for each in fields(cls)}
     before = len(problems)
     for name in sorted(set(values) - known):
-        near = get_close_matches(name, sorted(known), n=1)
-        problems.append(f"unknown field {where}{name}" + (f" (did you mean {near[0]}?)" if near else ""))
+        near = get_close_matches(name, sorted(known), n=1) if len(problems) < SHOWN else []
+        problems.append(f"unknown field {where}{name[:60]}" + (f" (did you mean {near[0]}?)" if near else ""))
     for each in fields(cls):
         if each.name not in values and each.default is MISSING and each.default_factory is MISSING:
             problems.append(f"field {where}{each.name} is missing")
@@ -71,33 +75,61 @@ def _value(hint: Any, value: Any, name: str, problems: Problems) -> Any:
         hint = next(part for part in get_args(hint) if part is not type(None))
     if is_dataclass(hint) and isinstance(value, Mapping):
         return _build(hint, value, f"{name}.", problems)  # type: ignore[arg-type]
-    if get_origin(hint) is tuple and isinstance(value, (list, tuple)) and all(type(part) is int for part in value):
+    if get_origin(hint) is tuple and isinstance(value, (list, tuple)) and all(_is_int(part) for part in value):
         return tuple(value)
     if (get_origin(hint) is Literal or hint is str) and isinstance(value, str):
         return value
-    if hint is float and type(value) in (int, float):
+    if hint is float and type(value) in (int, float) and -sys.float_info.max <= value <= sys.float_info.max:
         return float(value)
-    if hint in (int, bool) and type(value) is hint:
+    if (hint is int and _is_int(value)) or (hint is bool and type(value) is bool):
         return value
     simple = isinstance(value, Mapping) and all(isinstance(part, (str, int, float)) for part in value.values())
     if get_origin(hint) not in (tuple, Literal, None) and simple:
         return dict(value)
-    problems.append(f"field {name} is {str(value)[:40]!r}, which is of the wrong type")
+    problems.append(f"field {name} is {_shown(value)}, which is of the wrong type or size")
     return None
 
 
+def _is_int(value: Any) -> bool:
+    return type(value) is int and abs(value) <= LARGEST
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(str(value)[:40])
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        return f"a {type(value).__name__} that is too large to show"
+
+
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file; ConfigError for one that cannot be read."""
+    """A TOML file; ConfigError for one that cannot be read, or has keys of more parts than anything here has."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
+    text = read_text(path, error=ConfigError, most=TOML_BYTES)
+    if _longest_key(text) > KEY_PARTS:  # the parser's time is quadratic in them
+        raise ConfigError(f"{path} is no TOML of headscope: a key has more than {KEY_PARTS} parts")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError also for numbers of thousands of digits
         raise ConfigError(f"{path} is no TOML: {' '.join(str(error).split())[:200]}") from None
+
+
+_TOKEN = re.compile(r"""(?P<name>[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)|(?P<blank>[ \t]+)|.""", re.DOTALL)
+
+
+def _longest_key(text: str) -> int:
+    """The most parts of anything in a TOML text that looks like `a.b."c"`, in time linear in the text."""
+    longest, parts, dotted = 0, 0, False
+    for token in _TOKEN.finditer(text):
+        if token.lastgroup == "name":
+            parts = parts + 1 if dotted else 1
+            longest, dotted = max(longest, parts), False
+        elif token.lastgroup is None:
+            dotted = token[0] == "." and not dotted
+            parts = parts if dotted else 0
+    return longest
 
 
 def to_toml(values: Mapping[str, Any], *, table: str = "") -> str:

@@ -18,6 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headscope.errors import DataError
+from headscope.reading import read_bytes
+
+MOST_BYTES = 2 << 30  # batches of matrices between heads grow with the corpus
 
 
 class Inert:
@@ -119,10 +122,7 @@ BROKEN = (
 
 def read_pickle(path: Path, classes: Classes = NUMPY) -> Any:
     """What a pickle holds, with `Inert` objects for `classes`; DataError in one line for anything else."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    data = read_bytes(path, most=MOST_BYTES)
     try:
         return _Unpickler(data, classes).load()
     except BROKEN as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from headscope.data import Encoded
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint, TranslateOptions, Translation
 from headscope.unknown_pieces import UnknownPieces
 
 WINDOW = 512
+LOGITS = 1 << 30  # bytes of the vocabulary's scores of all hypotheses in one step of a search
 NOTHING = [Translation("", 0.0)]
 
 
@@ -37,21 +39,27 @@ def translate_lines(
 ) -> Iterator[list[Translation]]:
     """The translations of each line, best first, in the order of the lines; an empty line stays empty.
 
-    A batch has at most `tokens` source positions, padding included. `cut` is told the number (from 1) of
-    every line that is longer than the model's limit and was cut off there; pieces are counted in `unknown`.
-    CheckpointError for a model that cannot translate.
+    A batch has at most `tokens` source positions, padding included, and no more hypotheses than `LOGITS` bytes have
+    room for. `cut` is told the number (from 1) of every line that is longer than `checkpoint.reads` says and was cut
+    off there; pieces are counted in `unknown`. CheckpointError for a model that cannot translate.
     """
     if not checkpoint.two_sided:
         raise CheckpointError(
             f"{checkpoint.path} ({checkpoint.model_type}) has no encoder with a decoder, so it cannot translate"
         )
-    checkpoint.search_facts(options)  # refuses what this checkpoint cannot be asked for, before any text is read
+    facts = checkpoint.search_facts(options)  # refuses what cannot be asked for, before any text is read
+    limit = checkpoint.reads(options.longest)
+    most = max(1, LOGITS // (4 * checkpoint.vocabulary * int(facts["beam"])))
     rest = iter(lines)
     before = 0
     counts = UnknownPieces() if unknown is None else unknown
     while texts := list(islice(rest, window)):
         found: dict[int, list[Translation]] = {}
-        for group in _groups(checkpoint, texts, tokens, lambda n, first=before: cut(first + n + 1), counts):  # type: ignore[misc]
+        encoded = _encoded(checkpoint, texts, limit)
+        counts.add("source", list(encoded.values()))
+        for number in (number for number, each in encoded.items() if each.cut):
+            cut(before + number + 1)
+        for group in _groups({number: len(each.ids) for number, each in encoded.items()}, tokens, most):
             translated = checkpoint.translations([texts[n] for n in group], options)
             found.update(zip(group, translated, strict=True))
             progress(len(group))
@@ -59,22 +67,18 @@ def translate_lines(
         yield from (found.get(n, NOTHING) for n in range(len(texts)))
 
 
-def _groups(
-    checkpoint: Checkpoint, texts: Sequence[str], tokens: int, cut: Callable[[int], None], unknown: UnknownPieces
-) -> Iterator[list[int]]:
-    """Numbers of the lines that are not empty, by length, in groups that fill a batch."""
+def _encoded(checkpoint: Checkpoint, texts: Sequence[str], limit: int) -> dict[int, Encoded]:
+    """The lines that are not empty, by their numbers in `texts`."""
     numbers = [n for n, text in enumerate(texts) if text.strip()]
-    if not numbers:
-        return
-    encoded = checkpoint.encode([texts[n] for n in numbers], side="source", limit=checkpoint.limit or 10**9)
-    unknown.add("source", encoded)
-    for number, each in zip(numbers, encoded, strict=True):
-        if each.cut:
-            cut(number)
-    lengths = {number: len(each.ids) for number, each in zip(numbers, encoded, strict=True)}
+    encoded = checkpoint.encode([texts[n] for n in numbers], side="source", limit=limit) if numbers else []
+    return dict(zip(numbers, encoded, strict=True))
+
+
+def _groups(lengths: Mapping[int, int], tokens: int, most: int) -> Iterator[list[int]]:
+    """Numbers of lines, by length, in groups that fill a batch: `most` lines and `tokens` positions at most."""
     group: list[int] = []
-    for number in sorted(numbers, key=lambda n: lengths[n]):
-        if group and lengths[number] * (len(group) + 1) > tokens:
+    for number in sorted(lengths, key=lambda n: lengths[n]):
+        if group and (len(group) >= most or lengths[number] * (len(group) + 1) > tokens):
             yield group
             group = []
         group.append(number)

@@ -211,7 +211,7 @@ def _reweigh(folder: Path, change: Any) -> None:
         ("d_ffn = 17", "d_fn = 17", r"unknown field model.decoder.d_fn \(did you mean d_ffn\?\); .*d_ffn is missing"),
         ("d_ffn = 17", "d_ffn = '17'", "field model.decoder.d_ffn is '17', which is of the wrong type"),
         ("d_ffn = 17", "d_ffn = 18", r"of another size .*ffn.inner.weight \(17×13 instead of 18×13\)"),
-        ("d_ffn = 17", "d_ffn = 1000000000000", "of another size"),
+        ("d_ffn = 17", "d_ffn = 1000000000000", "d_ffn is '1000000000000', which is of the wrong type or size"),
         ("cross_heads = [3, 2, 1]", "cross_heads = [3, 2, 2]", r"cross_attention.*\(7?5?×?13 instead of"),
         ("self_heads = [2, 0, 3]", "self_heads = [2, 0]", "cross_heads names 3 layers and self_heads 2"),
         ('kind = "bpe"', 'kind = "magic"', "unknown way of splitting 'magic'"),

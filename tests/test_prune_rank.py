@@ -196,7 +196,7 @@ def test_what_is_refused(options: dict[str, Any], message: str, folder: Path, tm
         ("site,layer,head,a,b\ncross,0,0,1,2\n", "has several columns .a, b.; choose one with --column"),
         ("site,layer,head,a\ncross,0,0,x\n", "has several columns .none.; choose one"),
         ("site,layer,head,score\ncross,0,0,1\n", "heads have no score, such as"),
-        ("", "is no CSV file"),
+        ("", "is malformed .No columns"),
     ],
 )
 def test_bad_files_are_named_with_their_line(content: str, message: str, folder: Path, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_the_command_writes_and_refuses(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has neither sweep.json nor pruning.json"):
         load_pruned([tmp_path])
     (folder / "sweep.csv").write_text("method,kept\nl0,3\n")
-    with pytest.raises(RunError, match=r"sweep.csv has no column control"):
+    with pytest.raises(RunError, match=r"sweep.csv is malformed: it has no column control"):
         load_pruned([folder])
     broken = choice(tmp_path / "c", 5, 0.1)
     (broken / "pruning.json").write_text('{"kind": "removal"}')

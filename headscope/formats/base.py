@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headscope.bounds import check_numbers
 from headscope.data import IGNORED as IGNORED
 from headscope.data import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
@@ -21,12 +22,23 @@ from headscope.formats.finite import refuse_damaged_model
 from headscope.heads import Layout, Site
 from headscope.model.places import Places, places_of
 from headscope.model.projections import Projections, projections
+from headscope.reading import exists
 from headscope.registry import Registry
 
 SideName = Literal["source", "target"]
 Predicts = Literal["words", "classes", "nothing"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+LONGEST = 1024  # pieces of a text to translate where the model sets no limit; also fairseq's max_source_positions
+_FLAGS = {
+    "power": "--lenpen",
+    "max_ratio": "--max-len-a",
+    "max_extra": "--max-len-b",
+    "best": "--nbest",
+    "longest": "--max-length",
+}
 
 
 class Translation(NamedTuple):
@@ -41,8 +53,9 @@ class TranslateOptions:
     """How to translate; None means: as the checkpoint itself says.
 
     `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the `power`, n source
-    tokens give at most `max_ratio` · n + `max_extra` tokens, `best` translations are returned. `keep_pieces`
-    leaves pieces apart; `scores` says that scores will be looked at.
+    tokens give at most `max_ratio` · n + `max_extra` tokens, `best` translations are returned. Of a text `longest`
+    pieces are read (None: see `Checkpoint.reads`). `keep_pieces` leaves pieces apart; `scores` says that scores will
+    be looked at.
     """
 
     beam: int | None = None
@@ -50,10 +63,12 @@ class TranslateOptions:
     max_ratio: float | None = None
     max_extra: int | None = None
     best: int = 1
+    longest: int | None = None
     keep_pieces: bool = False
     scores: bool = False
 
     def __post_init__(self) -> None:
+        check_numbers(self, flags=_FLAGS)
         if self.beam is not None and not 1 <= self.best <= self.beam:
             raise ConfigError(
                 f"--nbest {self.best} with --beam {self.beam}: a beam gives 1 to {self.beam} translations"
@@ -129,6 +144,21 @@ class Checkpoint(ABC):
     @abstractmethod
     def limit(self) -> int | None:
         """The most pieces that one sentence may have, or None where the model sets no limit."""
+
+    def reads(self, longest: int | None) -> int:
+        """The most pieces of a text that is translated: `longest`, else the model's limit, else 1,024.
+
+        ConfigError where more is asked than the model has positions for.
+        """
+        limit = self.source_limit
+        if longest is not None and limit is not None and longest > limit:
+            raise ConfigError(f"--max-length {longest} is more than the {limit} positions of the model")
+        return longest or limit or LONGEST
+
+    @property
+    def source_limit(self) -> int | None:
+        """The most pieces that a text to translate may have, or None where the model sets no limit."""
+        return self.limit
 
     @property
     @abstractmethod
@@ -296,11 +326,11 @@ def open_checkpoint(
 
 
 def _detect(path: str) -> CheckpointFormat:
-    place = Path(path)
+    place, there = Path(path), exists(path)
     for _, candidate in FORMATS:
-        if candidate.recognise(place) if place.exists() else candidate.recognise_name(path):
+        if candidate.recognise(place) if there else candidate.recognise_name(path):
             return candidate
-    if not place.exists():
+    if not there:
         raise CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")
     known = "; ".join(f"{name}: {candidate.summary}" for name, candidate in FORMATS)
     raise CheckpointError(f"{path} is no checkpoint that headscope knows ({known})")

@@ -26,6 +26,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint, buil
 from headscope.formats.untrusted import is_torch_file, read_tensors, read_torch
 from headscope.model.transformer_config import StackConfig, TransformerConfig
 from headscope.output.files import save_torch, written
+from headscope.reading import read_bytes, read_text
 from headscope.vocabulary import Splitter, Vocabulary
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -227,20 +228,12 @@ def _missing(name: str | None, side: SideName, folders: list[Path], companions: 
 
 
 def _codes(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"--bpe {path} cannot be read: {error.strerror}") from None
+    return None if path is None else read_bytes(path, name=f"--bpe {path}")
 
 
 def read_dictionary(path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END) -> Vocabulary:
     """A dict.*.txt: `piece count` a line after four special ids; CheckpointError where it does not have `size`."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the dictionary {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    lines = read_text(path, name=f"the dictionary {path}").split("\n")
     pieces, place = list(SPECIAL), {piece: number for number, piece in enumerate(SPECIAL)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
         text = line.rstrip()

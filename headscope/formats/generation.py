@@ -185,7 +185,7 @@ def translations(checkpoint: Predicting, texts: Sequence[str], options: Translat
     """`generate` with every head going through `attend`, so that masks work."""
     config = settings(checkpoint, options)
     model: Any = checkpoint.model
-    encoded = checkpoint.encode(texts, side="source", limit=checkpoint.limit or 10**9)
+    encoded = checkpoint.encode(texts, side="source", limit=checkpoint.reads(options.longest))
     source = side(encoded).to(checkpoint.device)
     rows = len(texts) * (config.num_beams or 1)
 

@@ -22,6 +22,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
+from headscope.bounds import MOST_LAYERS
 from headscope.data import Encoded
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
@@ -29,9 +30,9 @@ from headscope.formats.generation import Predicting
 from headscope.formats.selfcontained import is_narrowed, narrowed_class
 from headscope.model.interface import hushed
 from headscope.model.places import text_config
+from headscope.reading import exists, is_file, read_json
 from headscope.syntax import piece_spans
 
-MOST_LAYERS = 2000
 WEIGHTS = ("*.safetensors", "*.bin")
 # Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word.
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
@@ -178,11 +179,11 @@ class HuggingFaceFormat(CheckpointFormat):
     summary = "a directory with config.json (with a model_type) and *.safetensors or *.bin, or a hub id"
 
     def recognise(self, path: Path) -> bool:  # noqa: D102
-        try:
-            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        except OSError:
+        if not is_file(path / "config.json"):
             return False
-        except (ValueError, RecursionError):
+        try:
+            config = read_json(path / "config.json")
+        except DataError:
             return True  # not JSON: `load` says so
         return isinstance(config, dict) and "model_type" in config
 
@@ -227,7 +228,7 @@ def _check_depth(config: Any) -> None:
 
 def _hub_answers(path: str) -> bool:
     """Whether to ask the hub: transformers itself would try an absent network for half a minute."""
-    if Path(path).exists():
+    if exists(path):
         return False
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

@@ -30,6 +30,7 @@ from headscope.output.kinds import OutputKind
 from headscope.output.rule import check_folder
 from headscope.output.swap import replacing
 from headscope.plain import from_plain, read_toml, to_plain, to_toml
+from headscope.reading import read_bytes, read_json
 from headscope.vocabulary import Kind, Splitter, Vocabulary
 
 FORMAT, VERSION = "headscope", 1
@@ -232,7 +233,7 @@ def _write_side(folder: Path, name: str, its: Vocabulary) -> SideTable:
 def _read_side(folder: Path, name: str, table: SideTable | None) -> Vocabulary | None:
     if table is None:
         return None
-    codes = _read_bytes(folder / f"{name}.codes") if table.codes else None
+    codes = read_bytes(folder / f"{name}.codes", name=f"{name}.codes") if table.codes else None
     allowed = frozenset(_read_list(folder / f"{name}.allowed.json")) if table.allowed else None
     return Vocabulary(
         pieces=tuple(_read_list(folder / f"{name}.pieces.json")),
@@ -252,17 +253,7 @@ def _write_list(path: Path, pieces: Any) -> None:
 
 
 def _read_list(path: Path) -> list[str]:
-    try:
-        found = json.loads(_read_bytes(path).decode("utf-8"))
-    except (ValueError, RecursionError):
-        found = None
+    found = read_json(path, name=path.name)
     if not isinstance(found, list) or not all(isinstance(piece, str) for piece in found):
         raise DataError(f"{path.name} is no JSON list of pieces")
     return found
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path.name} cannot be read: {error.strerror}") from None

@@ -9,7 +9,6 @@ between the original's classes, `rescale_emb`, which every published recipe sets
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -23,6 +22,7 @@ from headscope.heads import Site
 from headscope.model.search import SearchConfig
 from headscope.model.transformer_config import StackConfig, TransformerConfig
 from headscope.plain import from_plain, read_toml
+from headscope.reading import read_json
 
 NORMS: Mapping[str, Literal["pre", "post"]] = {"nlda": "pre", "ldan": "post"}
 SITES = {"enc-self": Site.ENCODER_SELF, "dec-self": Site.DECODER_SELF, "dec-enc": Site.CROSS}
@@ -106,12 +106,7 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{path} is no JSON; name a TOML file .toml") from None
+    found = read_json(path, error=ConfigError, name=f"{path} (name a TOML file .toml)")
     if not isinstance(found, dict):
         raise ConfigError(f"{path} holds no table of hyper-parameters")
     return found

@@ -35,6 +35,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint, buil
 from headscope.model.transformer import Transformer
 from headscope.output.files import written
 from headscope.plain_pickle import Inert, read_pickle
+from headscope.reading import read_bytes, read_text
 from headscope.vocabulary import Splitter, Vocabulary
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"
@@ -226,12 +227,7 @@ def _read_voc(path: Path) -> dict[str, int]:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8 text") from None
+    return read_text(path).removesuffix("\n").split("\n")
 
 
 def _codes(bpe: Path | None, name: str) -> bytes | None:
@@ -239,10 +235,7 @@ def _codes(bpe: Path | None, name: str) -> bytes | None:
     if bpe is None:
         return None
     place = bpe / f"{name}.bpe" if bpe.is_dir() else bpe
-    try:
-        return place.read_bytes()
-    except OSError as error:
-        raise DataError(f"{place} cannot be read: {error.strerror}; --bpe is a file, or holds {name}.bpe") from None
+    return read_bytes(place, name=f"--bpe {place} (a file, or a directory with {name}.bpe)")
 
 
 # Writing

@@ -68,6 +68,11 @@ class TransformerCheckpoint(Checkpoint):
         return min(limits) if limits else None
 
     @property
+    def source_limit(self) -> int | None:  # noqa: D102
+        encoder = self.model.config.encoder
+        return None if encoder is None else encoder.max_positions
+
+    @property
     def vocabulary(self) -> int:  # noqa: D102
         return max(stack.vocabulary for stack in self._stacks())
 
@@ -157,9 +162,9 @@ class TransformerCheckpoint(Checkpoint):
 
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:  # noqa: D102
         try:
-            found = self.translate(texts, self._searching(options))
+            found = self.translate(texts, self._searching(options), longest=options.longest)
         except NumericalError:
-            refuse_overflow(self, lambda: self.translate(texts, self._searching(options)))
+            refuse_overflow(self, lambda: self.translate(texts, self._searching(options), longest=options.longest))
         its = self._side("target")
         return [
             [Translation(its.decode(one.ids, keep_pieces=options.keep_pieces), one.score) for one in each]
@@ -178,13 +183,15 @@ class TransformerCheckpoint(Checkpoint):
         given = {name: value for name, value in wished.items() if value is not None}
         return replace(self.search, **given, best=options.best)
 
-    def translate(self, texts: Sequence[str], config: SearchConfig | None = None) -> list[list[Hypothesis]]:
+    def translate(
+        self, texts: Sequence[str], config: SearchConfig | None = None, *, longest: int | None = None
+    ) -> list[list[Hypothesis]]:
         """Search translations of texts, all in one batch, best first; `self.target.decode` makes text of them."""
         if not self.two_sided:
             raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
         its, other = self._side("source"), self._side("target")
-        longest = self.model.config.encoder.max_positions if self.model.config.encoder else None
-        batch = side([_encoded(text, its, longest or 2**31, reading=True) for text in texts]).to(self.device)
+        most = self.reads(longest)
+        batch = side([_encoded(text, its, most, reading=True) for text in texts]).to(self.device)
         config = self._bounded(config or self.search)
         with threads_for_pass(self.model, len(texts) * config.beam):
             return search(

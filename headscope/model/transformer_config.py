@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
+from headscope.bounds import MOST_LAYERS, MOST_WIDTH
 from headscope.errors import ConfigError
 from headscope.plain import from_plain, to_plain
 
@@ -73,6 +74,8 @@ class StackConfig:
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ConfigError(f"{name} is {size}; it must be at least 1")
+            if size is not None and size > MOST_WIDTH and name not in ("vocabulary", "max_positions"):
+                raise ConfigError(f"{name} is {size}; it must be at most {MOST_WIDTH}")
         for name in ("dropout", "attention_dropout", "activation_dropout", "context_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
@@ -83,6 +86,8 @@ class StackConfig:
         self._check_positions()
 
     def _check_heads(self) -> None:
+        if self.layers > MOST_LAYERS:
+            raise ConfigError(f"self_heads names {self.layers} layers; a stack has at most {MOST_LAYERS}")
         if any(count < 0 for count in (*self.self_heads, *self.cross_heads)):
             raise ConfigError(f"head counts {self.self_heads} and {self.cross_heads} must not be negative")
         if self.cross_heads and len(self.cross_heads) != len(self.self_heads):

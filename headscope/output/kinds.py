@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from headscope.errors import DataError
 from headscope.output.files import TEMPORARY
+from headscope.reading import read_object
 
 RECORDS = ("run.json", "pruning.json", "sweep.json", "lambdas.json", "conversion.json", "demo.json")
 """The records of all kinds of runs."""
@@ -97,10 +98,9 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
 def read_record(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_object(path)
+    except DataError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _named(name: str, record: Mapping[str, Any]) -> bool:

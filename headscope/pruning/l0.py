@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.model.mixing.gates import TEMPERATURE
 from headscope.pruning.gating import Gating
@@ -45,6 +46,7 @@ class L0Options:
     temperature: float = TEMPERATURE
 
     def __post_init__(self) -> None:
+        check_numbers(self, flags={"strength": "--lambda"})
         if (self.strength is None) is (self.keep is None):
             raise ConfigError("give --lambda L (or a list), or --keep N to have it searched; not both")
         if self.strength is not None and not 0 <= self.strength < float("inf"):

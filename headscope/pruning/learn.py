@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
@@ -38,9 +38,10 @@ from headscope.pruning.learner import GateLearner
 from headscope.pruning.subset import Subset, SubsetOptions
 from headscope.pruning.trained import Freeze, default_freeze, trained_parameters
 from headscope.pruning.tuning import Recipe, Tuner, mean_nll, smoothing_of
+from headscope.training.state import load_record, restoring
 
 POINTS = 50  # of the trajectory
-VERSION = 1
+VERSION, ANEW = 1, "learn anew with --force"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class LearnConfig(ChoiceConfig):
     resume: bool = False
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.source is None:
             raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
         for name, least in (("updates", 1), ("tune_updates", 0), ("save_every", 0)):
@@ -317,12 +319,8 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     """What a run that was killed has saved; None where there is nothing. CheckpointError for a broken file."""
     if not (folder / STATE).is_file():
         return None
-    try:
-        found: dict[str, Any] = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        detail = " ".join(str(error).split())[:120]
-        raise CheckpointError(f"{folder / STATE} cannot be read ({detail}); learn anew with --force") from None
-    if not isinstance(found, dict) or found.get("version") != VERSION:
+    found = load_record(folder / STATE, advice=ANEW)
+    if found.get("version") != VERSION:
         raise CheckpointError(f"{folder / STATE} is of another version of headscope; learn anew with --force")
     return found
 
@@ -330,13 +328,15 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 def _go_on(
     tuner: Tuner, state: Mapping[str, Any], config: LearnConfig
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    mine, theirs = _same(config), state["settings"]
+    with restoring(config.out / STATE, advice=ANEW):
+        mine, theirs = _same(config), dict(state["settings"])
     if changed := [name for name in mine if theirs.get(name) != mine[name]]:
         raise ConfigError(
             f"--resume: the run in {config.out} was begun with another --{changed[0].replace('_', '-')} "
             f"({theirs.get(changed[0])}, now {mine[changed[0]]}); give the same options, or another --out"
         )
-    if state["digests"] != [tuner.checkpoint.digest, tuner.data.digest]:
+    if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
         raise ConfigError(f"--resume: the run in {config.out} was begun with another checkpoint or text; give the same")
-    tuner.restore(state["tuner"])
-    return dict(state["nll"]), list(state["trace"])
+    with restoring(config.out / STATE, advice=ANEW):
+        tuner.restore(state["tuner"])
+        return dict(state["nll"]), [dict(row) for row in state["trace"]]

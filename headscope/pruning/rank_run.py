@@ -13,6 +13,7 @@ import torch
 
 from headscope.analysis import Options
 from headscope.analyze import Pace
+from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.heads import HeadId
@@ -32,6 +33,7 @@ from headscope.pruning.scores_file import read_heads, read_scores
 from headscope.pruning.topk import tie_remarks
 from headscope.pruning.trained import Freeze, default_freeze, trained_parameters
 from headscope.pruning.tuning import Recipe, Tuner, mean_nll
+from headscope.reading import is_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ class RankConfig(ChoiceConfig):
     clip: float = 1.0
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if (self.keep is None) is (self.fraction is None):
             raise ConfigError("give --keep N, the heads that stay, or --fraction F, the share that stays; not both")
         if self.fraction is not None and not 0 <= self.fraction <= 1:
@@ -81,7 +84,7 @@ class RankConfig(ChoiceConfig):
     @property
     def is_file(self) -> bool:
         """Whether `by` is a file."""
-        return self.by.endswith(".csv") or Path(self.by).is_file()
+        return self.by.endswith(".csv") or is_file(self.by)
 
 
 def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Choice:

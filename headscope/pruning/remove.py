@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 import headscope
+from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import HeadId, Site, select_heads
@@ -30,6 +31,7 @@ from headscope.pruning.feeds import Texts, outputs, texts
 from headscope.pruning.removal import Removal, keeping, plan
 from headscope.pruning.savings import Pace, Size, paces, size
 from headscope.pruning.verify import Verified, apart, reference, require, tolerance_of, verify
+from headscope.reading import is_file
 from headscope.results import Signature
 
 RECORD = "pruning.json"
@@ -64,6 +66,7 @@ class RemoveConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if (self.heads is None) is (self.keep_only is None):
             raise ConfigError("give --heads LIST, the heads that go, or --keep-only LIST, those that stay; not both")
         if len(self.kinds) > 1:
@@ -252,9 +255,8 @@ def _chosen(config: RemoveConfig, checkpoint: Checkpoint) -> Sequence[HeadId]:
 def _list_file(config: RemoveConfig) -> dict[str, str | None]:
     """The list as it was given, and the digest of its file if it is one (a ranking that a method wrote)."""
     said = config.heads or config.keep_only or ""
-    path = Path(said)
-    there = "," not in said and path.is_file()
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if there else None
+    there = "," not in said and is_file(said)
+    digest = hashlib.sha256(Path(said).read_bytes()).hexdigest() if there else None
     return {"option": "--heads" if config.heads else "--keep-only", "list": said, "sha256": digest}
 
 

@@ -10,6 +10,7 @@ from headscope.errors import DataError
 from headscope.faithfulness.orders import Scores
 from headscope.heads import HeadId, Layout, Site, describe
 from headscope.pruning.criterion import column_named, columns
+from headscope.tables import read_csv
 
 LOCATION = ("site", "layer", "head")
 
@@ -20,12 +21,7 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
     DataError, with the line, for a file that is no such table, for a head that the model lacks, and for one twice.
     """
     place = path / "heads.csv" if path.is_dir() else path
-    try:
-        table = pd.read_csv(place)
-    except FileNotFoundError:
-        raise DataError(f"there is no file {place}") from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise DataError(f"{place} is no CSV file: {' '.join(str(error).split())[:120]}") from None
+    table = read_csv(place)
     if missing := [name for name in LOCATION if name not in table]:
         raise DataError(f"{place} lacks the column {missing[0]!r}; it needs site,layer,head and a column of scores")
     seen: set[HeadId] = set()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.pruning.gating import Gating
 from headscope.pruning.learner import GateLearner
@@ -30,6 +31,7 @@ class SubsetOptions:
     straight_through: bool = False
 
     def __post_init__(self) -> None:
+        check_numbers(self, flags={"first": "--temperature", "last": "--end-temperature"})
         if not 0 < self.last <= self.first:
             raise ConfigError(
                 f"--temperature {self.first:g} --end-temperature {self.last:g}: both must be more than 0, "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.formats.base import Companions
 from headscope.pruning.choice import ChoiceConfig
@@ -86,6 +87,7 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_numbers(self, flags={"lambdas": "--lambda"})
         if not self.methods:
             raise ConfigError("--methods is empty; name some of l0, subset and the criteria of `prune rank`")
         for name in ("methods", "keep", "fractions", "lambdas"):

@@ -9,6 +9,7 @@ from typing import Any
 from headscope.errors import DataError
 from headscope.output.files import written
 from headscope.pruning.sweep_config import Cell
+from headscope.reading import read_object
 
 CELLS = "cells"
 
@@ -28,11 +29,11 @@ def read_cell(folder: Path, name: str) -> dict[str, Any]:
     """The record of a finished cell; DataError for a file that is none."""
     path = cell_path(folder, name)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_object(path)
         Cell(**found["cell"])
         return {**found, "kept": list(found["kept"]), "sums": list(found["sums"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        detail = " ".join(str(error).split())[:80]
+    except (DataError, KeyError, TypeError) as error:
+        detail = " ".join(str(error).split())[:160]
         raise DataError(f"{path} is no finished cell ({detail}); remove it, and it is made anew") from None
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -29,6 +29,7 @@ from headscope.pruning.shrink_transformer import shrink_transformer
 from headscope.pruning.sweep_bench import RUNS, Bench, Pruned
 from headscope.pruning.sweep_config import Cell, SweepConfig
 from headscope.pruning.sweep_files import read_cell
+from headscope.reading import read_object
 from headscope.registry import unknown
 from headscope.training.config import TrainConfig, plain_value, preset
 from headscope.training.initial import INITIAL
@@ -140,11 +141,11 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
     if get_origin(kind) is tuple and isinstance(value, list):
-        return tuple(value)
+        return tuple(_typed(get_args(kind)[0], part, name) for part in value)
     if kind is float and type(value) is int:
         return float(value)
     if (kind in (int, float, bool, str, Path) and type(value) is not kind) or get_origin(kind) is tuple:
-        raise ConfigError(f"--recipe: {name} is {str(value)[:40]!r}, which is of the wrong type")
+        raise ConfigError(f"--recipe: {name} is {repr(value)[:40]}, which is of the wrong type")
     return value
 
 
@@ -164,9 +165,9 @@ def _found(config: SweepConfig) -> dict[str, Any]:
 
 def _of_run(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        found = read_object(folder / "run.json")
         if found["kind"] != "training":
             raise KeyError("kind")
         return dict(found["config"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (DataError, ValueError, KeyError, TypeError):
         raise ConfigError(f"--recipe {folder} is no run of `headscope train`: it lacks a run.json of one") from None

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.heads import Site
 from headscope.plain_pickle import array_of, read_pickle, rows_of
 from headscope.report.run import PLACE, Run, RunError
@@ -25,7 +26,6 @@ Array = NDArray[np.float64]
 Place = tuple[str, int]
 MODULES = {("encoder", "self_attn"): Site.ENCODER_SELF, ("decoder", "self_attn"): Site.DECODER_SELF}
 MODULES[("decoder", "enc_attn")] = Site.CROSS
-MOST_HEADS = 1024
 OWN_MATRICES = re.compile("similarity_(.+)_matrices")
 
 
@@ -149,7 +149,7 @@ def _entries(content: object) -> list[tuple[str, int, str, object]]:
     for stack, layers in content.items() if isinstance(content, dict) else ():
         for number, layer in enumerate(layers if isinstance(layers, list) else ()):
             for name, value in layer.items() if isinstance(layer, dict) else ():
-                if (stack, name) in MODULES and value != []:
+                if (stack, name) in MODULES and value != [] and number < MOST_LAYERS:
                     found.append((stack, number, name, value))
     return found
 

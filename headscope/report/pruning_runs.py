@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from headscope.heads import SITES
+from headscope.errors import HeadscopeError
+from headscope.heads import SITES, HeadId
+from headscope.reading import read_object, read_text
 from headscope.report.run import UNTELLING as MODELS
 from headscope.report.run import RunError, load_run
+from headscope.tables import read_csv
 
-SWEEP = {"method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"}
+SWEEP = (
+    *("method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"),
+    "cell",
+)
 PLACE = ["site", "layer", "head"]
-GATES = {"update", *PLACE, "gate", "open"}
+GATES = ("update", *PLACE, "gate", "open")
 UNPRUNED = "unpruned"
 UNTELLING = {*MODELS, "averaged", "best", "last"}
 TEXTS = ("method", "control", "size", "metric", "cell", "site", "functions")
@@ -49,13 +54,14 @@ class Pruned:
     @property
     def model(self) -> str:
         """The last part of the checkpoint's path, with the one before it where it tells nothing."""
-        path = Path(str(self.meta.get("source", {}).get("path", "model")))
+        source = self.meta.get("source")
+        path = Path(str(source.get("path", "model") if isinstance(source, dict) else "model"))
         return "/".join(path.parts[-2:]) if path.name in UNTELLING else path.name
 
     def trajectory(self, cell: str) -> pd.DataFrame:
         """The gates of a cell while they learnt."""
-        table = _table(self.gates[cell])
-        if not set(table.columns) >= GATES or not len(table):
+        table = _table(self.gates[cell], GATES)
+        if not len(table) or table.duplicated(["update", *PLACE]).any():
             raise RunError(f"{self.gates[cell]} holds no trajectory of gates; learn again")
         return table
 
@@ -90,12 +96,15 @@ def _labelled(survivors: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sweep(path: Path) -> Pruned:
-    meta, cells = _json(path / "sweep.json"), _table(path / "sweep.csv")
-    if lacking := SWEEP - set(cells.columns):
-        raise RunError(f"sweep {path.name}: sweep.csv has no column {sorted(lacking)[0]}; run the sweep again")
+    meta, cells = _json(path / "sweep.json"), _table(path / "sweep.csv", SWEEP)
     if not len(cells):
         raise RunError(f"sweep {path.name}: sweep.csv has no row yet")
-    survivors = _table(path / "survivors.csv")
+    sites = [name for name in cells if name.startswith("kept_")]
+    if not all(pd.api.types.is_numeric_dtype(cells[name]) for name in sites):
+        raise RunError(f"sweep {path.name}: sweep.csv is malformed: {', '.join(sites)} must hold numbers")
+    if cells[["kept", "of", *sites]].isna().any(axis=None):
+        raise RunError(f"sweep {path.name}: sweep.csv has a row without the number of its heads; run the sweep again")
+    survivors = _table(path / "survivors.csv", (*PLACE, "cell"))
     found = {folder.parent.name: folder for folder in sorted(path.glob("runs/*/gates.csv"))}
     return Pruned(path.resolve().name, meta, cells, survivors, found)
 
@@ -109,14 +118,15 @@ def _choices(paths: Sequence[Path]) -> Pruned:
     for number, (path, meta) in enumerate(zip(paths, metas, strict=True)):
         try:
             row, kept, gone = _choice(path, meta)
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            raise RunError(f"{path} is no run that chose heads ({type(error).__name__}: {error})") from None
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, HeadscopeError) as error:
+            detail = " ".join(str(error).split())[:160]
+            raise RunError(f"{path} is no run that chose heads ({type(error).__name__}: {detail})") from None
         if number == 0:
             whole = {name.replace("of_", "kept_"): count for name, count in row.items() if name.startswith("of_")}
             rows.append({**row, **whole, "method": UNPRUNED, "size": "", "kept": row["of"], "cell": UNPRUNED})
-            heads += [{**_head(name), "method": UNPRUNED, "size": "", "cell": UNPRUNED} for name in [*kept, *gone]]
+            heads += [{**_row(head), "method": UNPRUNED, "size": "", "cell": UNPRUNED} for head in [*kept, *gone]]
         rows.append(row)
-        heads += [{**_head(name), "method": row["method"], "size": row["size"], "cell": row["cell"]} for name in kept]
+        heads += [{**_row(head), "method": row["method"], "size": row["size"], "cell": row["cell"]} for head in kept]
         if (path / "gates.csv").is_file():
             gates[row["cell"]] = path / "gates.csv"
     signatures = "\n".join(dict.fromkeys(str(meta.get("signature", "")) for meta in metas))
@@ -125,13 +135,15 @@ def _choices(paths: Sequence[Path]) -> Pruned:
     )
 
 
-def _choice(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+def _choice(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], list[HeadId], list[HeadId]]:
     if meta["kind"] != "choice":
         raise ValueError(f"kind {meta['kind']}")
-    kept = (path / "kept.txt").read_text(encoding="utf-8").split()
+    kept = [HeadId.parse(name) for name in read_text(path / "kept.txt").split()]
     strength = meta.get("learning", {}).get("lambda_paper")
     searched = meta.get("learning", {}).get("lambda_searched", True)
     per_site = meta["kept_per_site"]
+    if strange := sorted(set(per_site) - {site.value for site in SITES}):
+        raise ValueError(f"site {strange[0]}")
     row = {
         "method": meta["method"] if meta["method"] != "rank" else meta["ranking"]["by"],
         "control": "",
@@ -143,27 +155,18 @@ def _choice(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         **{f"of_{site}": int(each["of"]) for site, each in per_site.items()},
         "cell": path.resolve().name,
     }
-    return row, kept, list(meta["removed"])
+    if not isinstance(row["method"], str) or min(value for value in row.values() if isinstance(value, int)) < 0:
+        raise ValueError("a method that is no name, or a number below 0")
+    return row, kept, [HeadId.parse(name) for name in meta["removed"]]
 
 
-def _head(name: str) -> dict[str, Any]:
-    site, layer, head = name.split(".")
-    return {"site": site, "layer": int(layer), "head": int(head)}
+def _row(head: HeadId) -> dict[str, Any]:
+    return {"site": head.site.value, "layer": head.layer, "head": head.head}
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({' '.join(str(error).split())[:120]})") from None
-    if not isinstance(found, dict):
-        raise RunError(f"{path} is no record of pruning")
-    return found
+    return read_object(path, error=RunError)
 
 
-def _table(path: Path) -> pd.DataFrame:
-    try:
-        table = pd.read_csv(path, encoding="utf-8", dtype=dict.fromkeys(TEXTS, str))
-    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise RunError(f"{path} cannot be read ({' '.join(str(error).split())[:120]})") from None
-    return table.fillna({name: "" for name in TEXTS if name in table})
+def _table(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
+    return read_csv(path, columns=columns, texts=TEXTS, error=RunError)

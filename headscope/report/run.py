@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +12,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.bounds import MOST_HEADS, MOST_LAYERS
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.formats.npz import Arrays
 from headscope.heads import SITES, Layout, Site
+from headscope.reading import read_json
 from headscope.registry import unknown
+from headscope.tables import read_csv
 
 UNTELLING = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}
 PLACE = ("site", "layer", "head")
@@ -125,9 +127,9 @@ class Run:
         if not path.is_file():
             raise MissingTable(self._missing("similarity.npz", "--only similarity"))
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                return {key: np.asarray(stored[key], dtype=np.float64) for key in stored.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as broken:
+            stored = Arrays(path)
+            return {key: np.asarray(stored[key], dtype=np.float64) for key in sorted(stored.names)}
+        except CheckpointError as broken:
             raise RunError(f"run {self.name}: similarity.npz cannot be read ({_line(broken)})") from None
 
     @cached_property
@@ -171,21 +173,23 @@ def load_run(path: Path | str) -> Run:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    try:
-        meta = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    except ValueError as broken:
-        raise RunError(f"run {path.name}: run.json is no JSON ({_line(broken)})") from None
+    meta = read_json(path / "run.json", error=RunError, name=f"run {path.name}: run.json")
     lacking = [key for key in ("signature", "layout") if not isinstance(meta, dict) or key not in meta]
     if lacking:
         raise RunError(f"run {path.name}: run.json has no {' and no '.join(lacking)}; analyse again")
     if not _is_layout(meta["layout"]):
-        raise RunError(f"run {path.name}: the layout in run.json must give each site a list of head counts")
+        raise RunError(
+            f"run {path.name}: the layout in run.json must give each site a list of head counts, at most {MOST_HEADS} "
+            f"heads in each of at most {MOST_LAYERS} layers"
+        )
     return dict(meta)
 
 
 def _is_layout(found: object) -> bool:
     return isinstance(found, dict) and all(
-        isinstance(counts, list) and all(isinstance(count, int) and count >= 0 for count in counts)
+        isinstance(counts, list)
+        and len(counts) <= MOST_LAYERS
+        and all(type(count) is int and 0 <= count <= MOST_HEADS for count in counts)
         for counts in found.values()
     )
 
@@ -196,27 +200,16 @@ def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
 
 def read_table(file: Path | TextIO, *, columns: tuple[str, ...], where: str) -> pd.DataFrame:
     """One table; RunError says of `where`, in one line, what is wrong with it."""
-    text = {**dict.fromkeys(TEXTS, str), "functions": str}
-    try:
-        table = pd.read_csv(file, dtype={**text, "syntactic_relation": str}, encoding="utf-8")
-    except (ValueError, OSError) as broken:  # pandas' parser errors and UnicodeDecodeError are ValueErrors
-        raise RunError(f"{where} is malformed ({_line(broken)}); analyse again") from None
-    lacking = [name for name in columns if name not in table.columns]
-    if lacking:
-        raise RunError(f"{where} is malformed: it has no column {', '.join(lacking)}; analyse again")
-    wrong = [name for name in columns if name not in text and not pd.api.types.is_numeric_dtype(table[name])]
-    if wrong and len(table):
-        raise RunError(f"{where} is malformed: column {', '.join(wrong)} must hold numbers; analyse again")
-    words = [name for name in (*text, "syntactic_relation") if name in table.columns]
-    return table.fillna(dict.fromkeys(words, ""))
+    texts = (*TEXTS, "functions", "syntactic_relation")
+    return read_csv(file, columns=columns, texts=texts, error=RunError, name=where, advice="analyse again")
 
 
 def _check_places(table: pd.DataFrame, layout: dict[str, list[int]], *, where: str) -> None:
     """Every row must be a head that the layout has: the figures index arrays with it."""
-    for _, row in table[list(PLACE)].drop_duplicates().iterrows():
-        counts = layout.get(str(row["site"]), [])
-        if not (row["layer"] in range(len(counts)) and row["head"] in range(counts[int(row["layer"])])):
-            raise RunError(f"{where} holds {_head(row)}, which the layout in run.json does not have")
+    there = {(site, layer): count for site, counts in layout.items() for layer, count in enumerate(counts)}
+    for site, layer, head in table[list(PLACE)].drop_duplicates().itertuples(index=False):
+        if head not in range(there.get((site, layer), 0)):
+            raise RunError(f"{where} holds {site}.{layer}.{head}, which the layout in run.json does not have")
 
 
 def _head(row: pd.Series[Any]) -> str:

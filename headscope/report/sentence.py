@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headscope.bounds import WHOLE
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import HeadId, Layout, Site, describe
-from headscope.report.run import Run
+from headscope.report.run import Run, RunError
 
 
 @dataclass(frozen=True)
@@ -40,18 +42,19 @@ def sentence_attention(
     """
     import torch
 
+    from headscope.analyze import DEFAULT_LIMIT
     from headscope.capture import capture
     from headscope.data import Batch, side
     from headscope.formats.base import Companions, open_checkpoint
     from headscope.gates import masked
     from headscope.heads import select_heads
 
-    options = run.meta["options"]
+    options, measured = _section(run, "options", "dicts", "hp", "bpe", "mask"), _section(run, "checkpoint", "path")
     files = {name: Path(options[name]) for name in ("dicts", "hp", "bpe") if options.get(name)}
-    checkpoint = open_checkpoint(
-        run.meta["checkpoint"]["path"], format=run.meta["checkpoint"]["format"], companions=Companions(**files)
-    )
-    if checkpoint.digest != run.meta["checkpoint"]["digest"]:
+    if not measured.get("path"):
+        raise RunError(f"run {run.name}: run.json does not say which checkpoint it measured; analyse again")
+    checkpoint = open_checkpoint(measured["path"], format=measured.get("format"), companions=Companions(**files))
+    if checkpoint.digest != measured.get("digest"):
         raise CheckpointError(
             f"{checkpoint.path} is not the checkpoint that {run.path} measured (its digest differs); analyse it again"
         )
@@ -60,7 +63,9 @@ def sentence_attention(
     if checkpoint.two_sided and site is not Site.ENCODER_SELF and other is None:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
     off = select_heads(options["mask"], checkpoint.layout) if options.get("mask") else []
-    limit = int(options.get("limit", 512))
+    limit = options.get("limit", DEFAULT_LIMIT)
+    if type(limit) is not int or not 2 <= limit <= WHOLE:
+        raise RunError(f"run {run.name}: run.json says limit {str(limit)[:20]}; analyse again")
     source = checkpoint.encode([text], side="source", limit=limit)[0]
     decoder = checkpoint.encode([other], side="target", limit=limit)[0] if checkpoint.two_sided and other else None
     batch = Batch(torch.zeros(1, dtype=torch.long), 0, side([source]), side([decoder]) if decoder else None)
@@ -72,6 +77,14 @@ def sentence_attention(
     return SentenceAttention(
         np.stack(weights), checkpoint.pieces(query.ids), checkpoint.pieces(key.ids), [str(head) for head in heads]
     )
+
+
+def _section(run: Run, name: str, *texts: str) -> dict[str, Any]:
+    """A table of run.json; RunError where it is none, or where one of `texts` is there and is no text."""
+    found = run.meta.get(name, {})
+    if not isinstance(found, dict) or any(not isinstance(found.get(key) or "", str) for key in texts):
+        raise RunError(f"run {run.name}: {name} in run.json is malformed; analyse again")
+    return found
 
 
 def _one_site(heads: Sequence[HeadId], layout: Layout) -> Site:
@@ -88,11 +101,11 @@ def _line(run: Run, index: int) -> tuple[str, str | None]:
     """Line `index` of the run's source and target."""
     from headscope.data import open_corpus
 
-    data = run.meta["data"]
+    data = _section(run, "data", "source", "target", "parse")
     parse = data.get("parse")
     corpus = open_corpus(
-        Path(data["source"]) if data["source"] else None,
-        target=Path(data["target"]) if data["target"] else None,
+        Path(data["source"]) if data.get("source") else None,
+        target=Path(data["target"]) if data.get("target") else None,
         parses=Path(parse) if parse and parse != "stanza" else None,
         max_sentences=index + 1,
     )

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES
+from headscope.reading import read_json
 from headscope.report.families import Legend
 from headscope.report.page import LABEL, RULE, TICK, Page, flow, text_width
 from headscope.report.run import RunError
+from headscope.tables import read_csv
 
 WIDTH, HEIGHT = 2.75, 1.7  # inches of the axes of one panel
 LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.36, (0.22, 0.2)
@@ -83,13 +85,11 @@ def load_course(path: Path) -> Course:
     for name in ("run.json", "metrics.csv"):
         if not (path / name).is_file():
             raise RunError(f"{path} is no training run: it has no {name}; name what `headscope train --out DIR` wrote")
-    try:
-        meta = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        metrics = pd.read_csv(path / "metrics.csv", encoding="utf-8")
-    except (ValueError, OSError) as broken:
-        raise RunError(f"training run {path.name} cannot be read ({' '.join(str(broken).split())[:160]})") from None
-    if not isinstance(meta, dict) or meta.get("kind") != "training" or "update" not in metrics.columns:
+    where = f"training run {path.name} cannot be read:"
+    meta = read_json(path / "run.json", error=RunError, name=f"{where} run.json")
+    if not isinstance(meta, dict) or meta.get("kind") != "training":
         raise RunError(f"{path} is no training run: its run.json or metrics.csv is of something else")
+    metrics = read_csv(path / "metrics.csv", columns=AXES, error=RunError, name=f"{where} metrics.csv")
     text = [str(name) for name in metrics.columns if not pd.api.types.is_numeric_dtype(metrics[name])]
     if text or not len(metrics):
         what = f"column {text[0]} must hold numbers" if len(metrics) else "it has no line yet"

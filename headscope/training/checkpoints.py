@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headscope.errors import CheckpointError
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.search import SearchConfig
@@ -63,22 +64,31 @@ def drop_weights(run: Run, kept: Sequence[int]) -> None:
 
 def save_average(run: Run, kept: Sequence[int]) -> None:
     """Write DIR/averaged: the mean of the weights of these updates, summed in float64."""
-    states = [load_file(run.config.out / WEIGHTS / f"{update}.safetensors") for update in kept]
     model = Transformer(run.model.config)
-    filled = average(states)
+    filled = average(_weights(run.config.out / WEIGHTS / f"{update}.safetensors") for update in kept)
     for copy, original in model.tied().items():
         filled.setdefault(copy, filled[original])
     model.load_state_dict(filled)
     save(run, "averaged", model)
 
 
-def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each weight; what is no floating-point number is the last one's."""
-    found = dict(states[-1])
-    for key, like in states[-1].items():
-        if like.is_floating_point():
-            total = torch.zeros_like(like, dtype=torch.float64)
-            for state in states:
-                total += state[key]
-            found[key] = (total / len(states)).to(like.dtype)
-    return found
+def _weights(path: Path) -> dict[str, Tensor]:
+    try:
+        found: dict[str, Tensor] = load_file(path)
+        return found
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        detail = " ".join(str(error).split())[:120]
+        raise CheckpointError(f"{path}, which is to be averaged, is damaged ({detail}); train anew") from None
+
+
+def average(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each weight, one state in memory at a time; what is no floating-point number is the last one's."""
+    totals: dict[str, Tensor] = {}
+    last: dict[str, Tensor] = {}
+    count = 0
+    for state in states:
+        last, count = state, count + 1
+        for key, value in state.items():
+            if value.is_floating_point():
+                totals[key] = value.double() + totals.get(key, 0)
+    return {key: (totals[key] / count).to(like.dtype) if key in totals else like for key, like in last.items()}

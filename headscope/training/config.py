@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.training.variant import check_choices, option
 
@@ -141,6 +142,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_numbers(self)
         _check_ranges(self)
         _check_kind(self)
         if self.d_model % self.heads:

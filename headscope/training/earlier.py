@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, DataError
+from headscope.reading import exists, read_object
 
 
 def earlier_options(folder: Path, variant: str) -> dict[str, Any]:
@@ -14,13 +14,16 @@ def earlier_options(folder: Path, variant: str) -> dict[str, Any]:
     from headscope.output.folders import to_resume
     from headscope.training.outputs import TRAINING
 
+    path = to_resume(folder, TRAINING) / "run.json"
+    if not exists(path):
+        return {}
     try:
-        about = json.loads((to_resume(folder, TRAINING) / "run.json").read_text(encoding="utf-8"))
+        about = read_object(path)
         found: dict[str, Any] = {**about["config"], **about["options"]}
         found.pop("out")
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError):
+        if not isinstance(found.get("preset"), str | None):
+            raise TypeError("preset")
+    except (DataError, KeyError, TypeError):
         raise ConfigError(f"--resume: {folder / 'run.json'} is not of a training run; choose another --out") from None
     if about.get("variant") != variant:
         raise ConfigError(f"--resume: the run in {folder} is of variant {about.get('variant')!r}, not {variant!r}")

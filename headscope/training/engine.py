@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import headscope
+from headscope.bounds import check_numbers
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import parameters_by_part, pick_device
 from headscope.output.interrupts import SIGNALS, note
@@ -75,6 +76,7 @@ def train(
     the other errors are about options, text and checkpoints.
     """
     check_choices(variant.options)
+    check_numbers(variant.options)
     if resume and force:
         raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
     with together() as processes, ExitStack() as stack:

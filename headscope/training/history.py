@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import ConfigError
+from headscope.errors import CheckpointError, ConfigError
 from headscope.output.files import writing, written
+from headscope.reading import read_text
 
 FILE = "metrics.csv"
 COLUMNS = (
@@ -61,10 +63,13 @@ class History:
             self.board.close()
 
     def _cut(self, update: int) -> None:
-        rows = list(csv.reader(self.path.read_text(encoding="utf-8").splitlines()))
+        try:
+            rows = list(csv.reader(read_text(self.path, error=CheckpointError).splitlines()))
+        except csv.Error as error:
+            raise CheckpointError(f"{self.path} is damaged ({error}); train anew with --force") from None
         self.columns = rows[0] if rows else []
-        whole = [row for row in rows[1:] if len(row) == len(self.columns) and row[0].isdecimal()]
-        kept = [row for row in whole if int(row[0]) <= update]
+        whole = [row for row in rows[1:] if len(row) == len(self.columns) > 0]
+        kept = [row for row in whole if re.fullmatch(r"[0-9]{1,12}", row[0]) and int(row[0]) <= update]
         text = "".join(map(_line, [self.columns, *kept]))
         written(self.path, lambda path: path.write_text(text, encoding="utf-8"))
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from headscope.data import Corpus, open_corpus
 from headscope.errors import DataError
+from headscope.formats.npz import BROKEN
 from headscope.output.files import written
 from headscope.results import write_arrays
 from headscope.training import tokenizers
@@ -149,14 +150,14 @@ def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Voca
         path, codes = folder / f"{name}.model", b"" if its is None else its.splitter.codes or b""
         if codes and not (path.exists() and path.read_bytes() == codes):
             written(path, lambda place, codes=codes: place.write_bytes(codes))  # type: ignore[misc]
-    if not (folder / RECIPE).exists() or (folder / RECIPE).read_text(encoding="utf-8") != recipe:
+    if not (folder / RECIPE).exists() or (folder / RECIPE).read_bytes() != recipe.encode():
         written(folder / RECIPE, lambda place: place.write_text(recipe, encoding="utf-8"))
 
 
 def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[Vocabulary | None, Vocabulary] | None:
     """What an interrupted run has learnt from the same text in the same way; None where there is nothing."""
     try:
-        if (folder / RECIPE).read_text(encoding="utf-8") != recipe:
+        if (folder / RECIPE).read_bytes() != recipe.encode():
             return None
         target = tokenizers.read(folder / "target.model")
         return (None if config.kind == "lm" else tokenizers.read(folder / "source.model")), target
@@ -215,6 +216,6 @@ def _read(folder: Path, digest: str) -> dict[str, tuple[Pairs, int]]:
                 source = Texts(arrays["source_ids"], arrays["source_bounds"]) if "source_ids" in arrays else None
                 pairs = Pairs(source, Texts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around)
                 found[name] = (pairs, int(told["dropped"]))
-        except (OSError, ValueError, KeyError):
+        except (AttributeError, *BROKEN):
             continue
     return found

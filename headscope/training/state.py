@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,38 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     """What `save_state` wrote, on the CPU; None where it has not yet. CheckpointError for a broken file."""
     if not (folder / FILE).exists():
         return None
-    try:
-        found: dict[str, Any] = torch.load(folder / FILE, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        detail = " ".join(str(error).split())[:120]
-        raise CheckpointError(f"{folder / FILE} cannot be read ({detail}); train anew with --force") from None
+    found = load_record(folder / FILE, advice="train anew with --force")
     if found.get("version") != VERSION:
         raise CheckpointError(f"{folder / FILE} is of another version of headscope; finish the run with that one")
+    lacking = [name for name in ("settings", "data", "model", "progress", "random", "variant") if name not in found]
+    if lacking or not isinstance(found["settings"], dict) or not isinstance(found["random"], list):
+        raise CheckpointError(f"{folder / FILE} is no whole state of a training; train anew with --force")
     return found
+
+
+def load_record(path: Path, *, advice: str) -> dict[str, Any]:
+    """A dictionary that torch.save wrote, on the CPU; CheckpointError, ending with `advice`, for anything else.
+
+    Nothing of the file is executed.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's unpickler lets through whatever damaged bytes make of its instructions
+        detail = " ".join(str(error).split())[:120] or type(error).__name__
+        raise CheckpointError(f"{path} cannot be read ({detail}); {advice}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds no record of a run; {advice}")
+    return found
+
+
+@contextmanager
+def restoring(path: Path, *, advice: str) -> Iterator[None]:
+    """CheckpointError in one line where what a file holds does not fit the run that it is to go on with."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        detail = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        raise CheckpointError(f"{path} is damaged or of another run ({detail}); {advice}") from None
 
 
 def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
@@ -92,15 +116,16 @@ def load_state(run: Run, state: Mapping[str, Any]) -> Progress:
             f"--resume: the run was begun by {len(state['random'])} processes, these are {run.processes.world}; "
             "start as many"
         )
-    run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    run.scaler.load_state_dict(state["scaler"])
-    run.moment = Moment(**state["moment"])  # with the length that was planned at first
-    _check_length(run)
-    run.generator.set_state(state["generator"])
-    run.variant.load_state_dict(state["variant"])
-    set_random_state(state["random"][run.processes.rank], run.device)
-    return Progress.from_plain(state["progress"])
+    with restoring(run.config.out / FILE, advice="train anew with --force"):
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        run.scaler.load_state_dict(state["scaler"])
+        run.moment = Moment(**state["moment"])  # with the length that was planned at first
+        _check_length(run)
+        run.generator.set_state(state["generator"])
+        run.variant.load_state_dict(state["variant"])
+        set_random_state(state["random"][run.processes.rank], run.device)
+        return Progress.from_plain(state["progress"])
 
 
 def _check_length(run: Run) -> None:

@@ -7,14 +7,16 @@ written as everywhere (`cross.1.0`); `cross.1.*` stands for every head of a laye
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from headscope.bounds import WHOLE
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, select_heads
 from headscope.plain import read_toml
+from headscope.reading import read_json
 from headscope.training.fork_swaps import MODULES, ForkHead, ForkSwap
 from headscope.training.swaps import Swap, check_swap
 
@@ -49,7 +51,7 @@ def fork_entries(path: Path) -> Iterator[tuple[str, int, ForkHead, ForkHead]]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds {_kind(content)}; it must be an object of epochs, each with a list of swaps")
     for key, entries in content.items():
-        if not (key.isascii() and key.isdigit() and int(key) >= 1):
+        if not (_is_number(key) and int(key) >= 1):
             raise ConfigError(f'{path}: epoch {key!r} is no number from 1 in quotes, such as "3"')
         if not isinstance(entries, list):
             raise ConfigError(f"{path}: epoch {key} holds {_kind(entries)}; it must be a list of swaps")
@@ -71,9 +73,9 @@ def _check_fields(where: str, entry: Any) -> None:
 def _end(where: str, entry: Mapping[str, Any], end: str) -> ForkHead:
     layer, head = entry[f"{end}_layer"], entry[f"{end}_head"]
     layer = str(layer) if type(layer) is int else layer
-    if not (isinstance(layer, str) and layer.isascii() and layer.isdigit()):
+    if not (isinstance(layer, str) and _is_number(layer)):
         raise ConfigError(f'{where}: {end}_layer is {layer!r}; it must be a layer from 0 in quotes, such as "0"')
-    if type(head) is not int or head < 0:
+    if type(head) is not int or not 0 <= head <= WHOLE:
         raise ConfigError(f"{where}: {end}_head is {head!r}; it must be a number from 0")
     stack, module = entry[f"{end}_transformer_module"], entry[f"{end}_layer_module"]
     for name, value, known in (
@@ -105,7 +107,7 @@ def _toml(path: Path, layout: Layout) -> Iterator[tuple[str, int, Swap]]:
         if not isinstance(entry, dict) or set(entry) != {"epoch", "first", "second"}:
             raise ConfigError(f"{where} must have epoch, first and second, and nothing else")
         epoch = entry["epoch"]
-        if type(epoch) is not int or epoch < 1:
+        if type(epoch) is not int or not 1 <= epoch <= WHOLE:
             raise ConfigError(f"{where}: epoch is {epoch!r}; it must be a number from 1")
         firsts, seconds = (_heads(where, entry[name], layout) for name in ("first", "second"))
         if len(firsts) != len(seconds):
@@ -123,13 +125,12 @@ def _heads(where: str, text: Any, layout: Layout) -> list[HeadId]:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d{1,9}", text, re.ASCII) is not None
+
+
 def _load(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unrepeated)
-    except OSError as error:
-        raise ConfigError(f"--swap-schedule {path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON: {' '.join(str(error).split())[:200]}") from None
+    return read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_unrepeated)
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import DataError
+from headscope.reading import read_bytes
 from headscope.training.config import Normalise
 from headscope.vocabulary import Splitter, Vocabulary
 
@@ -48,10 +49,9 @@ def learn(texts: Iterable[str], *, size: int, kind: str, normalise: Normalise) -
 
 def read(path: Path) -> Vocabulary:
     """The vocabulary of a SentencePiece model; DataError for a file that is none."""
+    codes = read_bytes(path, name=f"--tokenizer {path}")
     try:
-        return vocabulary(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"--tokenizer {path} cannot be read: {error.strerror}") from None
+        return vocabulary(codes)
     except DataError as error:
         raise DataError(f"--tokenizer {path}: {error}") from None
 

@@ -1,0 +1,85 @@
+"""What a command that fails says, in one line, and which of several processes says it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import typer
+
+from headscope.errors import ConfigError, HeadscopeError
+
+USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
+PATIENCE = timedelta(seconds=10)
+
+
+def described(error: BaseException) -> str | None:
+    """The line for an error that the user can do something about; None for a mistake of the program."""
+    if isinstance(error, HeadscopeError):
+        return _one_line(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _memory(str(error))):
+        return (
+            f"there is not enough memory ({_one_line(error)[:160]}); take a smaller --batch-tokens, --max-length or "
+            "model"
+        )
+    return None
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """ConfigError for an option or argument that click refuses, instead of its lines; help stays what it is.
+
+    An option of the MHR fork or of fairseq is answered with ours.
+    """
+    try:
+        yield
+    except USAGE as error:
+        refused: Any = error
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        if type(error).__name__ == "NoSuchOption":
+            from headscope.mhr_options import answer
+
+            command = refused.ctx.info_name if refused.ctx is not None else ""
+            if said := answer(refused.option_name, command or ""):
+                raise ConfigError(said) from None
+        asked = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
+        raise ConfigError(f"{_one_line(refused.format_message()).rstrip('.')}{asked}") from None
+
+
+def speaks() -> bool:
+    """Whether this process is to say why a command fails: of those of one torchrun, the first to ask."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return True
+    with suppress(Exception):  # no store, or it has gone: then better said twice than never
+        from torch import distributed
+
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)  # type: ignore[attr-defined]
+        return store.add("headscope/failed", 1) == 1
+    return True
+
+
+def one_process(context: typer.Context, *, shared: tuple[str, ...]) -> None:
+    """Under torchrun, refuse a sub-command that is not among the `shared` ones: the first process says so, others end.
+
+    Those share their work; of the others every process would do, print and write the same.
+    """
+    name = context.invoked_subcommand
+    if name is None or name in shared or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    if os.environ.get("RANK", "0") != "0":
+        raise typer.Exit
+    group = f"{context.info_name} " if context.parent is not None else ""
+    raise ConfigError(f"headscope {group}{name} runs in one process; start it without torchrun")
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _memory(text: str) -> bool:
+    return "can't allocate memory" in text or "out of memory" in text or "std::bad_alloc" in text

@@ -1,0 +1,85 @@
+"""How large the numbers of options may be: one table for all commands, which configs check and `--help` shows.
+
+What memory or time is a multiple of has a bound of its own here. Every other whole number ends below 2³¹, every
+other number at a billion, and none is infinite or NaN. How small a number may be, each config says itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from headscope.errors import ConfigError
+
+WHOLE, REAL = 2**31 - 1, 1e9
+SEED = 2**63 - 1  # torch takes 64 bits, and commands add a little to a seed
+BEAM = 1000
+RESAMPLES = 10_000  # an interval of 95 % needs about 1,000
+POWER, RATIO, STEPS = 100.0, 100.0, 65_536  # of a length penalty, of a translation's length
+MOST_LAYERS, MOST_HEADS, MOST_WIDTH = 2000, 1024, 2**20  # of a stack, of a layer, of anything in it
+
+MOST: Mapping[str, float] = {
+    "accumulate": 65_536,
+    "average": 1000,
+    "batch": 4096,
+    "beam": BEAM,
+    "best": BEAM,
+    "bootstrap": RESAMPLES,
+    "d_ffn": 2**18,
+    "d_head": 2**18,
+    "d_model": 2**18,
+    "decoder_layers": 1000,
+    "encoder_layers": 1000,
+    "faithfulness_seeds": 1000,
+    "faithfulness_steps": 10_000,
+    "gate_hidden": 2**18,
+    "heads": 1024,
+    "ig_steps": 1000,
+    "jobs": 256,
+    "lenpen": POWER,
+    "max_extra": STEPS,
+    "max_len_a": RATIO,
+    "max_len_b": STEPS,
+    "max_ratio": RATIO,
+    "power": POWER,
+    "rounds": 10_000,
+    "seed": SEED,
+    "seeds": 1000,
+    "shapley_samples": 100_000,
+    "threads": 1024,
+    "vocab_size": 2**22,
+}
+"""The largest value of options, by the names of their fields."""
+
+
+def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None) -> None:
+    """ConfigError for a number among the fields of a config that is larger than any command can use, or none.
+
+    `flags` names the options of fields that are called otherwise on the command line.
+    """
+    for name, value in _numbers(config):
+        option = (flags or {}).get(name) or f"--{name.replace('_', '-')}"
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{option} is {value}; it must be a finite number")
+        most = MOST.get(name, REAL if isinstance(value, float) else WHOLE)
+        if abs(value) > most:
+            raise ConfigError(f"{option} is {_short(value)}; it must be at most {most:,}")
+        if name == "seed" and value < 0:
+            raise ConfigError(f"{option} is {value}; it must not be negative")
+
+
+def _numbers(config: Any) -> Iterator[tuple[str, float]]:
+    """Names and values of the fields that are numbers, or several."""
+    for each in fields(config):
+        value = getattr(config, each.name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, (int, float)) and not isinstance(part, bool):
+                yield each.name, part
+
+
+def _short(value: float) -> str:
+    if isinstance(value, int) and abs(value) >= 10**24:
+        return f"a number of {value.bit_length()} bits"
+    return str(value)

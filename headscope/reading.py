@@ -1,0 +1,94 @@
+"""Files of the user's that are read whole: never more of them than a bound, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headscope.errors import DataError, HeadscopeError
+
+MOST_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes at most
+MOST_LINE = 1 << 20  # bytes of a line of text, which is a sentence
+
+Kind = type[HeadscopeError]
+
+
+def is_file(name: str | Path) -> bool:
+    """Whether there is a file of this name; False also for what no file can be called."""
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
+
+
+def exists(name: str | Path) -> bool:
+    """Whether there is anything of this name; False also for what nothing can be called."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file; `error` in one line where it cannot be read or has more than `most`.
+
+    `name` is what the line calls it, where that is not the path.
+    """
+    try:
+        with path.open("rb") as handle:
+            found = handle.read(most + 1)
+    except (OSError, ValueError) as failed:
+        raise error(f"{name or path} cannot be read: {getattr(failed, 'strerror', None) or failed}") from None
+    if len(found) > most:
+        raise error(f"{name or path} has more than {most:,} bytes; it is another kind of file")
+    return found
+
+
+def read_text(path: Path, *, error: Kind = DataError, name: str = "", most: int = MOST_BYTES) -> str:
+    """A UTF-8 text, line ends as `\\n`. Errors as `read_bytes` has them."""
+    try:
+        text = read_bytes(path, error=error, name=name, most=most).decode("utf-8")
+    except UnicodeDecodeError as failed:
+        raise error(f"{name or path} cannot be read: byte {failed.start + 1} is not UTF-8 text") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_json(path: Path, *, error: Kind = DataError, name: str = "", most: int = MOST_BYTES, **hooks: Any) -> Any:
+    """What a JSON file holds; `hooks` are json's own. Errors as `read_bytes` has them."""
+    text = read_text(path, error=error, name=name, most=most)
+    try:
+        return json.loads(text, **hooks)
+    except (ValueError, RecursionError) as failed:
+        raise error(f"{name or path} is no JSON: {' '.join(str(failed).split())[:160]}") from None
+
+
+def read_object(path: Path, *, error: Kind = DataError, name: str = "") -> dict[str, Any]:
+    """`read_json` of a file that holds an object."""
+    found = read_json(path, error=error, name=name)
+    if not isinstance(found, dict):
+        raise error(f"{name or path} holds no JSON object")
+    return found
+
+
+def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
+    """The lines of an open file, in memory that does not grow with them; DataError for one that never ends."""
+    for number in itertools.count(1):
+        line = handle.readline(MOST_LINE + 1)
+        if len(line) > MOST_LINE:
+            raise DataError(f"{name}:{number}: the line has more than {MOST_LINE:,} bytes; a line is one sentence")
+        if not line:
+            return
+        yield line
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a path is an ordinary file, which can be read again, and no pipe or device."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
