@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headscope.bounds import WHOLE
 from headscope.errors import ConfigError
 
 if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside the commands
@@ -183,7 +184,7 @@ def attention(
     sentence: Annotated[str | None, typer.Option("--sentence", metavar="TEXT", help="The sentence to look at.")] = None,
     index: Annotated[
         int | None,
-        typer.Option("--index", min=0, metavar="N", help="Or line N, from 0, of the run's own data."),
+        typer.Option("--index", min=0, max=WHOLE - 1, metavar="N", help="Or line N, from 0, of the run's own data."),
     ] = None,
     target: Annotated[
         str | None, typer.Option("--target", metavar="TEXT", help="The other side, for models that have one.")

@@ -54,13 +54,13 @@ MOST: Mapping[str, float] = {
 """The largest value of options, by the names of their fields."""
 
 
-def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None) -> None:
+def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes: str = "--") -> None:
     """ConfigError for a number among the fields of a config that is larger than any command can use, or none.
 
-    `flags` names the options of fields that are called otherwise on the command line.
+    `flags` names the options of fields that are called otherwise on the command line; `dashes` stands before others.
     """
     for name, value in _numbers(config):
-        option = (flags or {}).get(name) or f"--{name.replace('_', '-')}"
+        option = (flags or {}).get(name) or (f"--{name.replace('_', '-')}" if dashes else name)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{option} is {value}; it must be a finite number")
         most = MOST.get(name, REAL if isinstance(value, float) else WHOLE)

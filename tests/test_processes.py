@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,3 +59,16 @@ def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path, python
         np.testing.assert_allclose(of_two, of_one, rtol=0, atol=1e-9)
     first, second = (load_file(tmp_path / "two" / seed / "last" / "model.safetensors") for seed in ("1", "2"))
     assert not all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+    """Both processes find the mistake; torchrun's own report comes beside their one line."""
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "headscope"]
+    arguments = ["analyze", "nothing", "--source", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *torchrun, *arguments], capture_output=True, text=True, env=environment, timeout=180
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode != 0 and said == [f"error: there is no file {tmp_path / 'nothing'}"]
+    assert "exitcode: 2" in done.stderr.replace("exitcode  : 2", "exitcode: 2") and done.stdout == ""

@@ -81,7 +81,7 @@ class Shape(NamedTuple):
 def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
     """Hyper-parameters from JSON or TOML, and the file's content; ConfigError says what is wrong with them."""
     values = read_toml(path) if path.suffix == ".toml" else _read_json(path)
-    if values.get("res_steps") not in NORMS:
+    if str(values.get("res_steps")) not in NORMS:
         raise ConfigError(
             f"{path}: res_steps is {str(values.get('res_steps'))[:20]!r}; headscope knows 'nlda' (norm before) and "
             "'ldan' (norm after the sum), and the arrays do not tell which"

@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.model.beams import BeamRule, FairseqBeams, Hypothesis, Limits, StoryBeams
 
@@ -69,6 +70,7 @@ class SearchConfig:
     unknown_penalty: float = 0.0
 
     def __post_init__(self) -> None:
+        check_numbers(self, dashes="")
         if self.rule not in RULES:
             raise ConfigError(f"unknown search rule {self.rule!r}; available: {', '.join(RULES)}")
         if self.beam < 1:

@@ -27,8 +27,9 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
     seen: set[HeadId] = set()
     for line, (site, layer, head) in enumerate(table[list(LOCATION)].itertuples(index=False), start=2):
         found = _head(site, layer, head)
-        if found is None or found.head >= layout.get((found.site, found.layer), 0):
-            raise DataError(f"{place}:{line}: this model has no head {site}.{layer}.{head}; it has {describe(layout)}")
+        if found is None or not 0 <= found.head < layout.get((found.site, found.layer), 0):
+            name = f"{site}.{layer}.{head}"[:60]
+            raise DataError(f"{place}:{line}: this model has no head {name}; it has {describe(layout)}")
         if found in seen:
             raise DataError(f"{place}:{line}: head {found} is there a second time")
         seen.add(found)

@@ -18,6 +18,7 @@ from headscope.report.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
 DPI = 200
+MOST_PIXELS = 2**16 - 1  # of a side, which is what the renderer can do; of an image a sixteenth of its square: 1 GB
 METADATA: dict[str, dict[str, Any]] = {  # no dates: the same run gives the same bytes
     ".png": {"Software": "headscope"},
     ".svg": {"Creator": "headscope", "Date": None},
@@ -56,6 +57,11 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = DPI, force: bool = Fa
     """Write the figure in the format of the path's extension; never leaves half a file."""
     check_path(path, force=force)
     kind = path.suffix.lower()
+    width, height = (int(inches * dpi) for inches in figure.get_size_inches())
+    if kind == ".png" and (max(width, height) > MOST_PIXELS or width * height > MOST_PIXELS**2 // 16):
+        raise ConfigError(
+            f"--dpi {dpi} makes an image of {width:,} × {height:,} pixels; take a lower one, or write .svg or .pdf"
+        )
 
     def save(place: Path) -> None:
         with rc_context({**STYLE, "font.sans-serif": _fonts()}), warnings.catch_warnings():

@@ -219,7 +219,8 @@ def _sites(courses: Sequence[Course], panels: Sequence[Known]) -> list[tuple[str
 
 
 def _subtitle(courses: Sequence[Course]) -> str:
-    data = {str(course.meta.get("data", {}).get("sentences", "?")) for course in courses}
+    sections = [course.meta.get("data") for course in courses]
+    data = {str(each.get("sentences", "?")) if isinstance(each, dict) else "?" for each in sections}
     variants = dict.fromkeys(str(course.meta.get("variant", "?")) for course in courses)
     text = f"{', '.join(variants)} · {' or '.join(sorted(data))} training sentences"
     return text if text_width(text, LABEL) < 40 else f"{len(courses)} runs"

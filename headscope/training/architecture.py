@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Companions, open_checkpoint
@@ -84,7 +87,9 @@ def build_model(
 ) -> Transformer:
     """The model of a variant, with the weights of `init` where there is one; dropout is always the options'."""
     if init is None:
-        model = Transformer(variant.shape(fresh_config(config, source, target)))
+        shape = variant.shape(fresh_config(config, source, target))
+        check_memory(shape)
+        model = Transformer(shape)
         INITIAL[config.initial](model)
     else:
         shape = variant.shape(_with_dropout(init.model.config, config))
@@ -92,6 +97,26 @@ def build_model(
         _fill(config, model, init.model, variant)
     variant.adapt(model, fresh=init is None)
     return model
+
+
+def check_memory(shape: TransformerConfig) -> None:
+    """ConfigError for a model whose weights, gradients and Adam's two moments are more than this machine's memory."""
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in Transformer(shape).parameters())
+    needed, there = 4 * 4 * count, _memory()
+    if there is not None and needed > there:
+        raise ConfigError(
+            f"a model of {count:,} parameters takes {needed / 1e9:,.0f} GB to train, and this machine has "
+            f"{there / 1e9:,.0f}; take a smaller --d-model, --d-ffn or --vocab-size, or fewer layers"
+        )
+
+
+def _memory() -> int | None:
+    """Bytes of memory, None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def _with_dropout(shape: TransformerConfig, config: TrainConfig) -> TransformerConfig:

@@ -1,0 +1,191 @@
+"""Every option of every command, found in the program itself, and a run of each command that works."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+from oracles import checkpoints, lessons
+
+from headscope.cli import main
+from headscope.formats.native import NATIVE
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: how it is written, and the kind of value that it takes ("" for a switch)."""
+
+    flag: str
+    kind: str
+
+    @property
+    def number(self) -> bool:
+        """Whether its value is one number."""
+        return self.kind in ("integer", "float")
+
+
+@dataclass(frozen=True)
+class Command:
+    """The words that name a command, and its options."""
+
+    words: tuple[str, ...]
+    options: tuple[Option, ...] = field(repr=False)
+
+
+def commands() -> list[Command]:
+    """All commands but the demonstration, which takes minutes and has no option of its own."""
+    root = typer.main.get_command(main.app)
+    return [each for each in _below(root, ()) if each.words != ("demo",)]
+
+
+def _below(command: Any, words: tuple[str, ...]) -> Iterator[Command]:
+    if not hasattr(command, "list_commands"):
+        yield Command(words, tuple(_options(command)))
+        return
+    context = command.context_class(command)
+    for name in command.list_commands(context):
+        yield from _below(command.get_command(context, name), (*words, name))
+
+
+def _options(command: Any) -> Iterator[Option]:
+    for parameter in command.params:
+        long = [flag for flag in parameter.opts if flag.startswith("--")]
+        if long and long[0] != "--help":
+            yield Option(long[0], "" if parameter.is_flag else _kind(parameter))
+
+
+def _kind(parameter: Any) -> str:
+    """integer, float or another word; newer releases of typer keep the annotation, older ones a type of click."""
+    described = getattr(parameter, "type_descriptor", None)
+    name: str = parameter.type.name if described is None else described.annotation.__name__
+    return {"int": "integer", "integer range": "integer", "float range": "float"}.get(name, name)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended: its status, what it said on stdout and stderr, and the error that nobody caught."""
+
+    status: int
+    said: str
+    error: str
+    crash: BaseException | None = None
+
+    @property
+    def orderly(self) -> bool:
+        """Whether it worked, or said in one line why not."""
+        line = self.error.count("\n") == 1 and self.error.startswith("error: ")
+        return self.crash is None and (self.status == 0 or (self.status == 2 and line))
+
+
+def ran(arguments: list[str], *, stdin: bytes = b"") -> Finished:
+    """A command in this process."""
+    before, out, err = (sys.argv, sys.stdin), _Bytes(), io.StringIO()
+    sys.argv, sys.stdin = ["headscope", *arguments], io.TextIOWrapper(io.BytesIO(stdin))
+    status, crash = 0, None
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main.run()
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    except BaseException as error:
+        status, crash = 1, error  # any error at all is what is looked for
+    finally:
+        sys.argv, sys.stdin = before
+    return Finished(status, out.getvalue(), err.getvalue(), crash)
+
+
+class _Bytes(io.StringIO):
+    """Standard output that takes bytes too."""
+
+    @property
+    def buffer(self) -> io.BytesIO:  # type: ignore[override]
+        return io.BytesIO()
+
+
+class Stage:
+    """A folder with what commands need: a small checkpoint, texts, and runs of other commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        NATIVE.save(checkpoints.small(), folder / "model")
+        chance = random.Random(5)
+        for side, lines in (("source", checkpoints.SOURCES), ("target", checkpoints.TARGETS)):
+            text = "".join(f"{chance.choice(lines)}\n" for _ in range(6))
+            (folder / side).write_text(text, encoding="utf-8")
+        (folder / "lessons").mkdir()
+        lessons.texts(folder / "lessons", lines=12)
+        self.made: set[str] = set()
+        self.numbers = itertools.count()
+
+    def arguments(self, words: tuple[str, ...], out: Path) -> list[str]:
+        """A command that works, writing to `out`."""
+        model, text = str(self.folder / "model"), ["--source", str(self.folder / "source")]
+        both = [*text, "--target", str(self.folder / "target")]
+        learning = [*both, "--max-sentences", "4", "--valid-sentences", "2", "--out", str(out)]
+        plain: dict[tuple[str, ...], list[str]] = {
+            ("show",): [model],
+            ("analyze",): [
+                model,
+                *both,
+                "--out",
+                str(out),
+                "--only",
+                "confidence",
+                "--no-figures",
+                "--bootstrap",
+                "10",
+            ],
+            ("evaluate",): [model, *both, "--bootstrap", "10"],
+            ("translate",): [model],
+            ("convert",): [model, str(out), "--to", "native"],
+            ("prune", "remove"): [model, "--heads", "cross.0.0", "--out", str(out), "--rounds", "0"],
+            ("prune", "rank"): [model, "--by", "magnitude", "--keep", "3", *learning],
+            ("prune", "l0"): [model, "--keep", "3", "--updates", "2", *learning],
+            ("prune", "subset"): [model, "--keep", "3", "--updates", "2", *learning],
+            ("prune", "sweep"): [model, "--methods", "magnitude", "--keep", "3", "--bootstrap", "10", *learning],
+        }
+        if words[0] == "train":
+            return [*words, *self._training(out)]
+        if words[0] == "plot":
+            return [*words, *self._plotted(words[1]), "--out", str(out.with_suffix(".svg"))]
+        return [*words, *plain[words]]
+
+    def _training(self, out: Path) -> list[str]:
+        texts = self.folder / "lessons"
+        sizes = {
+            **{"encoder-layers": 1, "decoder-layers": 1, "d-model": 8, "d-ffn": 8, "heads": 2, "vocab-size": 40},
+            **{"max-tokens": 60, "max-updates": 2, "beam": 1, "bleu-every": 0, "max-sentences": 8, "device": "cpu"},
+            **{"source": texts / "source.txt", "target": texts / "target.txt", "out": out},
+        }
+        return [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+
+    def _plotted(self, figure: str) -> list[str]:
+        run = self.run("analyze", "--also", "similarity,positional")
+        special = {
+            "training": [self.run_of(("train", "baseline"))],
+            "pruning": [self.run_of(("prune", "rank"))],
+            "compare": [run, run],
+            "attention": [run, "--heads", "encoder-self.0.*", "--index", "0"],
+        }
+        return special.get(figure, [run])
+
+    def run(self, name: str, *more: str) -> str:
+        """The folder of a run of a command, made once."""
+        return self.run_of((name,), *more)
+
+    def run_of(self, words: tuple[str, ...], *more: str) -> str:
+        """The same for a command of several words."""
+        folder = self.folder / "-".join(words)
+        if folder.name not in self.made:
+            done = ran([*self.arguments(words, folder), *more])
+            assert done.status == 0 and done.crash is None, done
+            self.made.add(folder.name)
+        return str(folder)

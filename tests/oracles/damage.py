@@ -1,0 +1,86 @@
+"""Ways in which a file can be damaged, drawn by hypothesis: bytes, cells of a table, values of a JSON document."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+WORDS = (
+    *(b"NaN", b"Infinity", b"-1", b"1e400", b"0", b"99999999999999999999", b"7" * 5000, b"null", b"true", b"[]", b"{}"),
+    *(
+        b'"x"',
+        b"\x00",
+        b"\xff\xfe",
+        b"\xef\xbb\xbf",
+        b"\n",
+        b"\r",
+        b"\t",
+        b",",
+        b".",
+        b"=",
+        b"\xc2\xb2",
+        b"a" * 300,
+        b"",
+    ),
+)
+VALUES = (
+    *(None, True, -1, 0, 1.5, float("nan"), float("inf"), 10**30, 2**31, "", "x", "cross.0.0", "\x00", "²" * 9),
+    *([], {}, [[]], {"x": 1}, [1, "x"], ["cross.0.0"] * 3, [10**20], "9" * 5000),
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes with one to three damages: cut, overwritten, or with something that does not belong."""
+    found = content
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(found)))
+        if draw(st.integers(0, 4)) == 0:
+            found = found[:start]
+            continue
+        end = min(len(found), start + draw(st.sampled_from((0, 1, 4, 40))))
+        put = draw(st.one_of(st.sampled_from(WORDS), st.binary(min_size=1, max_size=8), st.just(found[:start][-60:])))
+        found = found[:start] + put + found[end:]
+    return found
+
+
+@st.composite
+def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
+    """A JSON document with one to three of its values taken out or replaced by others."""
+    found = json.loads(content)
+    for _ in range(draw(st.integers(1, 3))):
+        found = _changed(draw, found)
+    return json.dumps(found).encode()
+
+
+def _changed(draw: st.DrawFn, value: Any) -> Any:
+    inner = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    if not inner or draw(st.integers(0, 9)) == 0:
+        return draw(st.sampled_from(VALUES))
+    key = draw(st.sampled_from(inner))
+    made = dict(value) if isinstance(value, dict) else list(value)
+    if draw(st.integers(0, 5)) == 0:
+        del made[key]
+    else:
+        made[key] = _changed(draw, made[key])
+    return made
+
+
+@st.composite
+def damaged_table(draw: st.DrawFn, content: bytes) -> bytes:
+    """A CSV table with one to three of its cells, or names of columns, replaced."""
+    rows = [line.split(b",") for line in content.splitlines()]
+    for _ in range(draw(st.integers(1, 3))):
+        row = draw(st.sampled_from((0, draw(st.integers(0, len(rows) - 1)))))
+        column = draw(st.integers(0, len(rows[row]) - 1))
+        rows[row][column] = draw(st.sampled_from(WORDS))
+    return b"".join(b",".join(row) + b"\n" for row in rows)
+
+
+def damages(name: str, content: bytes) -> st.SearchStrategy[bytes]:
+    """The damages that fit a file of this name."""
+    kinds = {".json": damaged_json, ".csv": damaged_table}
+    special = [kinds[suffix](content) for suffix in kinds if name.endswith(suffix)]
+    return st.one_of([*special, damaged(content)])

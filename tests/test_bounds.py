@@ -1,0 +1,285 @@
+"""What has no end, or more of it than anyone means: lines, files, keys, layers, numbers of options."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import checkpoints, commands
+
+from headscope.bounds import MOST, MOST_HEADS, MOST_LAYERS, WHOLE, check_numbers
+from headscope.cli.failures import described, speaks
+from headscope.config import EvaluateConfig
+from headscope.data import open_corpus
+from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.formats.base import LONGEST, TranslateOptions
+from headscope.heads import HeadId, select_heads
+from headscope.model.search import SearchConfig
+from headscope.model.transformer_config import StackConfig
+from headscope.parses import read_conllu
+from headscope.plain import KEY_PARTS, from_plain, read_toml
+from headscope.reading import MOST_LINE, exists, is_file, lines_of, read_bytes, read_json
+from headscope.report.run import RunError, load_run
+from headscope.training.architecture import check_memory
+from headscope.translate import _groups, translate_lines
+from headscope.vocabulary import Merges, merged
+
+ENDLESS = Path("/dev/zero")
+needs_device = pytest.mark.skipif(not ENDLESS.exists(), reason="there is no endless file here")
+
+
+# Text.
+
+
+def test_a_line_that_never_ends_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "text.en.gz"
+    path.write_bytes(gzip.compress(b"a b\n" + b"word " * (MOST_LINE // 5 + 1)))
+    with pytest.raises(DataError, match=r"text\.en\.gz:2: the line has more than 1,048,576 bytes"):
+        open_corpus(path)
+    with pytest.raises(DataError, match=r"stdin:1: the line has more"):
+        list(lines_of(io.BytesIO(b"\0" * (MOST_LINE + 1)), name="stdin"))
+    assert list(lines_of(io.BytesIO(b"a\n" + b"b" * MOST_LINE), name="x")) == [b"a\n", b"b" * MOST_LINE]
+
+
+@needs_device
+def test_devices_and_pipes_are_no_texts(tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    for path in (ENDLESS, tmp_path / "pipe"):
+        with pytest.raises(DataError, match="is a pipe or a device; a text is read more than once"):
+            open_corpus(path)
+    with pytest.raises(DataError, match="the line has more than"):
+        list(read_conllu(ENDLESS))
+    with pytest.raises(DataError, match="has more than 67,108,864 bytes"):
+        read_bytes(ENDLESS)
+
+
+def test_a_sentence_of_parses_ends(tmp_path: Path) -> None:
+    path = tmp_path / "text.conllu"
+    path.write_text("".join(f"{n}\ta\t_\tX\t_\t_\t0\troot\t_\t_\n" for n in range(1, 100_002)), encoding="utf-8")
+    with pytest.raises(DataError, match=r"text\.conllu:100001: a sentence of more than 100000 words"):
+        list(read_conllu(path))
+    for head in ("9" * 5000, "²"):
+        path.write_text(f"1\ta\t_\tX\t_\t_\t{head}\troot\t_\t_\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"text\.conllu:1: head"):
+            list(read_conllu(path))
+    path.write_text(f"{'1' * 5000}\ta\t_\tX\t_\t_\t0\troot\t_\t_\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"text\.conllu:1: id"):
+        list(read_conllu(path))
+
+
+# Translation.
+
+
+def test_a_very_long_line_is_cut_where_the_model_sets_no_limit() -> None:
+    checkpoint = checkpoints.small()
+    assert checkpoint.source_limit is None and checkpoint.reads(None) == LONGEST == 1024
+    seen: list[int] = []
+    encode = checkpoint.model.encode
+
+    def watched(ids: torch.Tensor, *rest: Any) -> Any:
+        seen.append(ids.shape[1])
+        return encode(ids, *rest)
+
+    checkpoint.model.encode = watched  # type: ignore[method-assign]
+    cut: list[int] = []
+    line = "a " * 100_000
+    found = list(translate_lines(checkpoint, ["a b", line], options=TranslateOptions(), tokens=50, cut=cut.append))
+    assert cut == [2] and seen == [3, 1024] and len(found) == 2
+    short = TranslateOptions(longest=5)
+    cut.clear()
+    (one,) = translate_lines(checkpoint, ["a b c d e f g"], options=short, tokens=50, cut=cut.append)
+    (other,) = translate_lines(checkpoint, ["a b c d"], options=short, tokens=50, cut=cut.append)
+    assert one == other and cut == [1] and seen[-2:] == [5, 5]
+
+
+def test_no_more_pieces_than_positions() -> None:
+    checkpoint = checkpoints.small(positions="learned", max_positions=17)
+    assert checkpoint.reads(None) == checkpoint.reads(17) == 17
+    with pytest.raises(ConfigError, match="--max-length 18 is more than the 17 positions of the model"):
+        checkpoint.reads(18)
+
+
+def test_a_wide_beam_takes_fewer_sentences_at_once() -> None:
+    lengths = {0: 3, 1: 2, 2: 9, 3: 2}
+    assert list(_groups(lengths, 1000, 2)) == [[1, 3], [0, 2]]
+    assert list(_groups(lengths, 9, 9)) == [[1, 3, 0], [2]]
+    assert list(_groups(lengths, 1, 1)) == [[1], [3], [0], [2]]
+
+
+def slowly_merged(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
+    """As subword-nmt says it: find the pair of the lowest rank, replace all of it, begin anew."""
+    while True:
+        ranked = [(ranks[pair], place) for place, pair in enumerate(pairwise(symbols)) if pair in ranks]
+        if not ranked:
+            return symbols
+        best = tuple(symbols[min(ranked)[1] :][:2])
+        made: list[str] = []
+        while symbols:
+            both = tuple(symbols[:2]) == best
+            made.append("".join(symbols[: 1 + both]))
+            symbols = symbols[1 + both :]
+        symbols = made
+
+
+def test_merging_in_n_log_n_is_merging() -> None:
+    chance = random.Random(0)
+    for _ in range(2000):
+        known, ranks = ["a", "b", "c"], dict[tuple[str, str], int]()
+        for rank in range(chance.randint(0, 14)):
+            pair = chance.choice(known), chance.choice(known)
+            ranks.setdefault(pair, chance.choice((rank, rank, 0, 3, 99 - rank)))
+            known.append("".join(pair))
+        word = chance.choices("abc", k=chance.randint(1, 13))
+        assert merged(word, ranks) == slowly_merged(list(word), ranks)
+
+
+def test_a_word_of_200000_characters_is_split() -> None:
+    deep = "".join(f"{'a' * n} a\n" for n in range(1, 3000))
+    codes = Merges.read(f"#version: 0.2\n{deep}".encode())
+    assert "".join(codes.split("ab" * 100_000, None)) == "ab" * 100_000
+    assert codes.split("a" * 2500 + "b", frozenset()) == ["a"] * 2500 + ["b"]
+
+
+# Records.
+
+
+def test_keys_of_thousands_of_parts(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    for line in (".".join("a" * 8000) + " = 1", "[" + ' . "x"' * 0 + ".".join(['"a\\"."'] * 40) + "]"):
+        path.write_text(line, encoding="utf-8")
+        with pytest.raises(ConfigError, match=f"a key has more than {KEY_PARTS} parts"):
+            read_toml(path)
+    path.write_text(f"{'.'.join('a' * KEY_PARTS)} = [1.5, 2.5]\nb = 'a.b'  # a.b.c\n", encoding="utf-8")
+    assert read_toml(path)["b"] == "a.b"
+    for text in ("a = " + "[" * 50_000, "a = " + "1" * 5000, "a = 'x\n", "\xff"):
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(ConfigError):
+            read_toml(path)
+    path.write_bytes(b"#" * (1 << 20) + b"\n")
+    with pytest.raises(ConfigError, match="has more than 1,048,576 bytes"):
+        read_toml(path)
+
+
+def test_problems_are_few_in_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown field x0; .* and \d+ more$") as caught:
+        from_plain(SearchConfig, {f"x{n}": n for n in range(1000)})
+    assert len(str(caught.value)) < 300
+    for value in (2**40, 10**5000, float("nan"), float("inf"), 10**400):
+        with pytest.raises(ConfigError, match="wrong type or size"):
+            from_plain(SearchConfig, {"beam" if isinstance(value, int) and value > 2**39 else "power": value})
+
+
+def test_layers_are_believed_up_to_a_number(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="self_heads names 100000 layers; a stack has at most 2000"):
+        StackConfig(vocabulary=5, d_model=4, d_ffn=4, d_head=2, self_heads=(2,) * 100_000)
+    with pytest.raises(ConfigError, match="d_model is 2147483647; it must be at most"):
+        StackConfig(vocabulary=5, d_model=WHOLE, d_ffn=4, d_head=2, self_heads=(2,))
+    (tmp_path / "heads.csv").write_text("site,layer,head,functions\n", encoding="utf-8")
+    for counts in ([2] * 100_000, [MOST_HEADS + 1], [True]):
+        record = {"signature": "x", "layout": {"encoder-self": counts}}
+        (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+        with pytest.raises(RunError, match=f"at most {MOST_HEADS} heads in each of at most {MOST_LAYERS} layers"):
+            load_run(tmp_path)
+
+
+def test_models_that_no_machine_can_train() -> None:
+    wide = StackConfig(vocabulary=100, d_model=2**16, d_ffn=2**18, d_head=2**10, self_heads=(64,) * 900)
+    from headscope.model.transformer_config import TransformerConfig
+
+    with pytest.raises(ConfigError, match=r"a model of [\d,]+ parameters takes [\d,]+ GB to train"):
+        check_memory(TransformerConfig(decoder=wide))
+
+
+def test_lists_of_heads_that_are_none(tmp_path: Path) -> None:
+    layout = checkpoints.small().layout
+    path = tmp_path / "heads.txt"
+    path.write_bytes(b"cross.0.0\n\xff\n")
+    with pytest.raises(ConfigError, match=r"heads\.txt cannot be read: byte 11 is not UTF-8 text"):
+        select_heads(str(path), layout)
+    for name in ("cross.0.²", f"cross.0.{'1' * 5000}", "a" * 5000, "cross.0.-1", "\x00"):
+        with pytest.raises(ConfigError) as caught:
+            select_heads(name, layout)
+        assert len(str(caught.value)) < 250
+    with pytest.raises(ConfigError):
+        HeadId.parse(f"cross.0.{'1' * 5000}")
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    assert not is_file("a" * 5000) and not exists("a" * 5000) and not exists("a\x00b")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_json(tmp_path / ("a" * 5000))
+
+
+# Options.
+
+
+def test_numbers_of_configs_are_bounded() -> None:
+    for options, message in (
+        ({"bootstrap": 2147483648}, r"--bootstrap is 2147483648; it must be at most 10,000"),
+        ({"seed": 2**63}, "--seed is 9223372036854775808; it must be at most"),
+        ({"seed": -1}, "--seed is -1; it must not be negative"),
+        ({"max_sentences": 10**30}, "--max-sentences is a number of 100 bits; it must be at most 2,147,483,647"),
+        ({"lenpen": float("nan")}, "--lenpen is nan; it must be a finite number"),
+        ({"max_len_a": float("inf")}, "--max-len-a is inf; it must be a finite number"),
+        ({"max_len_b": 10**6}, "--max-len-b is 1000000; it must be at most 65,536"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            EvaluateConfig(checkpoint="x", source=Path("x"), **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--nbest is 2000; it must be at most 1,000"):
+        TranslateOptions(best=2000, beam=5)
+    check_numbers(EvaluateConfig(checkpoint="x", source=Path("x"), seed=int(MOST["seed"])))
+
+
+def test_what_memory_cannot_hold_is_one_line() -> None:
+    said = "[enforce fail at alloc_cpu.cpp:128] . DefaultCPUAllocator: can't allocate memory: you tried to\n allocate 9"
+    for error in (
+        RuntimeError(said),
+        MemoryError("Unable to allocate 128. GiB"),
+        torch.OutOfMemoryError("out of memory"),
+    ):
+        line = described(error)
+        assert line and line.startswith("there is not enough memory (") and "\n" not in line
+    assert described(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert described(FileNotFoundError(2, "No such file or directory", "x")) == "x: No such file or directory"
+    assert described(CheckpointError("a\nb")) == "a b"
+
+
+# Several processes.
+
+
+TOGETHER = {("analyze",), ("prune", "sweep")}
+ALONE = [each for each in commands.commands() if each.words not in TOGETHER and each.words[0] != "train"]
+
+
+@pytest.mark.parametrize("command", ALONE, ids=lambda command: " ".join(command.words))
+def test_commands_that_share_no_work_are_refused_once(
+    command: commands.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, status, said in (("0", 2, "runs in one process; start it without torchrun\n"), ("1", 0, "")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setattr("headscope.cli.main.speaks", lambda: True)
+        found = commands.ran([*command.words, "x"])
+        assert (found.status, found.said, found.crash) == (status, "", None)
+        name = command.words[0] if command.words[0] == "plot" else " ".join(command.words)
+        assert found.error == (f"error: headscope {name} {said}" if said else "")
+
+
+def test_one_process_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch import distributed
+
+    assert speaks()
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    environment = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert [speaks() for _ in range(3)] == [True, False, False]

@@ -1,0 +1,239 @@
+"""Every file that a user may hand over, damaged at random: it is read, or refused in one line; nothing else happens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from oracles import checkpoints, commands
+from oracles.commands import Stage
+from oracles.damage import damages
+
+from headscope.cli.options import read_config
+from headscope.data import open_corpus
+from headscope.errors import CheckpointError, HeadscopeError
+from headscope.formats.base import open_checkpoint
+from headscope.formats.fairseq import read_dictionary
+from headscope.formats.story_hp import read_hp
+from headscope.frequencies import read_counts
+from headscope.heads import select_heads
+from headscope.plain_pickle import read_pickle
+from headscope.pruning import learn
+from headscope.pruning.scores_file import read_scores
+from headscope.pruning.sweep_files import read_cell
+from headscope.report import fork
+from headscope.report.headmap import heads_figure
+from headscope.report.offsets import offset_shares
+from headscope.report.pruning import pruning_figure
+from headscope.report.pruning_runs import load_pruned
+from headscope.report.run import load_run
+from headscope.report.save import write_figure
+from headscope.report.similarity import layer_matrices
+from headscope.report.training import load_course, training_figure
+from headscope.results import write_pickle
+from headscope.training.swap_schedule import read_schedule
+from headscope.vocabulary import Merges
+
+EXAMPLES = 30
+Read = Callable[[Path], object]
+Case = tuple[str, Callable[[Stage, Path], Path], Read]
+
+
+def holding(name: str, content: str) -> Callable[[Stage, Path], Path]:
+    """A file of that name and content."""
+
+    def made(stage: Stage, folder: Path) -> Path:
+        (folder / name).write_text(content, encoding="utf-8")
+        return folder / name
+
+    return made
+
+
+LAYOUT = checkpoints.small().layout
+CONLLU = "# text = a b\n1\ta\t_\tX\t_\t_\t2\tnsubj\t_\t_\n2\tb\t_\tX\t_\t_\t0\troot\t_\t_\n\n"
+SWAPS = json.dumps(
+    {"2": [{f"{end}_{name}": value for end in "sd" for name, value in (
+        ("layer", "0"), ("head", 1 if end == "s" else 0), ("layer_module", "self_attn"),
+        ("transformer_module", "encoder"))}]}
+)  # fmt: skip
+
+
+def texts(path: Path) -> object:
+    return list(open_corpus(path))
+
+
+def parses(path: Path) -> object:
+    return list(open_corpus(None, parses=path))
+
+
+PLAIN: list[Case] = [
+    ("heads", holding("heads.txt", "cross.0.0\nencoder-self.1.*\n"), lambda path: select_heads(str(path), LAYOUT)),
+    ("text", holding("text.en", "a b\nc d e\n"), texts),
+    ("parses", holding("text.conllu", CONLLU), parses),
+    ("counts", holding("counts.txt", "a 5\nb 2\n"), lambda path: read_counts(checkpoints.small(), path)),
+    (
+        "options",
+        holding("options.toml", 'seed = 3\nlist = [1, 2]\ntext = "a"\n'),
+        lambda p: read_config(p, ["seed", "list", "text"]),
+    ),
+    ("dictionary", holding("dict.en.txt", "a 5\nb 2\n"), lambda p: read_dictionary(p, 6, None, owner="x")),
+    ("codes", holding("codes", "#version: 0.2\na b\nab c</w>\n"), lambda path: Merges.read(path.read_bytes())),
+    ("ranked codes", holding("codes", "a\tb\t0\nab\tc\t1\n"), lambda path: Merges.read(path.read_bytes())),
+    ("hp", holding("hp.json", '{"res_steps": "nlda", "num_heads": 4, "alive_heads": {"enc-self": [[1, 0]]}}'), read_hp),
+    ("swaps", holding("swaps.json", SWAPS), lambda path: read_schedule(path, LAYOUT)),
+    (
+        "swap tables",
+        holding("swaps.toml", '[[swap]]\nepoch = 2\nfirst = "cross.0.0"\nsecond = "cross.0.1"\n'),
+        lambda path: read_schedule(path, LAYOUT),
+    ),
+    (
+        "scores",
+        holding("scores.csv", "site,layer,head,score\ncross,0,0,1\ncross,0,1,2.5\n"),
+        lambda path: read_scores(path, LAYOUT),
+    ),
+    (
+        "cell",
+        holding("a.json", '{"cell": {"method": "l0", "keep": 3}, "kept": ["cross.0.0"], "sums": [[1.0, 2.0]]}'),
+        lambda path: read_cell(path.parent.parent, "a"),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(tmp_path_factory.mktemp("stage"))
+
+
+def holds(path: Path, read: Read, *, examples: int = EXAMPLES) -> None:
+    """Whatever is done to a file, it is read or refused in one line."""
+    sound = path.read_bytes()
+    read(path)
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(damages(path.name, sound))
+    def tried(content: bytes) -> None:
+        path.write_bytes(content)
+        try:
+            read(path)
+        except HeadscopeError as refused:
+            assert 0 < len(str(refused)) < 1000
+
+    try:
+        tried()
+    finally:
+        path.write_bytes(sound)
+
+
+@pytest.mark.parametrize(("name", "make", "read"), PLAIN, ids=[case[0] for case in PLAIN])
+def test_single_files(name: str, make: Callable[[Stage, Path], Path], read: Read, stage: Stage, tmp_path: Path) -> None:
+    folder = tmp_path / "cells"
+    folder.mkdir()
+    holds(make(stage, folder), read)
+
+
+def drawn(path: Path, figure: Any, stage: Stage) -> object:
+    """A figure, rendered."""
+    return write_figure(figure, stage.folder / "figure.svg", force=True)
+
+
+def of_analysis(path: Path, stage: Stage) -> object:
+    run = load_run(path.parent)
+    return heads_figure(run), layer_matrices(run, "cosine"), offset_shares(run)
+
+
+def of_training(path: Path, stage: Stage) -> object:
+    return drawn(path, training_figure([load_course(path.parent)]), stage)
+
+
+def of_choice(path: Path, stage: Stage) -> object:
+    return drawn(path, pruning_figure(load_pruned([path.parent]), "sites"), stage)
+
+
+def of_gates(path: Path, stage: Stage) -> object:
+    return drawn(path, pruning_figure(load_pruned([path.parent]), "gates"), stage)
+
+
+def of_sweep(path: Path, stage: Stage) -> object:
+    return drawn(path, pruning_figure(load_pruned([path.parent]), "quality"), stage)
+
+
+RUNS: list[tuple[tuple[str, ...], list[str], dict[str, Callable[[Path, Stage], object]]]] = [
+    (
+        ("analyze",),
+        ["--also", "similarity,positional"],
+        {name: of_analysis for name in ("run.json", "heads.csv", "similarity.npz", "positional.csv")},
+    ),
+    (("train", "baseline"), [], {"run.json": of_training, "metrics.csv": of_training}),
+    (("prune", "l0"), [], {"pruning.json": of_choice, "kept.txt": of_choice, "gates.csv": of_gates}),
+    (
+        ("prune", "sweep"),
+        [],
+        {"sweep.json": of_sweep, "sweep.csv": of_sweep, "survivors.csv": of_sweep},
+    ),
+]
+FILES = [(words, more, name, read) for words, more, files in RUNS for name, read in files.items()]
+
+
+@pytest.mark.parametrize(("words", "more", "name", "read"), FILES, ids=[f"{each[0][-1]}-{each[2]}" for each in FILES])
+def test_files_of_runs(words: tuple[str, ...], more: list[str], name: str, read: Any, stage: Stage) -> None:
+    holds(Path(stage.run_of(words, *more)) / name, lambda path: read(path, stage), examples=8)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "run.json", "metrics.csv"])
+def test_what_a_training_goes_on_from(name: str, stage: Stage, tmp_path: Path) -> None:
+    sound, words = Path(stage.run_of(("train", "baseline"))), ("train", "baseline")
+    again = tmp_path / "run"
+
+    def resumed(path: Path) -> None:
+        shutil.rmtree(again, ignore_errors=True)
+        shutil.copytree(sound, again)
+        shutil.copyfile(path, again / name)
+        found = commands.ran([*stage.arguments(words, again), "--resume"])
+        assert found.orderly, found
+
+    shutil.copyfile(sound / name, tmp_path / name)
+    holds(tmp_path / name, resumed, examples=6)
+
+
+def test_states_of_gates(tmp_path: Path) -> None:
+    """What `prune l0 --resume` goes on from; a record of another kind is none."""
+    record = {"version": 1, "settings": {"a": [1, 2.5]}, "nll": {"before": 1.0}, "weights": torch.ones(3, 5)}
+    torch.save(record, tmp_path / "state.pt")
+    holds(tmp_path / "state.pt", lambda path: learn.read_state(path.parent), examples=60)
+    for other in ([1], {"version": 1, "settings": 3}, {"version": [1]}, torch.ones(2)):
+        torch.save(other, tmp_path / "state.pt")
+        if not isinstance(other, dict) or other["version"] != 1:
+            with pytest.raises(CheckpointError, match=r"state\.pt"):
+                learn.read_state(tmp_path)
+
+
+PICKLE = {"encoder": [{"self_attn": np.array([[0.5, 0.25, 0.75, 4.0], [0.5, 0.5, 0.5, 3.0]])}], "decoder": []}
+
+
+def test_pickles_of_the_fork(tmp_path: Path) -> None:
+    path = write_pickle(tmp_path / "confs.pkl", PICKLE)
+    holds(path, lambda path: (read_pickle(path), fork.confidence_run(path)), examples=100)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "source.pieces.json", "model.safetensors"])
+def test_native_checkpoints(name: str, stage: Stage, tmp_path: Path) -> None:
+    """Without the checksums, so that what they would notice gets as far as it can."""
+    folder = tmp_path / "model"
+    shutil.copytree(stage.folder / "model", folder)
+    config = (folder / "config.toml").read_text(encoding="utf-8")
+    kept = [line for line in config.partition("[files]")[0].splitlines() if not line.startswith("checksum")]
+    (folder / "config.toml").write_text("\n".join(kept) + "\n", encoding="utf-8")
+    holds(folder / name, lambda path: open_checkpoint(str(folder), format="native"))
