@@ -14,7 +14,7 @@ from typing import Any
 from headscope.errors import ConfigError
 
 WHOLE, REAL = 2**31 - 1, 1e9
-SEED = 2**63 - 1  # torch takes 64 bits, and commands add a little to a seed
+SEED = 2**63 - 2**31  # tables take 63 bits, and commands add a little to a seed
 BEAM = 1000
 RESAMPLES = 10_000  # an interval of 95 % needs about 1,000
 POWER, RATIO, STEPS = 100.0, 100.0, 65_536  # of a length penalty, of a translation's length

@@ -25,6 +25,7 @@ from headscope.model.search import SearchConfig
 from headscope.model.transformer_config import StackConfig
 from headscope.parses import read_conllu
 from headscope.plain import KEY_PARTS, from_plain, read_toml
+from headscope.pruning.sweep_table import _with_seeds
 from headscope.reading import MOST_LINE, exists, is_file, lines_of, read_bytes, read_json
 from headscope.report.run import RunError, load_run
 from headscope.training.architecture import check_memory
@@ -225,7 +226,7 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
 def test_numbers_of_configs_are_bounded() -> None:
     for options, message in (
         ({"bootstrap": 2147483648}, r"--bootstrap is 2147483648; it must be at most 10,000"),
-        ({"seed": 2**63}, "--seed is 9223372036854775808; it must be at most"),
+        ({"seed": 2**63}, "--seed is 9223372036854775808; it must be at most 9,223,372,034,707,292,160"),
         ({"seed": -1}, "--seed is -1; it must not be negative"),
         ({"max_sentences": 10**30}, "--max-sentences is a number of 100 bits; it must be at most 2,147,483,647"),
         ({"lenpen": float("nan")}, "--lenpen is nan; it must be a finite number"),
@@ -255,7 +256,6 @@ def test_what_memory_cannot_hold_is_one_line() -> None:
 
 # Several processes.
 
-
 TOGETHER = {("analyze",), ("prune", "sweep")}
 ALONE = [each for each in commands.commands() if each.words not in TOGETHER and each.words[0] != "train"]
 
@@ -283,3 +283,9 @@ def test_one_process_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert [speaks() for _ in range(3)] == [True, False, False]
+
+
+def test_large_seeds_stay_what_they_are() -> None:
+    rows = [{"seed": None, "x": 1}, {"seed": int(MOST["seed"]), "x": 2}, {"seed": 2**60 + 1, "x": 3}]
+    table = _with_seeds(rows)
+    assert list(table) == ["seed", "x"] and table["seed"].tolist()[1:] == [2**63 - 2**31, 2**60 + 1]

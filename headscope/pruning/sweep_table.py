@@ -33,7 +33,12 @@ def make_table(
     bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
     labels = None if functions is None else labels_of(functions)
     rows = [_row(each, sites, whole, bootstrap) | _functions(each, labels) for each in records]
-    return pd.DataFrame(rows).astype({"seed": "Int64"})
+    return _with_seeds(rows)
+
+
+def _with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """A table of rows; seeds stay whole numbers beside cells that have none, which pandas makes floats of."""
+    return pd.DataFrame(rows).assign(seed=pd.array([row["seed"] for row in rows], dtype="Int64"))
 
 
 def _row(record: Record, sites: Mapping[str, int], whole: Array | None, bootstrap: Bootstrap) -> dict[str, Any]:
@@ -100,7 +105,7 @@ def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.D
             rows.append(
                 {"method": cell.method, "size": cell.size, "seed": cell.seed, "cell": cell.name, **place, **more}
             )
-    return pd.DataFrame(rows).astype({"seed": "Int64"})
+    return _with_seeds(rows)
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
