@@ -80,8 +80,8 @@ def open_corpus(
     """
     if source is None and parses is None:
         raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
-    for path in filter(None, (source, target, parses)):
-        if exists(path) and not path.is_dir() and not is_regular(path):
+    for path in (source, target, parses):
+        if isinstance(path, Path) and exists(path) and not path.is_dir() and not is_regular(path):
             raise DataError(f"{path} is a pipe or a device; a text is read more than once, so write it to a file first")
     digest = hashlib.sha1()
     count = 0

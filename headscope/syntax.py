@@ -122,7 +122,7 @@ def _listing(directory: Path) -> dict[str, dict[str, Any]]:
         return {name: entry for name, entry in content.items() if isinstance(entry, dict)}
     except OSError as error:
         raise _missing(f"no stanza models: cannot read {path} ({error.strerror})") from None
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise _missing(f"no stanza models: {path} is not a stanza resources file") from None
 
 

@@ -86,7 +86,14 @@ PLAIN: list[Case] = [
     ("dictionary", holding("dict.en.txt", "a 5\nb 2\n"), lambda p: read_dictionary(p, 6, None, owner="x")),
     ("codes", holding("codes", "#version: 0.2\na b\nab c</w>\n"), lambda path: Merges.read(path.read_bytes())),
     ("ranked codes", holding("codes", "a\tb\t0\nab\tc\t1\n"), lambda path: Merges.read(path.read_bytes())),
-    ("hp", holding("hp.json", '{"res_steps": "nlda", "num_heads": 4, "alive_heads": {"enc-self": [[1, 0]]}}'), read_hp),
+    (
+        "hp",
+        holding(
+            "hp.json",
+            '{"res_steps": "nlda", "rescale_emb": true, "num_heads": 4, "alive_heads": {"enc-self": [[1, 0]]}}',
+        ),
+        read_hp,
+    ),
     ("swaps", holding("swaps.json", SWAPS), lambda path: read_schedule(path, LAYOUT)),
     (
         "swap tables",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from headscope.errors import DataError
+from headscope.reading import read_object
 from headscope.report.families import Legend
 from headscope.report.fork import ForkRun, confidence_run
 from headscope.report.grid import shared_limits
@@ -65,9 +66,9 @@ def load_confidence(path: Path) -> ConfidenceHistory:
 def _about(path: Path) -> dict[str, Any]:
     """What run.json says of a training that is there: its signature and which confidence it kept."""
     try:
-        about = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        about = read_object(path / "run.json")
         return {"signature": str(about["signature"]), "method": str(about["config"]["save_confidence"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (DataError, KeyError, TypeError):
         return {}
 
 
