@@ -1,7 +1,7 @@
 """How large the numbers of options may be: one table for all commands, which configs check and `--help` shows.
 
 What memory or time is a multiple of has a bound of its own here. Every other whole number ends below 2³¹, every
-other number at a billion, and none is infinite or NaN. How small a number may be, each config says itself.
+other number within float32, and none is infinite or NaN. How small a number may be, each config says itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from headscope.errors import ConfigError
 
-WHOLE, REAL = 2**31 - 1, 1e9
+WHOLE, REAL = 2**31 - 1, 1e38
 SEED = 2**63 - 2**31  # tables take 63 bits, and commands add a little to a seed
 BEAM = 1000
 RESAMPLES = 10_000  # an interval of 95 % needs about 1,000
