@@ -29,6 +29,11 @@ def exit_status() -> int:
     return 128 + (_received[0] if _received else signal.SIGINT)
 
 
+def ending_signals() -> list[signal.Signals]:
+    """The signals that end a command: SIGINT, and those that are not ignored, as SIGHUP is under nohup."""
+    return [each for each in SIGNALS if each == signal.SIGINT or signal.getsignal(each) is not signal.SIG_IGN]
+
+
 @contextmanager
 def listening() -> Iterator[None]:
     """Within the block every one of `SIGNALS` raises KeyboardInterrupt.
@@ -41,8 +46,7 @@ def listening() -> Iterator[None]:
         note(number)
         raise KeyboardInterrupt
 
-    wanted = [n for n in SIGNALS if n == signal.SIGINT or signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in wanted}
+    before = {number: signal.signal(number, interrupt) for number in ending_signals()}
     try:
         with _raised_again():
             yield

@@ -20,7 +20,7 @@ import headscope
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import parameters_by_part, pick_device
-from headscope.output.interrupts import SIGNALS, note
+from headscope.output.interrupts import ending_signals, note
 from headscope.processes import Processes, together
 from headscope.results import Signature, write_json
 from headscope.threads import threads_for_pass
@@ -252,7 +252,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = {number: signal.signal(number, ask) for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+    before = {number: signal.signal(number, ask) for number in ending_signals()}
     try:
         yield lambda: bool(asked)
     finally:
