@@ -16,6 +16,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from headscope import demonstration
+from headscope.assets import sample
 from headscope.cli import main
 from headscope.formats.base import open_checkpoint
 
@@ -250,9 +252,19 @@ def test_ctrl_c_keeps_what_was_done(
     assert len(pd.read_csv(tmp_path / "run" / "heads.csv")) == 72
 
 
-def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path) -> None:
+def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the first sentences, with few updates; as it stands it runs in the README's test."""
+
+    def shortened(part: str) -> Path:
+        path = tmp_path / f"sample.{part}"
+        whole, between = sample(part).read_text(encoding="utf-8"), "\n\n" if part == "conllu" else "\n"
+        path.write_text(between.join(whole.split(between)[:17]) + between, encoding="utf-8")
+        return path
+
+    monkeypatch.setattr(demonstration, "sample", shortened)
+    monkeypatch.setattr(demonstration, "UPDATES", 3)
     status, shown, _ = headscope("demo", "--out", tmp_path / "demo")
-    assert status == 0 and "120 sentences, 72 heads" in shown and "masked and shrunk logits differ by" in shown
+    assert status == 0 and "17 sentences, 72 heads" in shown and "masked and shrunk logits differ by" in shown
     figures = tmp_path / "demo" / "analysis" / "figures"
     assert {"heads.png", "relations.png"} <= {path.name for path in figures.iterdir()}
     heads = pd.read_csv(tmp_path / "demo" / "analysis" / "heads.csv")
