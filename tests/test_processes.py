@@ -67,7 +67,7 @@ def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
     arguments = ["analyze", "nothing", "--source", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *torchrun, *arguments], capture_output=True, text=True, env=environment, timeout=180
+        [sys.executable, *torchrun, *arguments], capture_output=True, text=True, env=environment, timeout=900
     )
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode != 0 and said == [f"error: there is no file {tmp_path / 'nothing'}"]
