@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from headscope.analysis import Options
-from headscope.analyze import Pace, Study, analyze, choose
 from headscope.assets import demo_checkpoint
 from headscope.data import Corpus, Losses, batches, open_corpus
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
+from headscope.plan import Pace, Study, analyze, choose
 
 LIMIT = 1.05
 TOGETHER = ("gradient", "taylor", "magnitude", "contribution")

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from headscope.analysis import Options
-from headscope.analyze import Pace, analyze, choose
 from headscope.assets import demo_checkpoint
 from headscope.data import Losses, batches, open_corpus
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.frequencies import count_pieces, frequency_ranks
 from headscope.model.interface import through_attend
+from headscope.plan import Pace, analyze, choose
 
 LIMIT = 1.3
 

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headscope.evaluate import text_scores
 from headscope.formats.base import Checkpoint, TranslateOptions, open_checkpoint
 from headscope.lines import read_lines
 from headscope.processes import together
+from headscope.quality import text_scores
 from headscope.results import write_json
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.engine import train

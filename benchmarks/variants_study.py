@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 from variants_report import TEST, Arm, analysed, report
 
 from headscope.config import AnalyzeConfig
-from headscope.evaluate import text_scores
 from headscope.formats.base import TranslateOptions, open_checkpoint
 from headscope.lines import read_lines
+from headscope.quality import text_scores
 from headscope.results import write_json
 from headscope.runs import run_analysis
 from headscope.training.config import PRESETS, TrainConfig

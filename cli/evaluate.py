@@ -34,7 +34,7 @@ from headscope.cli.options import (
 if TYPE_CHECKING:
     from headscope.config import EvaluateConfig
     from headscope.each_head import EachHead
-    from headscope.evaluate import Evaluation
+    from headscope.quality import Evaluation
 
 METRICS, EACH = "Metrics", "Each head off"
 SHOWN = 20
@@ -167,7 +167,7 @@ def evaluate(given: dict[str, Any]) -> None:
 
 
 def _evaluate(asked: EvaluateConfig, *, json: bool) -> bool:
-    from headscope.evaluate import run_evaluation
+    from headscope.quality import run_evaluation
 
     found = run_evaluation(asked, progress=console.progress)
     if json:

@@ -1,7 +1,7 @@
 """What an analysis is: one file in `analyses/` that measures heads of one site and layer at a time.
 
 An analysis sees each attention call once, as `Heads`, and returns sums and counts per sentence; the
-driver (`headscope.analyze`) adds them up over the corpus and hands them back for the report. It keeps
+driver (`headscope.plan`) adds them up over the corpus and hands them back for the report. It keeps
 nothing per sentence and never loops over heads, tokens or sentences.
 """
 

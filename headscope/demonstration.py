@@ -9,7 +9,6 @@ from pathlib import Path
 import headscope
 from headscope.assets import captions, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
-from headscope.evaluate import Evaluation, run_evaluation
 from headscope.output.files import written
 from headscope.output.folders import Build
 from headscope.output.kinds import OutputKind
@@ -18,6 +17,7 @@ from headscope.pruning.choice import CHOICE, Choice
 from headscope.pruning.learn import LearnConfig, run_learning
 from headscope.pruning.remove import REMOVAL, RemoveConfig, Removed, run_removal
 from headscope.pruning.subset import SubsetOptions
+from headscope.quality import Evaluation, run_evaluation
 from headscope.runfiles import ANALYSIS
 from headscope.runs import Finished, run_analysis
 

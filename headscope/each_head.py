@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.accumulate import Array, Bootstrap, Estimate
 from headscope.config import EvaluateConfig
-from headscope.evaluate import (
+from headscope.gates import masked
+from headscope.heads import HeadId, all_heads, select_heads
+from headscope.likelihood import Likelihood, likelihood
+from headscope.output.files import written
+from headscope.output.folders import kept_apart
+from headscope.output.rule import check_file, inputs_of
+from headscope.progress import Progress, no_progress
+from headscope.quality import (
     OF_TRANSLATIONS,
     Opened,
     look_tokenised,
@@ -24,13 +31,6 @@ from headscope.evaluate import (
     translated,
     translates,
 )
-from headscope.gates import masked
-from headscope.heads import HeadId, all_heads, select_heads
-from headscope.likelihood import Likelihood, likelihood
-from headscope.output.files import written
-from headscope.output.folders import kept_apart
-from headscope.output.rule import check_file, inputs_of
-from headscope.progress import Progress, no_progress
 from headscope.results import Signature
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import pandas as pd
 
 import headscope
 from headscope.accumulate import Array
-from headscope.analyze import Study
 from headscope.data import Corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.output.kinds import OutputKind
+from headscope.plan import Study
 from headscope.results import ResultTable, Signature, write_arrays, write_json, write_pickle
 
 ANALYSIS = OutputKind(

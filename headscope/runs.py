@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.analysis import Analysis, Options
-from headscope.analyze import ALONE, Pace, Study, analyze, choose, sentence_limit
 from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data import Corpus, open_corpus
 from headscope.errors import ConfigError, OutputError
@@ -25,6 +24,7 @@ from headscope.mhr_pickles import mhr_pickles
 from headscope.objectives.base import choose_objective
 from headscope.output.folders import Build
 from headscope.output.rule import check_folder, inputs_of
+from headscope.plan import ALONE, Pace, Study, analyze, choose, sentence_limit
 from headscope.processes import Processes, together
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature

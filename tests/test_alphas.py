@@ -12,10 +12,10 @@ from oracles import mhr, tiny
 from test_report_run import make_run
 
 from headscope.analysis import ANALYSES, Options
-from headscope.analyze import Study, analyze
 from headscope.data import Corpus, Sentence
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
+from headscope.plan import Study, analyze
 from headscope.report.alphas import alpha_matrices
 from headscope.report.run import load_run
 

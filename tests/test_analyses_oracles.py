@@ -31,13 +31,13 @@ from oracles.tiny import PIECES
 
 from headscope.analyses.distinctness import Apart, cosines, principal_cosines
 from headscope.analysis import ANALYSES, Options, peaks
-from headscope.analyze import Pace, Study, analyze, random_batches
 from headscope.data import Corpus, Sentence
 from headscope.errors import ConfigError, DataError
 from headscope.formats.huggingface import HuggingFaceCheckpoint
 from headscope.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.heads import Site
 from headscope.parses import Parse, Relation, Token
+from headscope.plan import Pace, Study, analyze, random_batches
 
 REPLICATES, SEED, CLOSE = 23, 5, 1e-9
 RANKS = [(17 * number) % 53 * 13 for number in range(53)]  # 0 … 676: some pieces are among the 500 most frequent

@@ -20,8 +20,8 @@ from headscope.api.options import AnalyzeMore, EvaluateMore, python_words
 from headscope.config import AnalyzeConfig, AnalyzeOptions, EvaluateConfig, EvaluateOptions
 from headscope.each_head import run_each_head
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
-from headscope.evaluate import run_evaluation
 from headscope.formats.base import TranslateOptions, open_checkpoint
+from headscope.quality import run_evaluation
 from headscope.runs import run_analysis
 from headscope.translate import translate_lines
 

@@ -16,7 +16,6 @@ from oracles.speakers import SPEAKERS, asked
 from torch import Tensor
 
 from headscope.analysis import Options
-from headscope.analyze import Pace, Study, analyze, choose
 from headscope.attribution.gatevector import GateFunction, joined, split
 from headscope.attribution.measures import ablation, integrated_gradients, shapley
 from headscope.attribution.replacements import mean_context, other_context, random_shifts, replacement
@@ -26,6 +25,7 @@ from headscope.errors import ConfigError
 from headscope.gates import gated, masked
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.rerun import dependable_seats
+from headscope.plan import Pace, Study, analyze, choose
 
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32

@@ -16,18 +16,18 @@ import torch
 from oracles import checkpoints, tiny
 from oracles.checkpoints import SOURCES, TARGETS
 
-from headscope import each_head, evaluate
+from headscope import each_head, quality
 from headscope.accumulate import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data import Batch, side
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
-from headscope.evaluate import Evaluation, run_evaluation, text_scores
 from headscope.formats.base import IGNORED
 from headscope.formats.native import NATIVE
 from headscope.gates import masked
 from headscope.heads import HeadId, Site, all_heads, select_heads
 from headscope.likelihood import Reading, likelihood, token_sums
+from headscope.quality import Evaluation, run_evaluation, text_scores
 
 HYPOTHESES = ["The cat sat on a mat.", "A dog runs, quickly!", "nothing"]
 REFERENCES = ["The cat sat on the mat.", "The dog ran quickly!", "Nothing at all"]
@@ -47,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluate:
     """Evaluate a checkpoint of this process on lines of text."""
 
     def evaluated(checkpoint: Any, source: list[str], target: list[str] | None = None, **options: Any) -> Any:
-        monkeypatch.setattr(evaluate, "open_checkpoint", lambda *_, **__: checkpoint)
+        monkeypatch.setattr(quality, "open_checkpoint", lambda *_, **__: checkpoint)
         config = EvaluateConfig(
             checkpoint="memory",
             source=write(tmp_path, "source", source),
@@ -214,7 +214,7 @@ def test_an_interrupted_pass_replaces_no_table(run: Evaluate, tmp_path: Path, mo
     def interrupted(*_: Any) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluate, "translated", interrupted)
+    monkeypatch.setattr(quality, "translated", interrupted)
     monkeypatch.setattr(each_head, "translated", interrupted)
     for options in ({"per_sentence": table}, {"out": table, "each_head": True}):
         found = run(checkpoints.small(), SOURCES, TARGETS, metrics=("bleu", "accuracy"), force=True, **options)
@@ -228,7 +228,7 @@ def test_an_interrupted_translation_keeps_the_scores_of_the_references(
     def interrupted(*_: Any) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluate, "translated", interrupted)
+    monkeypatch.setattr(quality, "translated", interrupted)
     monkeypatch.setattr(each_head, "translated", interrupted)
     found = run(checkpoints.small(), SOURCES, TARGETS)
     assert not found.complete and "interrupted" in found.remarks[0]

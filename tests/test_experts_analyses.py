@@ -15,10 +15,10 @@ from test_experts import disturbed
 
 from headscope.analyses.experts import mutual_information
 from headscope.analysis import ANALYSES, Options
-from headscope.analyze import Pace, Study, analyze
 from headscope.data import Corpus, Sentence
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
+from headscope.plan import Pace, Study, analyze
 
 WORDS = [f"w{number}" for number in range(4, 19)]
 

@@ -12,7 +12,6 @@ from oracles import speakers
 
 from headscope.accumulate import Bootstrap, GroupSums, Ratio
 from headscope.analysis import ANALYSES, Options
-from headscope.analyze import analyze, choose
 from headscope.assets import demo_checkpoint
 from headscope.config import AnalyzeConfig
 from headscope.data import Losses, batches
@@ -24,6 +23,7 @@ from headscope.gates import masked
 from headscope.heads import HeadId, Site, all_heads
 from headscope.likelihood import Reading
 from headscope.objectives.base import OBJECTIVES
+from headscope.plan import analyze, choose
 from headscope.runs import run_analysis
 
 HEADS = [HeadId(Site.DECODER_SELF, layer, head) for layer in range(2) for head in range(3)][:5]

@@ -16,7 +16,6 @@ from test_story_of_heads import HP, story, written
 
 from headscope.accumulate import Ratio
 from headscope.analysis import ANALYSES, Options
-from headscope.analyze import analyze
 from headscope.cli import main
 from headscope.data import Batch, Corpus, Encoded, Sentence, side
 from headscope.errors import CheckpointError, NumericalError
@@ -27,6 +26,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.likelihood import Reading, likelihood
 from headscope.model.overflow import is_finite
 from headscope.objectives.base import OBJECTIVES, Outcome
+from headscope.plan import analyze
 from headscope.pruning.verify import apart
 
 NAN, INF = float("nan"), float("inf")

@@ -16,12 +16,12 @@ from oracles.speakers import SPEAKERS, asked
 
 from headscope.accumulate import FOLDS, Ratio
 from headscope.analysis import Analysis, Heads, Options
-from headscope.analyze import Pace, Study, analyze, choose
 from headscope.data import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.gates import gated, masked
 from headscope.heads import HeadId, Site, all_heads
+from headscope.plan import Pace, Study, analyze, choose
 
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32

@@ -14,13 +14,13 @@ import torch
 from oracles import speakers
 
 from headscope.analysis import Options
-from headscope.analyze import Pace, analyze, choose
 from headscope.assets import demo_checkpoint
 from headscope.config import AnalyzeConfig
 from headscope.data import Corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.gradients import frozen
+from headscope.plan import Pace, analyze, choose
 from headscope.runs import run_analysis
 
 

@@ -149,8 +149,8 @@ def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
 
 
 def test_the_driver_analyses_it(tmp_path: Path) -> None:
-    from headscope.analyze import Pace, analyze, choose
     from headscope.data import open_corpus
+    from headscope.plan import Pace, analyze, choose
 
     loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
     (tmp_path / "s").write_text("abc f g\nf f abc\n" * 5, encoding="utf-8")

@@ -21,7 +21,6 @@ from headscope.accumulate import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.evaluate import run_evaluation
 from headscope.formats.base import TranslateOptions, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -35,6 +34,7 @@ from headscope.pruning.sweep_quality import METRICS, bleu_sums, compare, grouped
 from headscope.pruning.sweep_scratch import shape_without
 from headscope.pruning.sweep_table import labels_of, unharmed
 from headscope.pruning.sweep_work import Launch
+from headscope.quality import run_evaluation
 
 MINUTES = ["minutes"]
 

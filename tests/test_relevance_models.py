@@ -13,11 +13,11 @@ from oracles import tiny
 from torch import Tensor, nn
 
 from headscope.analysis import Options
-from headscope.analyze import Pace, analyze, choose
 from headscope.data import Batch, Losses, batches
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from headscope.model import attention
+from headscope.plan import Pace, analyze, choose
 from headscope.relevance.explain import explain_backward
 from headscope.relevance.recording import recording
 from headscope.relevance.rulesets import RULE_SETS, Backward, Explanation

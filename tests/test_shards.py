@@ -16,7 +16,7 @@ from oracles import tiny
 
 from headscope.accumulate import GroupSums, Ratio
 from headscope.analysis import Options
-from headscope.analyze import Pace, Study, analyze, choose
+from headscope.plan import Pace, Study, analyze, choose
 from headscope.processes import Processes
 
 REPLICATES = 20

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from headscope import threads as chosen
 from headscope.analysis import Options
-from headscope.analyze import analyze, choose
 from headscope.assets import demo_checkpoint, sample, trained
 from headscope.data import open_corpus
 from headscope.formats.base import Checkpoint, TranslateOptions, open_checkpoint
 from headscope.likelihood import Reading, likelihood
+from headscope.plan import analyze, choose
 from headscope.pruning.examples import examples
 from headscope.pruning.feeds import texts
 from headscope.pruning.trained import trained_parameters

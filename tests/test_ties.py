@@ -12,10 +12,10 @@ import torch
 from oracles import checkpoints, speakers
 
 from headscope.analysis import ANALYSES, Options
-from headscope.analyze import Study, analyze
 from headscope.cli.summary import _sharpest
 from headscope.data import Corpus, Sentence
 from headscope.heads import HeadId, Site, all_heads
+from headscope.plan import Study, analyze
 from headscope.pruning.gating import gating
 from headscope.pruning.l0 import L0, L0Options
 from headscope.pruning.ranking import rank

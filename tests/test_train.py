@@ -275,7 +275,7 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
 
 def test_validation_is_what_the_checkpoint_says_of_the_text(trained: Outcome, texts: Path) -> None:
     from headscope.config import EvaluateConfig
-    from headscope.evaluate import run_evaluation
+    from headscope.quality import run_evaluation
 
     found = run_evaluation(
         EvaluateConfig(

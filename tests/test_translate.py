@@ -135,7 +135,7 @@ def test_lines_that_are_not_utf_8_are_named() -> None:
 
 
 def test_beam_5_translations_of_the_fork_are_reproduced_sentence_for_sentence(shared: Path) -> None:
-    from headscope.evaluate import text_scores
+    from headscope.quality import text_scores
 
     folder = shared / "oracles" / "mhr"
     log = (folder / "alpha" / "generate" / "generate-base.log").read_text(encoding="utf-8")

@@ -106,8 +106,8 @@ def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
 def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
     """confidence, base, advanced and pairwise of the run's validation text, measured by `analyze`."""
     from headscope.analysis import ANALYSES, Options
-    from headscope.analyze import analyze
     from headscope.data import open_corpus
+    from headscope.plan import analyze
     from headscope.training.checkpoints import checkpoint
 
     its = lessons.begin(tmp_path, "baseline")

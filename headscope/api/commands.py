@@ -16,8 +16,8 @@ from headscope.api.selection import Heads
 from headscope.api.study import Study
 from headscope.api.texts import Text
 from headscope.errors import ConfigError
-from headscope.evaluate import Evaluation
 from headscope.pruning.choice import Choice
+from headscope.quality import Evaluation
 from headscope.registry import unknown
 
 if TYPE_CHECKING:

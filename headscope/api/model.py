@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from headscope.analyze import Pace
 from headscope.api.measuring import study_of
 from headscope.api.opened import OpenModel
 from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, in_python
@@ -17,12 +16,13 @@ from headscope.api.selection import Heads, heads_of
 from headscope.api.study import Study
 from headscope.api.texts import Text, given
 from headscope.errors import ConfigError
-from headscope.evaluate import Evaluation, TextMode
 from headscope.formats.base import Companions, TranslateOptions
 from headscope.gates import masked
 from headscope.heads import HeadId
+from headscope.plan import Pace
 from headscope.pruning.remove import Removed, Shrunk
 from headscope.pruning.verify import Verified
+from headscope.quality import Evaluation, TextMode
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import headscope
 from headscope.analysis import Options
-from headscope.analyze import Pace
 from headscope.api.options import PathName
 from headscope.api.reporting import Report, progress_of
 from headscope.api.selection import Heads, heads_of
@@ -20,6 +19,7 @@ from headscope.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.places import still
+from headscope.plan import Pace
 from headscope.pruning.criterion import Question, column_named, criterion_named
 from headscope.pruning.gating import Gating, gating
 from headscope.pruning.rank_run import table

@@ -12,10 +12,10 @@ from headscope.api.selection import Heads, joined
 from headscope.api.texts import Text, given, one_text
 from headscope.config import EvaluateOptions
 from headscope.each_head import score_each_head
-from headscope.evaluate import Evaluation, Opened, matched, score_corpus
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.lines import raw_lines
 from headscope.model.places import still
+from headscope.quality import Evaluation, Opened, matched, score_corpus
 from headscope.translate import decoded_lines, translate_lines
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import torch
 
 from headscope.accumulate import Array, GroupSums, Ratio
 from headscope.data import Corpus, Losses, batches
-from headscope.evaluate import text_scores
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.gates import masked
 from headscope.heads import HeadId
 from headscope.likelihood import Reading, likelihood
 from headscope.objectives.base import OBJECTIVES, Objective
+from headscope.quality import text_scores
 from headscope.translate import translate_lines
 
 Masks = Sequence[Sequence[HeadId]]

@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 
 import headscope
-from headscope.analyze import Pace, sentence_limit
 from headscope.data import Corpus, open_corpus
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
@@ -24,6 +23,7 @@ from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
 from headscope.output.files import written
 from headscope.output.folders import Build
 from headscope.output.kinds import MODEL_FILES, OutputKind
+from headscope.plan import Pace, sentence_limit
 from headscope.pruning.export import Written, choose
 from headscope.pruning.gating import Gating, gating
 from headscope.results import Signature

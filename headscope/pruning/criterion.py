@@ -14,13 +14,13 @@ from typing import ClassVar
 import pandas as pd
 
 from headscope.analysis import ANALYSES, Options
-from headscope.analyze import Pace, analyze, choose
 from headscope.data import Corpus
 from headscope.errors import ConfigError
 from headscope.faithfulness.orders import Scores, head_ids
 from headscope.formats.base import Checkpoint
 from headscope.gates import masked
 from headscope.heads import HeadId
+from headscope.plan import Pace, analyze, choose
 from headscope.registry import Registry, unknown
 
 REPLICATES = 2  # intervals are not looked at

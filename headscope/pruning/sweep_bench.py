@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from headscope.analysis import Options
-from headscope.analyze import Pace
 from headscope.errors import ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint, TranslateOptions
@@ -18,6 +17,7 @@ from headscope.heads import HeadId, all_heads
 from headscope.likelihood import Reading
 from headscope.output.files import written
 from headscope.output.rule import check_inputs, inputs_of
+from headscope.plan import Pace
 from headscope.pruning.choice import ChoiceConfig, open_choice
 from headscope.pruning.criterion import Question, criterion_named
 from headscope.pruning.scores_file import read_scores

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headscope.evaluate import TextMode, perplexity, text_scores
 from headscope.formats.base import TranslateOptions
+from headscope.quality import TextMode, perplexity, text_scores
 from headscope.training.checkpoints import checkpoint
 from headscope.training.losses import Sums
 from headscope.training.run import Run

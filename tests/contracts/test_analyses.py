@@ -18,13 +18,13 @@ from oracles.shuffled import other_way_round
 from torch import Tensor, nn
 
 from headscope.analysis import ANALYSES, Analysis, Heads, Options
-from headscope.analyze import Pace, Study, analyze
 from headscope.data import Batch, Corpus
 from headscope.errors import ConfigError
 from headscope.formats.huggingface import HuggingFaceCheckpoint
 from headscope.gates import gated
 from headscope.heads import HeadId, Site
 from headscope.model.places import base_of
+from headscope.plan import Pace, Study, analyze
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")

@@ -18,7 +18,6 @@ import numpy as np
 
 import headscope
 from headscope.accumulate import Bootstrap
-from headscope.analyze import Pace, sentence_limit
 from headscope.config import METRICS, EvaluateConfig, EvaluateOptions
 from headscope.data import Corpus, open_corpus
 from headscope.errors import ConfigError, DataError
@@ -29,6 +28,7 @@ from headscope.likelihood import Likelihood, Reading, likelihood
 from headscope.output.files import written
 from headscope.output.folders import kept_apart
 from headscope.output.rule import check_file, inputs_of
+from headscope.plan import Pace, sentence_limit
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
 from headscope.results import Signature
