@@ -86,9 +86,9 @@ def test_intervals_are_sacrebleus_bootstrap() -> None:
 
 
 def test_references_that_look_tokenised_are_remarked_on_in_raw_mode() -> None:
-    assert evaluate.look_tokenised(["a b .", "c d ."], "raw")
-    assert not evaluate.look_tokenised(["a b .", "c d ."], "tokenised-lowercase")
-    assert not evaluate.look_tokenised(["a b.", "c d ."], "raw")
+    assert quality.look_tokenised(["a b .", "c d ."], "raw")
+    assert not quality.look_tokenised(["a b .", "c d ."], "tokenised-lowercase")
+    assert not quality.look_tokenised(["a b.", "c d ."], "raw")
 
 
 # Perplexity and accuracy.
