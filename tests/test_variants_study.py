@@ -48,7 +48,7 @@ def finished(out, arm, seed, bleu, cpu, spread):
     result |= {"cpu_seconds": cpu, "threads": 1, "ended": "2026-01-02", "bleu_signature": "tok:13a"}
     (run / "result.json").write_text(json.dumps(result))
     (run / "run.json").write_text(json.dumps({"kind": "training", "variant": arm}))
-    (run / "metrics.csv").write_text("update,nll,valid_nll\n1,3.0,\n2,2.5,2.0\n")
+    (run / "metrics.csv").write_text("update,tokens,seconds,nll,valid_nll\n1,9,1.0,3.0,\n2,18,2.0,2.5,2.0\n")
     heads = [("cross", 0, head, 0.5 + spread * sign) for head, sign in enumerate((1, -1))]
     pd.DataFrame(heads, columns=["site", "layer", "head", "confidence"]).to_csv(analysis / "heads.csv", index=False)
     layout = {"encoder-self": [], "decoder-self": [], "cross": [2]}
