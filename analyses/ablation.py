@@ -11,7 +11,7 @@ from headscope.analysis import Analysis, analysis
 from headscope.attribution.explained import explained
 from headscope.attribution.measures import ablation
 from headscope.attribution.replacements import replacement
-from headscope.data import Batch
+from headscope.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.rerun import dependable_seats

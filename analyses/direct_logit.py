@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headscope.accumulate import Ratio
 from headscope.analyses.contribution import output_slices
 from headscope.analysis import Analysis, Heads, Options, analysis
-from headscope.data import IGNORED
+from headscope.encoded import IGNORED
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.readout import Readout, find_readout

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headscope.accumulate import Array, Estimate, Ratio
 from headscope.analysis import Analysis, Column, Findings, Heads, Options, Tally, analysis
-from headscope.data import Batch
+from headscope.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.likelihood import token_sums

@@ -8,7 +8,7 @@ from headscope.accumulate import Ratio
 from headscope.analysis import Analysis, Findings, Options, Tally, analysis
 from headscope.attribution.explained import explained
 from headscope.attribution.measures import integrated_gradients
-from headscope.data import Batch
+from headscope.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 

@@ -10,13 +10,22 @@ from torch import Tensor
 
 from headscope.accumulate import Array, Estimate, Ratio
 from headscope.analysis import Analysis, Column, Findings, Options, Tally, analysis
-from headscope.data import Batch
+from headscope.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import SITES, Site
-from headscope.relevance.explain import explain_backward, explained_quantity
-from headscope.relevance.rulesets import RULE_SETS, STEPS, TARGETS, Backward, Explanation, RuleSet, Steps, Target
+from headscope.relevance.backward import Backward, explain_backward
+from headscope.relevance.rulesets import (
+    RULE_SETS,
+    STEPS,
+    TARGETS,
+    Explanation,
+    RuleSet,
+    Steps,
+    Target,
+    explained_quantity,
+)
 
 MEASURES = ("relevance", "raw", "absolute", "value_share", "qk_share")
 
@@ -33,7 +42,7 @@ class Lrp(Analysis):
     Relevance is read at the contexts weights·V; absolute values are normalised (`headscope.relevance.readout`).
     Column `lrp` is of the first rule set; `lrp.csv` has every rule set's normalised, raw and absolute relevance, and
     how much of it goes on through values and through queries and keys, per explained prediction. What is
-    explained, and in how many passes: `headscope.relevance.explain`. Voita et al. normalise each prediction by itself,
+    explained, and in how many passes: `headscope.relevance.backward`. Voita et al. normalise each prediction by itself,
     as `voita` does here. The rule sets that are backward passes explain all predictions of a sentence together,
     in one pass, unless `--steps each` asks for one pass for every position; a sentence then counts as often as it
     has predictions.

@@ -10,7 +10,7 @@ from headscope.accumulate import Ratio
 from headscope.analysis import Analysis, analysis
 from headscope.attribution.explained import explained
 from headscope.attribution.measures import shapley
-from headscope.data import Batch
+from headscope.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.rerun import dependable_seats

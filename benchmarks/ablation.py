@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from headscope.assets import demo_checkpoint
 from headscope.attribution.explained import explained
 from headscope.attribution.measures import ablation
-from headscope.data import Batch, Losses, batches, open_corpus
+from headscope.batching import Losses, batches
+from headscope.data import open_corpus
+from headscope.encoded import Batch
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
 from headscope.model.rerun import dependable_seats

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import transformers
 
-from headscope.data import Side, side
+from headscope.encoded import Side, side
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint

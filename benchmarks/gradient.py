@@ -22,10 +22,12 @@ from torch import Tensor
 
 from headscope.analysis import Options
 from headscope.assets import demo_checkpoint
-from headscope.data import Corpus, Losses, batches, open_corpus
+from headscope.batching import BatchingOptions, Losses, batches
+from headscope.data import Corpus, open_corpus
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
-from headscope.plan import Pace, Study, analyze, choose
+from headscope.plan import analyze, choose
+from headscope.study import Study
 
 LIMIT = 1.05
 TOGETHER = ("gradient", "taylor", "magnitude", "contribution")
@@ -77,7 +79,9 @@ def hooks(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> Tensor:
 
 def study(checkpoint: Checkpoint, corpus: Corpus, tokens: int, names: tuple[str, ...]) -> Study:
     """The package's way."""
-    return analyze(checkpoint, corpus, analyses=choose(only=names), options=Options(), pace=Pace(tokens=tokens))
+    return analyze(
+        checkpoint, corpus, analyses=choose(only=names), options=Options(), pace=BatchingOptions(tokens=tokens)
+    )
 
 
 def main() -> None:
@@ -86,7 +90,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("--checkpoint", default=None)
     parser.add_argument("--sentences", type=int, default=500)
-    parser.add_argument("--tokens", type=int, default=Pace().tokens)
+    parser.add_argument("--tokens", type=int, default=BatchingOptions().tokens)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--attention", default="eager", choices=("eager", "sdpa"))

@@ -18,8 +18,9 @@ import torch
 import transformers
 
 from headscope.model.interface import NAME
+from headscope.relevance.backward import Backward
 from headscope.relevance.recording import recording
-from headscope.relevance.rulesets import RULE_SETS, Backward
+from headscope.relevance.rulesets import RULE_SETS
 
 LIMIT = 1e-5
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -18,11 +18,12 @@ import torch
 
 from headscope.analysis import Options
 from headscope.assets import demo_checkpoint
-from headscope.data import Losses, batches, open_corpus
+from headscope.batching import BatchingOptions, Losses, batches
+from headscope.data import open_corpus
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.frequencies import count_pieces, frequency_ranks
 from headscope.model.interface import through_attend
-from headscope.plan import Pace, analyze, choose
+from headscope.plan import analyze, choose
 
 LIMIT = 1.3
 
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("--checkpoint", default=None)
     parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--tokens", type=int, default=Pace().tokens)
+    parser.add_argument("--tokens", type=int, default=BatchingOptions().tokens)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="")
@@ -60,7 +61,7 @@ def main() -> None:
     analyses = choose(only=tuple(filter(None, given.only.split(","))))
 
     def study() -> None:
-        analyze(checkpoint, corpus, analyses=analyses, options=options, pace=Pace(tokens=given.tokens))
+        analyze(checkpoint, corpus, analyses=analyses, options=options, pace=BatchingOptions(tokens=given.tokens))
 
     plain, analysed = [], []
     forward(checkpoint, corpus, given.tokens)

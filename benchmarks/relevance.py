@@ -18,11 +18,13 @@ from pathlib import Path
 import torch
 
 from headscope.assets import demo_checkpoint
-from headscope.data import Batch, Losses, batches, open_corpus
+from headscope.batching import Losses, batches
+from headscope.data import open_corpus
+from headscope.encoded import Batch
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
-from headscope.relevance.explain import explain_backward
-from headscope.relevance.rulesets import RULE_SETS, Backward
+from headscope.relevance.backward import Backward, explain_backward
+from headscope.relevance.rulesets import RULE_SETS
 
 LIMITS = {1: 2.3, 3: 4.5}
 SIDES = (("gradient",), ("cp",), ("attnlrp",), ("epsilon",), ("gradient", "cp", "attnlrp"))

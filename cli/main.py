@@ -83,9 +83,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import headscope
+        from headscope.version import VERSION
 
-        print(f"headscope {headscope.__version__}")
+        print(f"headscope {VERSION}")
         raise typer.Exit
 
 

@@ -233,7 +233,7 @@ class _Display:
         """After every update."""
         import time
 
-        from headscope.training.variant import length
+        from headscope.training.moment import length
 
         now = time.monotonic()
         before, tokens = getattr(self, "_since", (now, 0))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headscope.version import VERSION
+
 if TYPE_CHECKING:
     from headscope import assets as assets
     from headscope.api.commands import analyze as analyze
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from headscope.heads import HeadId as HeadId
     from headscope.heads import Site as Site
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _LIGHT = {"HeadId": "heads", "HeadscopeError": "errors", "Site": "heads"}
 _HEAVY = {

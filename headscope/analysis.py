@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headscope.accumulate import Array, Bootstrap, Estimate, GroupSums, Ratio
-from headscope.data import Batch, Side
+from headscope.encoded import Batch, Side
 from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
 from headscope.model.overflow import is_finite

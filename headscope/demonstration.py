@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import headscope
 from headscope.assets import captions, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.output.files import written
@@ -20,6 +19,7 @@ from headscope.pruning.subset import SubsetOptions
 from headscope.quality import Evaluation, run_evaluation
 from headscope.runfiles import ANALYSIS
 from headscope.runs import Finished, run_analysis
+from headscope.version import VERSION
 
 DEMONSTRATION = OutputKind(
     "demonstration",
@@ -54,7 +54,7 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
     with Build(out, DEMONSTRATION, force=force) as build:
         with build.writing() as made:
             found = _run(made, progress)
-        build.finish({"headscope": headscope.__version__})
+        build.finish({"headscope": VERSION})
     return _moved(found, made, out)
 
 

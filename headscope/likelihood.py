@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.accumulate import Array, GroupSums, Ratio
-from headscope.data import Batch, Corpus, Encoded, Long, Losses, Sentence, side
+from headscope.batching import Long, Losses
+from headscope.data import Corpus, Sentence
+from headscope.encoded import Batch, Encoded, side
 from headscope.errors import DataError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.gates import masked

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headscope.data import Batch, Corpus, Encoded, Side, side
+from headscope.data import Corpus
+from headscope.encoded import Batch, Encoded, Side, side
 from headscope.errors import ConfigError
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.vocabulary import Vocabulary

@@ -27,8 +27,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headscope.batching import Losses, batches
 from headscope.capture import observing
-from headscope.data import Batch, Corpus, Losses, batches
+from headscope.data import Corpus
+from headscope.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from headscope.accumulate import FOLDS, REPLICATES, Bootstrap
 from headscope.analysis import ANALYSES, Analysis, Options
-from headscope.data import Batch, Corpus, Encoded, Long, Losses, batches, side
+from headscope.batching import BatchingOptions, Losses, batches, sentence_limit
+from headscope.data import Corpus
+from headscope.encoded import Batch, Encoded, side
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.objectives.base import choose_objective
 from headscope.processes import Processes
-from headscope.study import LeftOut as LeftOut
-from headscope.study import Study as Study
+from headscope.study import LeftOut, Study
 from headscope.survey import Survey, explained
 
 ALONE = Processes()
-DEFAULT_LIMIT = 512
-DEFAULT_TOKENS = 2048
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How the corpus is read: positions a batch, pieces a sentence, and what happens to longer ones."""
-
-    tokens: int = DEFAULT_TOKENS
-    limit: int | None = None
-    long: Long = "truncate"
 
 
 def choose(*, only: Sequence[str] = (), skip: Sequence[str] = (), also: Sequence[str] = ()) -> list[type[Analysis]]:
@@ -63,7 +53,7 @@ def analyze(
     *,
     analyses: Sequence[type[Analysis]],
     options: Options,
-    pace: Pace | None = None,
+    pace: BatchingOptions | None = None,
     replicates: int = REPLICATES,
     detail: bool = False,
     progress: Callable[[int], None] = lambda sentences: None,
@@ -85,11 +75,11 @@ def analyze(
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
     survey = Survey(checkpoint, running, options, detail=detail)
     losses, complete, done = Losses(), True, 0
-    limit = sentence_limit(checkpoint, pace or Pace())
+    limit = sentence_limit(checkpoint, pace or BatchingOptions())
     try:
         for one in running:
             one.inspect(checkpoint)
-        streams = _streams(checkpoint, corpus, running, options, pace or Pace(), limit, losses)
+        streams = _streams(checkpoint, corpus, running, options, pace or BatchingOptions(), limit, losses)
         with survey.watching():
             for number, batch in enumerate(streams):
                 mine = number % processes.world == processes.rank
@@ -112,13 +102,6 @@ def analyze(
     study.remarks[:0] = losses.unknown.remarks(checkpoint)
     study.seconds = time.monotonic() - began
     return study
-
-
-def sentence_limit(checkpoint: Checkpoint, pace: Pace) -> int:
-    """The most pieces a sentence may have; ConfigError where more is asked than the model has positions for."""
-    if pace.limit is not None and checkpoint.limit is not None and pace.limit > checkpoint.limit:
-        raise ConfigError(f"--max-length {pace.limit} is more than the {checkpoint.limit} positions of the model")
-    return pace.limit or min(DEFAULT_LIMIT, checkpoint.limit or DEFAULT_LIMIT)
 
 
 def _applicable(
@@ -164,7 +147,7 @@ def _streams(
     corpus: Corpus,
     running: Sequence[Analysis],
     options: Options,
-    pace: Pace,
+    pace: BatchingOptions,
     limit: int,
     losses: Losses,
 ) -> Iterator[Batch]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-import headscope
 from headscope.accumulate import Bootstrap
+from headscope.batching import BatchingOptions, sentence_limit
 from headscope.config import METRICS, EvaluateConfig, EvaluateOptions
 from headscope.data import Corpus, open_corpus
 from headscope.errors import ConfigError, DataError
@@ -28,12 +28,12 @@ from headscope.likelihood import Likelihood, Reading, likelihood
 from headscope.output.files import written
 from headscope.output.folders import kept_apart
 from headscope.output.rule import check_file, inputs_of
-from headscope.plan import Pace, sentence_limit
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
 from headscope.results import Signature
 from headscope.translate import translate_lines
 from headscope.unknown_pieces import UnknownPieces
+from headscope.version import VERSION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,7 +138,7 @@ def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> 
         )
         raise ConfigError(f"a model of type {checkpoint.model_type!r} {problem}")
     metrics = _metrics(config, checkpoint)
-    pace = Pace(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
+    pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
     limit = sentence_limit(checkpoint, pace)
     reading = Reading(config.batch_tokens, limit, config.long, config.hiding, config.seed)
     options = TranslateOptions(
@@ -347,6 +347,6 @@ def signature(opened: Opened, *, done: int | None = None) -> Signature:
             "tf": importlib.metadata.version("transformers"),
             "boot": str(config.bootstrap),
             "seed": str(config.seed),
-            "v": headscope.__version__,
+            "v": VERSION,
         }
     )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.data import Batch, Encoded, side
+from headscope.encoded import Batch, Encoded, side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.gradients import frozen

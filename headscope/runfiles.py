@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-import headscope
 from headscope.accumulate import Array
 from headscope.data import Corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.output.kinds import OutputKind
-from headscope.plan import Study
 from headscope.results import ResultTable, Signature, write_arrays, write_json, write_pickle
+from headscope.study import Study
+from headscope.version import VERSION
 
 ANALYSIS = OutputKind(
     "analysis",
@@ -49,7 +49,7 @@ def signature(checkpoint: Checkpoint, corpus: Corpus, study: Study, settings: Ma
             "tf": importlib.metadata.version("transformers"),
             "boot": str(settings["bootstrap"]),
             "seed": str(settings["seed"]),
-            "v": headscope.__version__,
+            "v": VERSION,
         }
     )
 
@@ -112,7 +112,7 @@ def _meta(
     for place in checkpoint.places.order:
         layout.setdefault(place.site.value, []).append(place.heads)
     return {
-        "headscope": headscope.__version__,
+        "headscope": VERSION,
         "complete": study.complete,
         "signature": str(whole),
         "signatures": {name: str(analysis_signature(common, study, name)) for name in study.signatures},

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.analysis import Analysis, Options
+from headscope.batching import BatchingOptions, sentence_limit
 from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data import Corpus, open_corpus
 from headscope.errors import ConfigError, OutputError
@@ -24,11 +25,12 @@ from headscope.mhr_pickles import mhr_pickles
 from headscope.objectives.base import choose_objective
 from headscope.output.folders import Build
 from headscope.output.rule import check_folder, inputs_of
-from headscope.plan import ALONE, Pace, Study, analyze, choose, sentence_limit
+from headscope.plan import ALONE, analyze, choose
 from headscope.processes import Processes, together
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature
 from headscope.runfiles import ANALYSIS, Description, describe, write_run
+from headscope.study import Study
 from headscope.survey import explained
 from headscope.syntax import Parse, parse_with_stanza
 
@@ -114,7 +116,7 @@ def measure(
     """
     analyses = chosen_analyses(options)
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
-    pace = Pace(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
+    pace = BatchingOptions(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
     limit = sentence_limit(checkpoint, pace)
     if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
         corpus = _with_stanza(corpus, options, progress, processes)
@@ -199,7 +201,7 @@ def _try_rankings(
 
     def again() -> pd.DataFrame:
         chosen = [cls for cls in analyses if ranks(cls)]
-        pace = Pace(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
+        pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
         with progress("analysing shuffled weights", corpus.count) as step:
             return analyze(checkpoint, corpus, analyses=chosen, options=options, pace=pace, progress=step).heads
 

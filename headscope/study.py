@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from headscope.accumulate import Array
-from headscope.data import Losses
+from headscope.batching import Losses
 from headscope.heads import HeadId
 
 

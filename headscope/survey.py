@@ -12,9 +12,10 @@ from torch import Tensor
 
 from headscope.accumulate import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, added_together, apart
 from headscope.analysis import Analysis, Findings, Heads, Options, Tally, refuse_non_finite
+from headscope.batching import Losses
 from headscope.capture import observing
 from headscope.columns import heads_table, stacked
-from headscope.data import Batch, Losses, Side
+from headscope.encoded import Batch, Side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from headscope.data import Encoded
+from headscope.encoded import Encoded
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint, TranslateOptions, Translation
 from headscope.unknown_pieces import UnknownPieces

@@ -10,24 +10,28 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
-if TYPE_CHECKING:
-    from headscope.data import Corpus, Encoded
+from headscope.data import Corpus
+from headscope.encoded import Encoded
 
 MANY = 0.02  # the share that is warned of
 SideName = Literal["source", "target"]
 
 
-class Reader(Protocol):
+class Advisor(Protocol):
+    """Who knows where unknown pieces come from."""
+
+    def why_unknown(self, side: SideName) -> str:
+        """What unknown pieces of a side probably come from, and what to do."""
+        ...
+
+
+class Reader(Advisor, Protocol):
     """The part of a `Checkpoint` that reads text."""
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         """Ids of texts, at most `limit` of each."""
-        ...
-
-    def why_unknown(self, side: SideName) -> str:
-        """What unknown pieces of a side probably come from, and what to do."""
         ...
 
 
@@ -58,19 +62,20 @@ class UnknownPieces:
             for side in self.read
         }
 
-    def remarks(self, reader: Reader) -> list[str]:
+    def remarks(self, reader: Advisor) -> list[str]:
         """The shares of both sides, and a warning with the likely cause for each side with more than 2 %."""
         if not self:
             return []
         shares = [f"{side} {self.share(side):.2%} of {self.read[side]:,}" for side in self.read]
+        return [f"unknown pieces: {', '.join(shares)}", *self.warnings(reader)]
+
+    def warnings(self, reader: Advisor) -> list[str]:
+        """What `reader` advises for each side with more than 2 %."""
         return [
-            f"unknown pieces: {', '.join(shares)}",
-            *(
-                f"warning: {self.share(side):.1%} of the {side}'s pieces are unknown to the vocabulary; "
-                f"{reader.why_unknown(side)}"
-                for side in self.read
-                if self.share(side) > MANY
-            ),
+            f"warning: {self.share(side):.1%} of the {side}'s pieces are unknown to the vocabulary; "
+            f"{reader.why_unknown(side)}"
+            for side in self.read
+            if self.share(side) > MANY
         ]
 
 

@@ -19,6 +19,13 @@ HANGS = 900
 """Seconds after which a process is taken to hang: many times what any takes, also on a machine that is busy."""
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: what is left for the end is short, and no process waits for another's last."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of shared data beside the repository, or where HEADSCOPE_SHARED says."""

@@ -15,9 +15,10 @@ from headscope.analysis import ANALYSES, Options
 from headscope.data import Corpus, Sentence
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
-from headscope.plan import Study, analyze
+from headscope.plan import analyze
 from headscope.report.alphas import alpha_matrices
 from headscope.report.run import load_run
+from headscope.study import Study
 
 CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)]), True, False)
 

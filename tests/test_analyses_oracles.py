@@ -31,13 +31,15 @@ from oracles.tiny import PIECES
 
 from headscope.analyses.distinctness import Apart, cosines, principal_cosines
 from headscope.analysis import ANALYSES, Options, peaks
+from headscope.batching import BatchingOptions
 from headscope.data import Corpus, Sentence
 from headscope.errors import ConfigError, DataError
 from headscope.formats.huggingface import HuggingFaceCheckpoint
 from headscope.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.heads import Site
 from headscope.parses import Parse, Relation, Token
-from headscope.plan import Pace, Study, analyze, random_batches
+from headscope.plan import analyze, random_batches
+from headscope.study import Study
 
 REPLICATES, SEED, CLOSE = 23, 5, 1e-9
 RANKS = [(17 * number) % 53 * 13 for number in range(53)]  # 0 … 676: some pieces are among the 500 most frequent
@@ -111,7 +113,9 @@ def trial(request: pytest.FixtureRequest) -> Trial:
         keep_special=keep, relations="nsubj,det,obj", ranks=torch.tensor(RANKS), frequencies="made", seed=SEED
     )
     every = [cls for _, cls in ANALYSES]
-    study = analyze(checkpoint, corpus, analyses=every, options=options, pace=Pace(tokens=97), replicates=REPLICATES)
+    study = analyze(
+        checkpoint, corpus, analyses=every, options=options, pace=BatchingOptions(tokens=97), replicates=REPLICATES
+    )
     seen = [tiny.watch(kind, checkpoint, sentence) for sentence in corpus]
     return Trial(kind, keep, checkpoint, study, seen, _repeated(kind, checkpoint))
 

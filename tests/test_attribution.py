@@ -19,13 +19,15 @@ from headscope.analysis import Options
 from headscope.attribution.gatevector import GateFunction, joined, split
 from headscope.attribution.measures import ablation, integrated_gradients, shapley
 from headscope.attribution.replacements import mean_context, other_context, random_shifts, replacement
+from headscope.batching import BatchingOptions
 from headscope.config import AnalyzeConfig
 from headscope.data import Sentence
 from headscope.errors import ConfigError
 from headscope.gates import gated, masked
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.rerun import dependable_seats
-from headscope.plan import Pace, Study, analyze, choose
+from headscope.plan import analyze, choose
+from headscope.study import Study
 
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32
@@ -35,7 +37,9 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> Study:
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     chosen = choose(only=[name])
-    return analyze(its, corpus, analyses=chosen, options=Options(**options), pace=Pace(tokens=tokens), replicates=11)
+    return analyze(
+        its, corpus, analyses=chosen, options=Options(**options), pace=BatchingOptions(tokens=tokens), replicates=11
+    )
 
 
 def column(its: Study, name: str) -> list[float]:

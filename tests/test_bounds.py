@@ -21,7 +21,7 @@ from headscope.data import open_corpus
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import LONGEST, TranslateOptions
 from headscope.heads import HeadId, select_heads
-from headscope.model.search import SearchConfig
+from headscope.model.search_config import SearchConfig
 from headscope.model.transformer_config import StackConfig
 from headscope.parses import read_conllu
 from headscope.plain import KEY_PARTS, from_plain, read_toml

@@ -15,8 +15,10 @@ from oracles.swaps import differing, state
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
 from headscope.training.composed import combine, find_variant, intersected
+from headscope.training.moment import Moment
+from headscope.training.options import option
 from headscope.training.swaps import Swap, exchange
-from headscope.training.variant import VARIANTS, Moment, NoOptions, Variant, option
+from headscope.training.variant import VARIANTS, NoOptions, Variant
 from headscope.training.variants.disagreement import Disagreement
 from headscope.training.variants.mixing import Mixing, matrices_of
 

@@ -27,7 +27,7 @@ from headscope.report.run import RunError
 from headscope.training.batches import collate, epoch_plan
 from headscope.training.composed import find_variant
 from headscope.training.engine import train
-from headscope.training.variant import Moment
+from headscope.training.moment import Moment
 
 METHODS = ("base", "advanced", "pairwise")
 MODULES = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from headscope import data
+from headscope import batching
 from headscope.accumulate import FOLDS
-from headscope.data import Batch, Corpus, Encoded, Losses, Sentence, batches, open_corpus, side
+from headscope.batching import Losses, batches
+from headscope.data import Corpus, Sentence, open_corpus
+from headscope.encoded import Batch, Encoded, side
 from headscope.errors import DataError
 from headscope.lines import read_lines
 from headscope.parses import Parse, Relation, Token
@@ -251,7 +253,7 @@ LENGTHS = [(37 * number) % 23 + 1 for number in range(211)]
 def test_every_sentence_once_in_its_fold_and_within_the_budget(
     monkeypatch: pytest.MonkeyPatch, window: int, tokens: int
 ) -> None:
-    monkeypatch.setattr(data, "WINDOW", window)
+    monkeypatch.setattr(batching, "WINDOW", window)
     found = cut(corpus(LENGTHS), tokens=tokens)
     numbers = [number for batch in found for number in batch.indices.tolist()]
     assert sorted(numbers) == list(range(len(LENGTHS)))
@@ -283,7 +285,7 @@ def test_budget_holds_for_the_longer_side() -> None:
 
 def test_windows_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than a window is held: batches come while later sentences are unread."""
-    monkeypatch.setattr(data, "WINDOW", 5)
+    monkeypatch.setattr(batching, "WINDOW", 5)
     read = []
     whole = corpus(LENGTHS)
 

@@ -20,7 +20,7 @@ from headscope import each_head, quality
 from headscope.accumulate import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
-from headscope.data import Batch, side
+from headscope.encoded import Batch, side
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
 from headscope.formats.base import IGNORED
 from headscope.formats.native import NATIVE

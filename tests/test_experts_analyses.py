@@ -15,10 +15,12 @@ from test_experts import disturbed
 
 from headscope.analyses.experts import mutual_information
 from headscope.analysis import ANALYSES, Options
+from headscope.batching import BatchingOptions
 from headscope.data import Corpus, Sentence
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
-from headscope.plan import Pace, Study, analyze
+from headscope.plan import analyze
+from headscope.study import Study
 
 WORDS = [f"w{number}" for number in range(4, 19)]
 
@@ -44,7 +46,9 @@ def checkpoint() -> Any:
 
 def study(its: Any, *names: str, tokens: int = 60) -> Study:
     chosen = [ANALYSES.get(name) for name in names]
-    return analyze(its, corpus(), analyses=chosen, options=Options(seed=3), pace=Pace(tokens=tokens), replicates=19)
+    return analyze(
+        its, corpus(), analyses=chosen, options=Options(seed=3), pace=BatchingOptions(tokens=tokens), replicates=19
+    )
 
 
 def gates_of(its: Any, module: Experts, sentence: Sentence) -> tuple[torch.Tensor, list[int], list[bool]]:

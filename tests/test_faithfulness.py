@@ -13,8 +13,8 @@ from oracles import speakers
 from headscope.accumulate import Bootstrap, GroupSums, Ratio
 from headscope.analysis import ANALYSES, Options
 from headscope.assets import demo_checkpoint
+from headscope.batching import Losses, batches
 from headscope.config import AnalyzeConfig
-from headscope.data import Losses, batches
 from headscope.errors import CheckpointError, ConfigError
 from headscope.faithfulness.harm import Harm, measure
 from headscope.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of

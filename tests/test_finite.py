@@ -17,7 +17,8 @@ from test_story_of_heads import HP, story, written
 from headscope.accumulate import Ratio
 from headscope.analysis import ANALYSES, Options
 from headscope.cli import main
-from headscope.data import Batch, Corpus, Encoded, Sentence, side
+from headscope.data import Corpus, Sentence
+from headscope.encoded import Batch, Encoded, side
 from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import TranslateOptions, open_checkpoint
 from headscope.formats.finite import finite

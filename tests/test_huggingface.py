@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from headscope.capture import capture_once
-from headscope.data import Batch, Encoded, side
+from headscope.encoded import Batch, Encoded, side
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site

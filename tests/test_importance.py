@@ -16,12 +16,14 @@ from oracles.speakers import SPEAKERS, asked
 
 from headscope.accumulate import FOLDS, Ratio
 from headscope.analysis import Analysis, Heads, Options
-from headscope.data import Batch
+from headscope.batching import BatchingOptions
+from headscope.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.gates import gated, masked
 from headscope.heads import HeadId, Site, all_heads
-from headscope.plan import Pace, Study, analyze, choose
+from headscope.plan import analyze, choose
+from headscope.study import Study
 
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32
@@ -35,7 +37,7 @@ def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> Study:
         speakers.corpus(kind),
         analyses=choose(only=names),
         options=Options(**options),
-        pace=Pace(tokens=tokens),
+        pace=BatchingOptions(tokens=tokens),
         replicates=11,
     )
 

@@ -15,12 +15,13 @@ from oracles import speakers
 
 from headscope.analysis import Options
 from headscope.assets import demo_checkpoint
+from headscope.batching import BatchingOptions
 from headscope.config import AnalyzeConfig
 from headscope.data import Corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.gradients import frozen
-from headscope.plan import Pace, analyze, choose
+from headscope.plan import analyze, choose
 from headscope.runs import run_analysis
 
 
@@ -118,6 +119,8 @@ def test_a_corpus_without_any_label() -> None:
     lines = [sentence._replace(source="") for sentence in corpus]
     nothing = Corpus("tiny", len(lines), "0" * 40, lambda: iter(lines))
     names = ("gradient", "taylor", "direct_logit")
-    study = analyze(its, nothing, analyses=choose(only=names), options=Options(), pace=Pace(tokens=9), replicates=11)
+    study = analyze(
+        its, nothing, analyses=choose(only=names), options=Options(), pace=BatchingOptions(tokens=9), replicates=11
+    )
     for name in names:
         assert study.heads[name].isna().all()

@@ -14,13 +14,13 @@ from oracles import native
 from safetensors.torch import load_file, save_file
 
 from headscope.analysis import Options
-from headscope.data import Batch, side
+from headscope.encoded import Batch, side
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.heads import Site
-from headscope.model.search import SearchConfig
+from headscope.model.search_config import SearchConfig
 from headscope.plain import from_plain, to_plain, to_toml
 from headscope.vocabulary import Splitter, Vocabulary
 
@@ -149,8 +149,9 @@ def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
 
 
 def test_the_driver_analyses_it(tmp_path: Path) -> None:
+    from headscope.batching import BatchingOptions
     from headscope.data import open_corpus
-    from headscope.plan import Pace, analyze, choose
+    from headscope.plan import analyze, choose
 
     loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
     (tmp_path / "s").write_text("abc f g\nf f abc\n" * 5, encoding="utf-8")
@@ -162,7 +163,7 @@ def test_the_driver_analyses_it(tmp_path: Path) -> None:
         corpus,
         analyses=chosen,
         options=Options(),
-        pace=Pace(tokens=64, limit=20, long="truncate"),
+        pace=BatchingOptions(tokens=64, limit=20, long="truncate"),
         replicates=10,
     )
     assert len(study.heads) == 16

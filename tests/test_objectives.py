@@ -11,7 +11,8 @@ from oracles import speakers, tiny
 from oracles.shuffled import together
 from oracles.speakers import SPEAKERS, asked
 
-from headscope.data import Batch, Losses, batches
+from headscope.batching import Losses, batches
+from headscope.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.objectives.base import OBJECTIVES, Outcome, choose_objective, default_objective

@@ -16,10 +16,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 
 from headscope.gates import gated
 from headscope.heads import HeadId, Site
+from headscope.relevance.backward import Backward
 from headscope.relevance.readout import Relevance, over_heads
 from headscope.relevance.recording import Recorded, recording
 from headscope.relevance.rules import Rules
-from headscope.relevance.rulesets import RULE_SETS, Backward
+from headscope.relevance.rulesets import RULE_SETS
 
 NAMES = ("gradient", "cp", "attnlrp", "epsilon")
 SITES = {"encoder": Site.ENCODER_SELF, "decoder": Site.DECODER_SELF, "cross": Site.CROSS}

@@ -6,8 +6,9 @@ import torch
 from oracles import native as models
 
 from headscope.model.mixing.experts import experts_of
+from headscope.relevance.backward import Backward
 from headscope.relevance.recording import recording
-from headscope.relevance.rulesets import RULE_SETS, Backward
+from headscope.relevance.rulesets import RULE_SETS
 
 
 def test_factors_of_experts_are_constants() -> None:

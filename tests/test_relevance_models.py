@@ -13,14 +13,15 @@ from oracles import tiny
 from torch import Tensor, nn
 
 from headscope.analysis import Options
-from headscope.data import Batch, Losses, batches
+from headscope.batching import BatchingOptions, Losses, batches
+from headscope.encoded import Batch
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from headscope.model import attention
-from headscope.plan import Pace, analyze, choose
-from headscope.relevance.explain import explain_backward
+from headscope.plan import analyze, choose
+from headscope.relevance.backward import Backward, explain_backward
 from headscope.relevance.recording import recording
-from headscope.relevance.rulesets import RULE_SETS, Backward, Explanation
+from headscope.relevance.rulesets import RULE_SETS, Explanation
 
 NAMES = ("gradient", "cp", "attnlrp", "epsilon")
 EXPLAINED = [each for each in ARCHITECTURES if each.name != "gpt_oss"]  # its router has no rule
@@ -250,7 +251,7 @@ def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
         corpus,
         analyses=choose(only=["lrp"]),
         options=chosen,
-        pace=Pace(tokens=101),
+        pace=BatchingOptions(tokens=101),
         replicates=13,
         detail=detail,
     )

@@ -15,7 +15,9 @@ from headscope.capture import capture
 from headscope.errors import ConfigError
 from headscope.gates import gated
 from headscope.heads import HeadId, Site
-from headscope.model.search import Hypothesis, SearchConfig, search
+from headscope.model.beams import Hypothesis
+from headscope.model.search import search
+from headscope.model.search_config import SearchConfig
 from headscope.model.transformer import Transformer
 
 START = END = 2

@@ -16,8 +16,10 @@ from oracles import tiny
 
 from headscope.accumulate import GroupSums, Ratio
 from headscope.analysis import Options
-from headscope.plan import Pace, Study, analyze, choose
+from headscope.batching import BatchingOptions
+from headscope.plan import analyze, choose
 from headscope.processes import Processes
+from headscope.study import Study
 
 REPLICATES = 20
 WORDS = ("old", "small", "lazy", "brown", "quick", "young", "tired")
@@ -42,7 +44,7 @@ def studied(kind: str, processes: Processes, names: list[str]) -> Study:
         tiny.corpus(2, count=23, target=kind == "t5"),
         analyses=choose(also=names),
         options=Options(ranks=torch.arange(1, 54), ig_steps=3, shapley_samples=1, detail=True),
-        pace=Pace(tokens=64),
+        pace=BatchingOptions(tokens=64),
         replicates=REPLICATES,
         detail=True,
         processes=processes,

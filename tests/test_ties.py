@@ -15,12 +15,13 @@ from headscope.analysis import ANALYSES, Options
 from headscope.cli.summary import _sharpest
 from headscope.data import Corpus, Sentence
 from headscope.heads import HeadId, Site, all_heads
-from headscope.plan import Study, analyze
+from headscope.plan import analyze
 from headscope.pruning.gating import gating
 from headscope.pruning.l0 import L0, L0Options
 from headscope.pruning.ranking import rank
 from headscope.pruning.subset import Subset, SubsetOptions
 from headscope.pruning.topk import tie_remarks, tied_at
+from headscope.study import Study
 
 
 def study(its: Any, corpus: Corpus, *names: str) -> Study:

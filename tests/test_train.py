@@ -28,11 +28,13 @@ from headscope.training.batches import Batch, Pairs, Texts, collate, cut, epoch_
 from headscope.training.checkpoints import average
 from headscope.training.config import TrainConfig
 from headscope.training.engine import Outcome, make_run, train
+from headscope.training.loop import Silent
+from headscope.training.moment import Moment
 from headscope.training.normalise import normaliser
 from headscope.training.progress import Progress
 from headscope.training.run import Run
 from headscope.training.schedules import rate
-from headscope.training.variant import Moment, Variant
+from headscope.training.variant import Variant
 from headscope.training.variants.baseline import Baseline
 from headscope.translate import translate_lines
 from headscope.vocabulary import Splitter, Vocabulary
@@ -345,6 +347,23 @@ def test_training_starts_from_a_checkpoint(trained: Outcome, texts: Path, tmp_pa
     assert mine.target == theirs.target
     with pytest.raises(ConfigError, match="is a model for --kind translation"):
         make_run(small(texts, kind="lm", target=None, valid_target=None, **more), baseline())
+
+
+def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
+    class Told(Silent):
+        def remarked(self, text: str) -> None:
+            told.append(text)
+
+    told: list[str] = []
+    foreign = tmp_path / "source"
+    foreign.write_text("жжж\n" * 150, encoding="utf-8")
+    train(small(texts, out=tmp_path / "first"), baseline(), listener=Told())
+    assert told == []
+    common = {"out": tmp_path / "foreign", "init": str(tmp_path / "first" / "last"), "valid_source": None}
+    train(small(texts, source=foreign, valid_target=None, **common), baseline(), listener=Told())
+    assert len(told) == 1 and "of the source's pieces are unknown to the vocabulary; is it tokenised" in told[0]
+    counts = json.loads((tmp_path / "foreign" / "run.json").read_text())["data"]["unknown_pieces"]
+    assert counts["source"] == {"pieces": 300, "unknown": 150, "share": 0.5} and counts["target"]["unknown"] == 0
 
 
 def test_early_stopping_counts_validations_without_a_better_one(texts: Path, tmp_path: Path) -> None:

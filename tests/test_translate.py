@@ -17,7 +17,7 @@ from oracles.checkpoints import SOURCES
 
 from headscope.cli import main
 from headscope.cli import translate as command
-from headscope.data import Batch, side
+from headscope.encoded import Batch, side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats import base
 from headscope.formats.base import TranslateOptions

@@ -16,8 +16,9 @@ from headscope.heads import HeadId, Site
 from headscope.training.composed import find_variant
 from headscope.training.engine import make_run, train
 from headscope.training.head_scores import SCORES, head_scores
+from headscope.training.moment import Moment
 from headscope.training.swaps import Swap, exchange
-from headscope.training.variant import VARIANTS, Moment
+from headscope.training.variant import VARIANTS
 
 SWAPS = '[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
 SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1000}

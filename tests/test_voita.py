@@ -14,7 +14,7 @@ import transformers
 from oracles import voita as slow
 from torch import Tensor
 
-from headscope.data import IGNORED, Batch, side
+from headscope.encoded import IGNORED, Batch, side
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.gates import gated

@@ -11,7 +11,7 @@ import torch
 from oracles import checkpoints, native, tiny
 from torch import Tensor
 
-from headscope.data import Batch, Encoded, padded, side
+from headscope.encoded import Batch, Encoded, padded, side
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.relevance import voita_batches
 from headscope.relevance.readout import Relevance

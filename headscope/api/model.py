@@ -15,11 +15,11 @@ from headscope.api.scoring import evaluation_of, head_scores_of, translations_of
 from headscope.api.selection import Heads, heads_of
 from headscope.api.study import Study
 from headscope.api.texts import Text, given
+from headscope.batching import BatchingOptions
 from headscope.errors import ConfigError
 from headscope.formats.base import Companions, TranslateOptions
 from headscope.gates import masked
 from headscope.heads import HeadId
-from headscope.plan import Pace
 from headscope.pruning.remove import Removed, Shrunk
 from headscope.pruning.verify import Verified
 from headscope.quality import Evaluation, TextMode
@@ -124,7 +124,7 @@ class Model(OpenModel):
             parse=parse,
             lowest=lowest,
             first=max_sentences,
-            pace=Pace(tokens=batch_tokens, limit=max_length),
+            pace=BatchingOptions(tokens=batch_tokens, limit=max_length),
             seed=seed,
             at_work=self.gates,
             progress=progress,

@@ -12,7 +12,7 @@ from headscope.api.options import in_python, python_errors
 from headscope.api.selection import GateValues, Heads, gates_name, gates_of, heads_of
 from headscope.api.texts import Text, given
 from headscope.capture import Captured, capture
-from headscope.data import Batch, side
+from headscope.encoded import Batch, side
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, Companions
 from headscope.gates import gated, masked

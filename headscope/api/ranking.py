@@ -6,25 +6,25 @@ import importlib.metadata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import headscope
 from headscope.analysis import Options
 from headscope.api.options import PathName
 from headscope.api.reporting import Report, progress_of
 from headscope.api.selection import Heads, heads_of
 from headscope.api.study import Study
 from headscope.api.texts import Given
+from headscope.batching import BatchingOptions
 from headscope.data import Corpus
 from headscope.errors import ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.places import still
-from headscope.plan import Pace
 from headscope.pruning.criterion import Question, column_named, criterion_named
 from headscope.pruning.gating import Gating, gating
 from headscope.pruning.rank_run import table
 from headscope.pruning.ranking import rank
 from headscope.results import Signature
+from headscope.version import VERSION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +102,7 @@ def measured_ranking(
     parse: PathName | None,
     lowest: bool,
     first: int,
-    pace: Pace,
+    pace: BatchingOptions,
     seed: int,
     at_work: str,
     progress: Report,
@@ -138,6 +138,6 @@ def _signature(checkpoint: Checkpoint, corpus: Corpus | None, shaped: dict[str, 
             "dtype": str(checkpoint.dtype).removeprefix("torch."),
             "device": checkpoint.device.type,
             "torch": importlib.metadata.version("torch"),
-            "v": headscope.__version__,
+            "v": VERSION,
         }
     )

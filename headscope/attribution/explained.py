@@ -13,7 +13,7 @@ from torch import Tensor
 from headscope.accumulate import Ratio
 from headscope.attribution.gatevector import Contexts, GateFunction, Keep, split
 from headscope.attribution.replacements import replacement
-from headscope.data import Batch
+from headscope.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site
 from headscope.memory import reuse_freed_memory

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from headscope.accumulate import Array, GroupSums, Ratio
-from headscope.data import Corpus, Losses, batches
+from headscope.batching import Losses, batches
+from headscope.data import Corpus
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.gates import masked
 from headscope.heads import HeadId

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bounds import check_numbers
-from headscope.data import IGNORED as IGNORED
-from headscope.data import Batch, Encoded
+from headscope.encoded import IGNORED as IGNORED
+from headscope.encoded import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.finite import refuse_damaged_model
 from headscope.heads import Layout, Site

@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-import headscope
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
@@ -21,6 +20,7 @@ from headscope.model.transformer import Transformer
 from headscope.output.folders import Build
 from headscope.output.kinds import MODEL_FILES, OutputKind
 from headscope.output.rule import Input
+from headscope.version import VERSION
 
 Goal = Literal["native", "huggingface"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
@@ -68,7 +68,7 @@ def _record(
 ) -> dict[str, Any]:
     """What `conversion.json` says."""
     return {
-        "headscope": headscope.__version__,
+        "headscope": VERSION,
         "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         "to": goal,
         "architecture": architecture,

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headscope.data import Batch, Side
+from headscope.encoded import Batch, Side
 from headscope.errors import CheckpointError, NumericalError
 from headscope.model.overflow import first_non_finite, is_finite
 from headscope.model.places import walking

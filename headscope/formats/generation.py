@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from headscope.data import Batch, Encoded, Side, side
+from headscope.encoded import Batch, Encoded, Side, side
 from headscope.errors import CheckpointError, ConfigError, NumericalError
 from headscope.formats.base import IGNORED, Checkpoint, Predicts, TranslateOptions, Translation
 from headscope.formats.finite import finite, refuse_overflow

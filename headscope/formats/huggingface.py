@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from headscope.bounds import MOST_LAYERS
-from headscope.data import Encoded
+from headscope.encoded import Encoded
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
 from headscope.formats.generation import Predicting

@@ -23,7 +23,7 @@ from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeE
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
-from headscope.model.search import SearchConfig
+from headscope.model.search_config import SearchConfig
 from headscope.model.transformer import Transformer
 from headscope.model.transformer_config import TransformerConfig
 from headscope.output.kinds import OutputKind

@@ -19,7 +19,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.npz import Arrays
 from headscope.formats.story_keys import SOURCE, TARGET
 from headscope.heads import Site
-from headscope.model.search import SearchConfig
+from headscope.model.search_config import SearchConfig
 from headscope.model.transformer_config import StackConfig, TransformerConfig
 from headscope.plain import from_plain, read_toml
 from headscope.reading import read_json

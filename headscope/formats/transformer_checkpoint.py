@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.data import Batch, Encoded, side
+from headscope.encoded import Batch, Encoded, side
 from headscope.errors import CheckpointError, DataError, NumericalError
 from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName, TranslateOptions, Translation
 from headscope.formats.finite import finite, refuse_overflow
-from headscope.model.search import Hypothesis, SearchConfig, search
+from headscope.model.beams import Hypothesis
+from headscope.model.search import search
+from headscope.model.search_config import SearchConfig
 from headscope.model.transformer import Transformer
 from headscope.model.transformer_config import StackConfig, TransformerConfig
 from headscope.threads import threads_for_pass

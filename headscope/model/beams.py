@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headscope.errors import NumericalError
-
-if TYPE_CHECKING:
-    from headscope.model.search import SearchConfig
+from headscope.model.search_config import SearchConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,15 @@ class Limits(NamedTuple):
     def keep(self, rows: Tensor) -> Limits:
         """Those of some of the sentences."""
         return Limits(self.most[rows], self.least[rows])
+
+
+def length_limits(config: SearchConfig, lengths: Tensor) -> Limits:
+    """Bounds on the number of tokens of a translation, for source lengths [b]."""
+    most = (lengths * config.max_ratio + config.max_extra).long()
+    least = (lengths * config.min_ratio).long() + config.min_extra
+    if config.limit is not None:
+        most = most.clamp_max(config.limit)
+    return Limits(most.clamp_min(0), torch.minimum(least.clamp_min(0), most.clamp_min(0)))
 
 
 class Chosen(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from headscope.data import Batch
+from headscope.encoded import Batch
 from headscope.errors import ConfigError, NumericalError
 from headscope.registry import Registry
 

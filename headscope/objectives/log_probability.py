@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.data import Batch
+from headscope.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.objectives.base import Objective, Outcome, objective
 from headscope.objectives.predictions import negative_log_likelihood, no_words

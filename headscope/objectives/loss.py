@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headscope.data import IGNORED, Batch
+from headscope.encoded import IGNORED, Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.likelihood import hidden_at_random

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-import headscope
+from headscope.batching import BatchingOptions, sentence_limit
 from headscope.data import Corpus, open_corpus
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
@@ -23,11 +23,11 @@ from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
 from headscope.output.files import written
 from headscope.output.folders import Build
 from headscope.output.kinds import MODEL_FILES, OutputKind
-from headscope.plan import Pace, sentence_limit
 from headscope.pruning.export import Written, choose
 from headscope.pruning.gating import Gating, gating
 from headscope.results import Signature
 from headscope.unknown_pieces import count_unknown
+from headscope.version import VERSION
 
 SAMPLED = 512  # sentences whose unknown pieces are counted
 RECORD, STATE, MODEL, PRUNED = "pruning.json", "state.pt", "model", "pruned"
@@ -122,7 +122,7 @@ def open_choice(config: ChoiceConfig, *, trains: bool) -> Opened:
     _check_export(config, checkpoint)
     protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
     found = gating(checkpoint.places, sites=config.sites, protect=protect)
-    limit = sentence_limit(checkpoint, Pace(limit=config.max_length))
+    limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
     remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
     if config.valid_source is None and trains:
         remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
@@ -189,7 +189,7 @@ class Choice:
     def record(self) -> dict[str, Any]:
         """What `pruning.json` says."""
         return {
-            "headscope": headscope.__version__,
+            "headscope": VERSION,
             "method": self.method,
             "source": self.source,
             "signature": str(self.signature),
@@ -283,6 +283,6 @@ def signature(method: str, opened: Opened, config: ChoiceConfig, **more: str) ->
             "device": checkpoint.device.type,
             "torch": importlib.metadata.version("torch"),
             "seed": str(config.seed),
-            "v": headscope.__version__,
+            "v": VERSION,
         }
     )

@@ -14,13 +14,14 @@ from typing import ClassVar
 import pandas as pd
 
 from headscope.analysis import ANALYSES, Options
+from headscope.batching import BatchingOptions
 from headscope.data import Corpus
 from headscope.errors import ConfigError
 from headscope.faithfulness.orders import Scores, head_ids
 from headscope.formats.base import Checkpoint
 from headscope.gates import masked
 from headscope.heads import HeadId
-from headscope.plan import Pace, analyze, choose
+from headscope.plan import analyze, choose
 from headscope.registry import Registry, unknown
 
 REPLICATES = 2  # intervals are not looked at
@@ -32,7 +33,7 @@ class Question:
 
     checkpoint: Checkpoint
     corpus: Corpus | None = None
-    pace: Pace = field(default_factory=Pace)
+    pace: BatchingOptions = field(default_factory=BatchingOptions)
     options: Options = field(default_factory=Options)
     removed: Sequence[HeadId] = ()
 

@@ -9,7 +9,8 @@ from itertools import islice
 import numpy as np
 import torch
 
-from headscope.data import Batch, Corpus, Encoded, padded, side
+from headscope.data import Corpus
+from headscope.encoded import Batch, Encoded, padded, side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.likelihood import hidden_at_random

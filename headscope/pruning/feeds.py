@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.assets import sample
-from headscope.data import Side, side
+from headscope.encoded import Side, side
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.lines import Lines, read_lines, text_name

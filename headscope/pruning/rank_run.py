@@ -12,13 +12,13 @@ import pandas as pd
 import torch
 
 from headscope.analysis import Options
+from headscope.batching import BatchingOptions
 from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.heads import HeadId
 from headscope.output.folders import Build
 from headscope.output.rule import inputs_of
-from headscope.plan import Pace
 from headscope.progress import Progress, no_progress
 from headscope.pruning.choice import CHOICE, Choice, ChoiceConfig, Opened, open_choice, signature, write_choice
 from headscope.pruning.criterion import CRITERIA, Criterion, Measured, Question, column_named, criterion_named
@@ -194,7 +194,7 @@ def _check(its: Criterion, config: RankConfig, opened: Opened) -> None:
 
 def _question(config: RankConfig, opened: Opened) -> Question:
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
-    pace = Pace(tokens=config.batch_tokens, limit=config.max_length)
+    pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
     return Question(opened.checkpoint, corpus, pace, Options(seed=config.seed))
 
 

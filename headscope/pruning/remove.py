@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import Tensor
 
-import headscope
 from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
@@ -29,10 +28,11 @@ from headscope.output.rule import inputs_of
 from headscope.pruning.export import Export, Written, choose
 from headscope.pruning.feeds import Texts, outputs, texts
 from headscope.pruning.removal import Removal, keeping, plan
-from headscope.pruning.savings import Pace, Size, paces, size
+from headscope.pruning.savings import Size, Timing, paces, size
 from headscope.pruning.verify import Verified, apart, reference, require, tolerance_of, verify
 from headscope.reading import is_file
 from headscope.results import Signature
+from headscope.version import VERSION
 
 RECORD = "pruning.json"
 REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL_FILES)
@@ -90,7 +90,7 @@ class Removed:
     verified: Verified
     before: Size
     after: Size
-    paces: tuple[Pace, ...]
+    paces: tuple[Timing, ...]
     notes: tuple[str, ...]
     signature: Signature
     onnx: float | None = None
@@ -197,7 +197,7 @@ def write_shrunk(
 
             progress("exporting to ONNX")
             far = export_onnx(done.checkpoint, done.data, made / "model.onnx")
-    times: tuple[Pace, ...] = ()
+    times: tuple[Timing, ...] = ()
     if config.rounds and whole is not None:
         progress("timing")
         times = tuple(paces(whole, done.checkpoint, done.data, batch=config.batch, rounds=config.rounds))
@@ -229,7 +229,7 @@ def record(found: Removed, config: RemoveConfig) -> dict[str, Any]:
         kept.setdefault(site.value, {})[str(layer)] = list(heads)
     inside = found.path != config.out
     return {
-        "headscope": headscope.__version__,
+        "headscope": VERSION,
         "source": found.source,
         "output": {"format": found.format, "export": found.export, "file": found.path.name if inside else "."},
         "heads": _list_file(config),
@@ -293,6 +293,6 @@ def _signature(checkpoint: Checkpoint, export: Export, removal: Removal, data: T
             "dtype": str(checkpoint.dtype).removeprefix("torch."),
             "torch": importlib.metadata.version("torch"),
             "tf": importlib.metadata.version("transformers"),
-            "v": headscope.__version__,
+            "v": VERSION,
         }
     )

@@ -43,7 +43,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Timing:
     """Median seconds of one run before and after, and their ratio."""
 
     what: str
@@ -76,7 +76,7 @@ def flops(model: nn.Module, one: Feed) -> int:
     return int(counter.get_total_flops())
 
 
-def paces(before: Checkpoint, after: Checkpoint, data: Texts, *, batch: int, rounds: int) -> list[Pace]:
+def paces(before: Checkpoint, after: Checkpoint, data: Texts, *, batch: int, rounds: int) -> list[Timing]:
     """Forward passes over one sentence and over `batch` sentences, and beam search over one and over a few."""
     found = []
     for rows in dict.fromkeys((1, fitting(before, data, batch))):
@@ -99,12 +99,12 @@ def fitting(checkpoint: Checkpoint, data: Texts, batch: int) -> int:
     return max(min(batch, MOST_BYTES // (tokens * max(vocabularies(checkpoint)) * 4)), 1)
 
 
-def pace(what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int) -> Pace:
+def pace(what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int) -> Timing:
     """Time two functions in turns, after one run of each that does not count."""
     before(), after()
     pairs = [(_seconds(before), _seconds(after)) for _ in range(rounds)]
     olds, news = zip(*pairs, strict=True)
-    return Pace(what, sentences, median(olds), median(news), median(olds) / median(news))
+    return Timing(what, sentences, median(olds), median(news), median(olds) / median(news))
 
 
 def many(feeds: tuple[Feed, ...], rows: int) -> Feed:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pandas as pd
 
-import headscope
 from headscope.errors import ConfigError
 from headscope.formats.native import DIRECTORY
 from headscope.heads import SITES
@@ -39,6 +38,7 @@ from headscope.pruning.sweep_work import (
 )
 from headscope.results import Signature, write_json
 from headscope.training.outputs import TRAINING
+from headscope.version import VERSION
 
 RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
 _RUN = f"{RUNS}/*"
@@ -163,7 +163,7 @@ def _record(bench: Bench) -> dict[str, Any]:
     if config.from_scratch:
         digests["recipe"] = recipe_digest(config, bench.checkpoint)
     return {
-        "headscope": headscope.__version__,
+        "headscope": VERSION,
         "signature": str(_signature(bench)),
         "source": {
             "path": config.checkpoint,

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from headscope.analysis import Options
+from headscope.batching import BatchingOptions
 from headscope.errors import ConfigError
 from headscope.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint, TranslateOptions
@@ -17,7 +18,6 @@ from headscope.heads import HeadId, all_heads
 from headscope.likelihood import Reading
 from headscope.output.files import written
 from headscope.output.rule import check_inputs, inputs_of
-from headscope.plan import Pace
 from headscope.pruning.choice import ChoiceConfig, open_choice
 from headscope.pruning.criterion import Question, criterion_named
 from headscope.pruning.scores_file import read_scores
@@ -94,7 +94,7 @@ class Bench:
         its, corpus, config = criterion_named(method), self.opened.corpus, self.config
         if corpus is not None:
             corpus = replace(corpus, count=min(corpus.count, config.score_sentences))
-        pace = Pace(tokens=config.batch_tokens, limit=config.max_length)
+        pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
         found = its.scores(Question(self.checkpoint, corpus, pace, Options(seed=seed)))
         rows = [{"site": each.site.value, "layer": each.layer, "head": each.head, "score": found.get(each)}
                 for each in all_heads(self.checkpoint.layout)]  # fmt: skip

@@ -16,7 +16,7 @@ from headscope.pruning.criterion import criterion_named
 from headscope.pruning.gating import Gating
 from headscope.registry import unknown
 from headscope.training.config import plain_value
-from headscope.training.variant import check_choices
+from headscope.training.options import check_choices
 
 LEARNT = ("l0", "subset")
 DRAWN = ("random", "shapley")  # rankings that follow from the seed; the others are the same for every seed

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-import headscope
 from headscope.errors import ConfigError
 from headscope.output.files import written
 from headscope.output.folders import replacement, to_resume, workplace
@@ -19,6 +18,7 @@ from headscope.progress import Progress, no_progress
 from headscope.pruning.choice import CHOICE
 from headscope.pruning.l0 import L0Options
 from headscope.pruning.learn import LearnConfig, finished, resumable, run_learning
+from headscope.version import VERSION
 
 RECORD, TABLE = "lambdas.json", "sweep.csv"
 _RUNS = CHOICE.within("lambda-*")
@@ -60,7 +60,7 @@ def run_lambdas(config: LearnConfig, strengths: Sequence[float], *, progress: Pr
         rows = [_row(record, strength) for record, strength in zip(records.values(), strengths, strict=True)]
         table = pd.DataFrame(rows)
         written(place.path / TABLE, lambda path: table.to_csv(path, index=False))
-        place.seal({"headscope": headscope.__version__, "lambdas": list(strengths)})
+        place.seal({"headscope": VERSION, "lambdas": list(strengths)})
         place.finish()
     return LambdaSweep(config, {folder: contents(folder, CHOICE).record for folder in records}, table)
 

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from headscope.accumulate import GROUPS, LEVEL, Array, Bootstrap, GroupSums, Ratio
-from headscope.data import Corpus, Losses, batches
+from headscope.batching import Losses, batches
+from headscope.data import Corpus
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.likelihood import Reading, likelihood

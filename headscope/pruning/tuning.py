@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headscope.data import Batch
+from headscope.encoded import Batch
 from headscope.errors import ConfigError, NumericalError, TrainingError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.gates import closed, gated

@@ -1,18 +1,18 @@
-"""Named rule sets. A new one is a registration here or in a file of its own in this folder."""
+"""What a rule set is, and the registry of them. A new one is a file of its own in this folder."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from headscope.data import Batch
+from headscope.encoded import Batch
+from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.registry import Registry
 from headscope.relevance.readout import Relevance
-from headscope.relevance.rules import Rules
 
 if TYPE_CHECKING:
     from headscope.formats.base import Checkpoint
@@ -35,6 +35,23 @@ class Explanation:
     relevance: dict[Where, Relevance]
     counts: Tensor
     values: Tensor
+
+
+def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Target) -> str:
+    """In a word, what is explained: "top1" (or the other targets) of words or classes, or "representation".
+
+    ConfigError where a model has no such target.
+    """
+    if checkpoint.predicts == "nothing" or (checkpoint.two_sided and not has_target):
+        if target != "top1":
+            raise ConfigError(
+                f"--target-token {target} is about predicted tokens, and there are none here; leave it out: "
+                "the mean-pooled final state is explained"
+            )
+        return "representation"
+    if checkpoint.predicts == "classes" and target == "reference":
+        raise ConfigError("--target-token reference: the text says no class; choose top1 or contrastive")
+    return target
 
 
 class RuleSet(ABC):
@@ -64,48 +81,3 @@ RULE_SETS: Registry[RuleSet] = Registry("rule set", package="headscope.relevance
 def register(rule_set: RuleSet) -> RuleSet:
     """Add a rule set under its name."""
     return RULE_SETS.register(rule_set.name, rule_set, where=type(rule_set).__module__)
-
-
-@dataclass(frozen=True)
-class Backward(RuleSet):
-    """Rules for a backward pass through the model as it is; several of them share one forward pass.
-
-    Values are explained, not indicators: relevance at the output is the logit itself.
-    """
-
-    name: str
-    summary: str
-    rules: Rules = field(default_factory=Rules)
-
-    def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
-        return None
-
-    def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:  # noqa: D102
-        from headscope.relevance.explain import explain_backward
-
-        return explain_backward(checkpoint, batch, [self], target=target, steps=steps)[self.name]
-
-
-register(Backward("gradient", "gradient x input: the ordinary gradient (Michel et al. 2019 without absolute values)"))
-register(
-    Backward(
-        "cp",
-        "conservative propagation: attention weights and norm deviations are constants (Ali et al. 2022); half to "
-        "each factor of a gated feed-forward layer",
-        Rules(activation="identity", norm="constant", product=0.5, weights=0.0),
-    )
-)
-register(
-    Backward(
-        "attnlrp",
-        "AttnLRP: half to values, half through the softmax to queries and keys (Achtibat et al. 2024)",
-        Rules(activation="identity", norm="constant", product=0.5, weights=0.5, values=0.5, scores=0.5),
-    )
-)
-register(
-    Backward(
-        "epsilon",
-        "as cp, with the epsilon rule at linear maps and weights x values (Bach et al. 2015; epsilon 0.25 rms)",
-        Rules(activation="identity", norm="constant", product=0.5, weights=0.0, epsilon=0.25),
-    )
-)

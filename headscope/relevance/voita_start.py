@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.data import IGNORED, Batch
+from headscope.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.objectives.predictions import predicting
 from headscope.objectives.representation import pooled
-from headscope.relevance.explain import explained_quantity
-from headscope.relevance.rulesets import Target
+from headscope.relevance.rulesets import Target, explained_quantity
 from headscope.relevance.trace_walk import Units
 from headscope.relevance.voita_rules import wide
 

@@ -42,12 +42,12 @@ def sentence_attention(
     """
     import torch
 
+    from headscope.batching import DEFAULT_LIMIT
     from headscope.capture import capture
-    from headscope.data import Batch, side
+    from headscope.encoded import Batch, side
     from headscope.formats.base import Companions, open_checkpoint
     from headscope.gates import masked
     from headscope.heads import select_heads
-    from headscope.plan import DEFAULT_LIMIT
 
     options, measured = _section(run, "options", "dicts", "hp", "bpe", "mask"), _section(run, "checkpoint", "path")
     files = {name: Path(options[name]) for name in ("dicts", "hp", "bpe") if options.get(name)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.errors import CheckpointError
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.search import SearchConfig
+from headscope.model.search_config import SearchConfig
 from headscope.model.transformer import Transformer
 from headscope.output.files import written
 from headscope.output.swap import recover, replacing

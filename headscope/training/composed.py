@@ -13,7 +13,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from headscope.errors import ConfigError
-from headscope.training.variant import VARIANTS, Gradients, Moment, NoOptions, Variant
+from headscope.training.moment import Moment
+from headscope.training.variant import VARIANTS, Gradients, NoOptions, Variant
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,7 +27,8 @@ from headscope.runfiles import nested
 from headscope.training.checkpoints import CONFIDENCE
 from headscope.training.composed import VariantChain
 from headscope.training.head_scores import SCORES, seen_of, sides_of
-from headscope.training.variant import Gradients, Moment, Variant
+from headscope.training.moment import Moment
+from headscope.training.variant import Gradients, Variant
 
 if TYPE_CHECKING:
     from headscope.training.batches import Batch

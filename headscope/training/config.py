@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
-from headscope.training.variant import check_choices, option
+from headscope.training.options import check_choices, option
 
 DATA, TEXT, MODEL, OPTIMISATION, RUN, MACHINE = (
     "Data",

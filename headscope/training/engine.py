@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import headscope
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import parameters_by_part, pick_device
@@ -28,12 +27,15 @@ from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, plain_value
 from headscope.training.history import History
 from headscope.training.loop import Listener, Loop, Reason, Silent
+from headscope.training.moment import Moment
+from headscope.training.options import check_choices
 from headscope.training.outputs import TRAINING, cleaned, training_place
 from headscope.training.prepare import Prepared, prepare
 from headscope.training.progress import Progress
 from headscope.training.run import Criterion, Run
 from headscope.training.state import check_settings, load_state, read_state
-from headscope.training.variant import Moment, Variant, check_choices
+from headscope.training.variant import Variant
+from headscope.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -108,14 +110,16 @@ def _train(
     run = make_run(config, variant, processes)
     progress = Progress() if state is None else load_state(run, state)
     if state is not None:
-        run.variant.resumed(run)
+        variant.resumed(run)
     history = None
     about = _about(run, options, command)
     if processes.main:
         history = History(config.out, update=run.moment.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", TRAINING.described(about | {"status": "running"}))
+        for text in run.data.unknown.warnings(run.data):
+            listener.remarked(text)
     begun_at = run.moment.update
-    loop = Loop(run, progress, settings, history, listener, wanted)
+    loop = Loop(run, variant, progress, settings, history, listener, wanted)
     few = threads_for_pass(run.model, config.max_tokens) if config.threads is None else nullcontext()
     with few, _recorded(config.out, about, history):
         reason = loop.train()
@@ -179,16 +183,16 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
         generator=torch.Generator().manual_seed(config.seed),
         moment=Moment(updates_planned=config.max_updates, epochs_planned=config.epochs),
     )
-    run.criterion = _criterion(run)
+    run.criterion = _criterion(run, variant)
     torch.manual_seed(config.seed + 1 + processes.rank)  # dropout
     variant.prepare(run)
     return run
 
 
-def _criterion(run: Run) -> nn.Module:
+def _criterion(run: Run, variant: Variant) -> nn.Module:
     config = run.config
     made = Criterion(run.model, smoothing=config.label_smoothing, chunked=config.precision != "fp16")
-    made.extra = lambda batch: run.variant.extra_loss(run, batch)
+    made.extra = lambda batch: variant.extra_loss(run, batch)
     whole: nn.Module = made
     if config.compile:
         made.sums = torch.compiler.disable(made.sums)  # type: ignore[method-assign, no-untyped-call]
@@ -197,7 +201,7 @@ def _criterion(run: Run) -> nn.Module:
         return whole
     on_gpu = run.device.type == "cuda"
     return nn.parallel.DistributedDataParallel(
-        whole, device_ids=[run.device] if on_gpu else None, find_unused_parameters=not run.variant.uses_all
+        whole, device_ids=[run.device] if on_gpu else None, find_unused_parameters=not variant.uses_all
     )
 
 
@@ -279,9 +283,10 @@ def _about(run: Run, options: Mapping[str, Any], command: Sequence[str]) -> dict
             "dropped": run.data.dropped,
             "validation": 0 if run.data.valid is None else len(run.data.valid),
             "vocabulary": len(run.data.target),
+            "unknown_pieces": run.data.unknown.to_json(),
         },
         "versions": {name: importlib.metadata.version(name) for name in libraries}
-        | {"headscope": headscope.__version__, "python": sys.version.split()[0]},
+        | {"headscope": VERSION, "python": sys.version.split()[0]},
         "processes": run.processes.world,
         "device": str(run.device),
         "threads": torch.get_num_threads(),
@@ -301,7 +306,7 @@ def _signature(run: Run, options: Mapping[str, Any]) -> Signature:
             "device": run.device.type,
             "torch": importlib.metadata.version("torch"),
             "seed": str(config.seed),
-            "v": headscope.__version__,
+            "v": VERSION,
         }
     )
 
@@ -321,5 +326,5 @@ def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> Outcome:
         seconds=progress.seconds,
         parameters=int(about["parameters"]["total"]),
         signature=str(about["signature"]),
-        remarks=() if reason == "interrupted" else tuple(run.variant.remarks(run, ended=True)),
+        remarks=() if reason == "interrupted" else tuple(loop.variant.remarks(run, ended=True)),
     )

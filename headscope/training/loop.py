@@ -17,6 +17,7 @@ from headscope.training.run import Run
 from headscope.training.schedules import rate
 from headscope.training.state import save_state
 from headscope.training.validate import Validation, validate
+from headscope.training.variant import Variant
 
 Reason = Literal["updates", "epochs", "patience", "interrupted"]
 
@@ -55,6 +56,7 @@ class Loop:
     """Trains a run to its end. `settings` go into the state; `interrupted` says that somebody wants to stop."""
 
     run: Run
+    variant: Variant
     progress: Progress
     settings: Mapping[str, Any]
     history: History | None
@@ -66,7 +68,7 @@ class Loop:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
         reason = self._planned_end()
         if reason is None and self.run.processes.main:
-            for text in self.run.variant.remarks(self.run, ended=False):
+            for text in self.variant.remarks(self.run, ended=False):
                 self.listener.remarked(text)
         while reason is None:
             reason = self._epoch()
@@ -80,7 +82,7 @@ class Loop:
         count = math.ceil(len(groups) / each)
         run.moment = replace(run.moment, updates_per_epoch=count)
         if run.moment.update_in_epoch == 0:
-            run.variant.before_epoch(run, run.moment)
+            self.variant.before_epoch(run, run.moment)
         while run.moment.update_in_epoch < count:
             begin = run.moment.update_in_epoch * each
             self._update(groups[begin : begin + each])
@@ -89,21 +91,21 @@ class Loop:
                 return reason
         if self._validates():
             self._validate()
-        run.variant.after_epoch(run, run.moment)
+        self.variant.after_epoch(run, run.moment)
         run.moment = replace(run.moment, epoch=run.moment.epoch + 1, update_in_epoch=0)
         self._save()
         return self._planned_end() or self._wanted_end()
 
     def _update(self, groups: list[Numbers]) -> None:
         run = self.run
-        run.variant.before_update(run, run.moment)
+        self.variant.before_update(run, run.moment)
         sums, norm = run.update(self._mine(groups))
         moment = run.moment
         done = {"update": moment.update + 1, "update_in_epoch": moment.update_in_epoch + 1}
         self.progress.latest = {"lr": rate(run.config, moment), "gradient_norm": norm}
         seen = {"sentences": moment.sentences + sums.sentences, "tokens": moment.tokens + sums.tokens}
         run.moment = replace(moment, **done, **seen)
-        run.variant.after_update(run, run.moment)
+        self.variant.after_update(run, run.moment)
         self.progress.window = self.progress.window.plus(sums)
         if run.processes.main:
             self.listener.updated(run, sums)
@@ -183,7 +185,7 @@ class Loop:
                 "nll": window.nll / window.tokens,
             }
         self.progress.window = Sums()
-        extra = run.variant.history(run)
+        extra = self.variant.history(run)
         if self.history is not None:
             self.history.add(row | dict(more) | extra)
 

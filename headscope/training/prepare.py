@@ -19,6 +19,7 @@ from headscope.training import tokenizers
 from headscope.training.batches import Numbers, Pairs, Texts
 from headscope.training.config import TrainConfig
 from headscope.training.normalise import normaliser
+from headscope.unknown_pieces import SideName, UnknownPieces
 from headscope.vocabulary import Vocabulary
 
 FOLDER, RECIPE = "data", "vocabulary.json"
@@ -38,6 +39,27 @@ class Prepared:
     valid_texts: tuple[list[str], list[str]] | None
     dropped: int
     digest: str
+
+    @property
+    def unknown(self) -> UnknownPieces:
+        """Pieces of the training text, and how many of them the vocabularies do not have."""
+        counts = UnknownPieces()
+        sides: list[tuple[SideName, Vocabulary | None, Texts | None]] = [
+            ("source", self.source, self.train.source),
+            ("target", self.target, self.train.target),
+        ]
+        for side, its, texts in sides:
+            if its is not None and texts is not None:
+                counts.read[side] = len(texts.ids)
+                counts.unknown[side] = 0 if its.unknown is None else int((texts.ids == its.unknown).sum())
+        return counts
+
+    def why_unknown(self, side: SideName) -> str:
+        """What unknown pieces of a side probably come from, and what to do."""
+        its = self.source if side == "source" and self.source is not None else self.target
+        if its.splitter.codes is not None:
+            return "is it tokenised and cased as the text that the vocabulary was learnt from?"
+        return "it was taken as already split into pieces: give --bpe CODES, or split it with the codes of --init"
 
 
 def read_texts(config: TrainConfig) -> tuple[Corpus, Corpus | None]:

@@ -6,10 +6,10 @@ What variants see of the engine (`headscope.training.variant`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,9 @@ from headscope.processes import Processes
 from headscope.training.batches import Batch, batches, plan
 from headscope.training.config import TrainConfig
 from headscope.training.losses import Sums, smoothed_cross_entropy
+from headscope.training.moment import Moment
 from headscope.training.prepare import Prepared
 from headscope.training.schedules import rate
-from headscope.training.variant import Moment, Variant
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken
@@ -66,6 +66,28 @@ class Criterion(nn.Module):
         return smooth, nll.detach()
 
 
+class UpdateRule(Protocol):
+    """What a run asks of its variant (`headscope.training.variant.Variant` has more for the training loop)."""
+
+    name: ClassVar[str]
+
+    def step(self, run: Any, batches: Sequence[Batch], gradients: Callable[[Sequence[Batch]], Sums]) -> Sums:
+        """Leave the gradients of one update in the parameters."""
+        ...
+
+    def remedies(self) -> list[str]:
+        """Options that may help where the loss is no number."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What of it must survive a restart."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        ...
+
+
 @dataclass
 class Run:
     """What a training run is made of. `model` is never wrapped; `criterion` may be, for several processes.
@@ -75,7 +97,7 @@ class Run:
     """
 
     config: TrainConfig
-    variant: Variant
+    variant: UpdateRule
     model: Transformer
     criterion: nn.Module
     optimizer: torch.optim.Optimizer

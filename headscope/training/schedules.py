@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from headscope.training.config import TrainConfig
-from headscope.training.variant import Moment
+from headscope.training.moment import Moment
 
 Schedule = Callable[[TrainConfig, Moment], float]
 

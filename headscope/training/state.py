@@ -14,9 +14,9 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.output.files import save_torch, written
 from headscope.processes import random_state, set_random_state
 from headscope.training.config import TrainConfig, flag, plain_value
+from headscope.training.moment import Moment, length
 from headscope.training.progress import Progress
 from headscope.training.run import Run
-from headscope.training.variant import Moment, length
 
 FILE, VERSION = "state.pt", 1
 # files may have moved: what is in them is compared

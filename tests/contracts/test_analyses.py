@@ -18,13 +18,16 @@ from oracles.shuffled import other_way_round
 from torch import Tensor, nn
 
 from headscope.analysis import ANALYSES, Analysis, Heads, Options
-from headscope.data import Batch, Corpus
+from headscope.batching import BatchingOptions
+from headscope.data import Corpus
+from headscope.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.huggingface import HuggingFaceCheckpoint
 from headscope.gates import gated
 from headscope.heads import HeadId, Site
 from headscope.model.places import base_of
-from headscope.plan import Pace, Study, analyze
+from headscope.plan import analyze
+from headscope.study import Study
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")
@@ -59,7 +62,7 @@ def study(
     cls = ANALYSES.get(analysis) if isinstance(analysis, str) else analysis
     checkpoint, corpus = its or made(kind, cls.name)
     options = replace(OPTIONS, keep_special=keep, seed=seed)
-    pace = Pace(tokens=tokens)
+    pace = BatchingOptions(tokens=tokens)
     try:
         return analyze(checkpoint, corpus, analyses=[cls], options=options, pace=pace, replicates=REPLICATES)
     except ConfigError as error:

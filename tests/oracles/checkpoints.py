@@ -12,7 +12,7 @@ from oracles import native, tiny
 
 from headscope.formats.huggingface import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
-from headscope.model.search import SearchConfig
+from headscope.model.search_config import SearchConfig
 from headscope.model.transformer_config import StackConfig, TransformerConfig
 from headscope.vocabulary import Splitter, Vocabulary
 

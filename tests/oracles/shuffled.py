@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.accumulate import FOLDS
-from headscope.data import IGNORED, Batch, Corpus, Side, batches
+from headscope.batching import batches
+from headscope.data import Corpus
+from headscope.encoded import IGNORED, Batch, Side
 
 
 def other_way_round(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
-from headscope.training.variant import Gradients, NoOptions, Variant, option, variant
+from headscope.training.options import option
+from headscope.training.variant import Gradients, NoOptions, Variant, variant
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headscope.errors import ConfigError
-from headscope.training.variant import Gradients, NoOptions, Variant, option, variant
+from headscope.training.options import option
+from headscope.training.variant import Gradients, NoOptions, Variant, variant
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
-from headscope.training.variant import Gradients, Moment, NoOptions, Variant, option, variant
+from headscope.training.moment import Moment
+from headscope.training.options import option
+from headscope.training.variant import Gradients, NoOptions, Variant, variant
 
 if TYPE_CHECKING:
     from torch import Tensor

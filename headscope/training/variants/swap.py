@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site
-from headscope.training.variant import Moment, NoOptions, Variant, option, variant
+from headscope.training.moment import Moment
+from headscope.training.options import option
+from headscope.training.variant import NoOptions, Variant, variant
 
 if TYPE_CHECKING:
     from headscope.training.fork_swaps import ForkSwap

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from headscope.errors import ConfigError
-from headscope.training.variant import NoOptions, Variant, option, variant
+from headscope.training.options import option
+from headscope.training.variant import NoOptions, Variant, variant
 
 if TYPE_CHECKING:
     from headscope.model.transformer_config import StackConfig, TransformerConfig

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headscope.training.variant import Variant, option, variant
+from headscope.training.options import option
+from headscope.training.variant import Variant, variant
 
 
 @dataclass(frozen=True)

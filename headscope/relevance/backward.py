@@ -1,37 +1,40 @@
-"""What is explained, and one forward pass for all backward rule sets that explain it."""
+"""Rule sets that are a backward pass with rules in place of gradients; those of one batch share its forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from headscope.data import IGNORED, Batch
+from headscope.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.objectives.base import OBJECTIVES
 from headscope.objectives.predictions import precise, predicting
 from headscope.relevance.readout import join
 from headscope.relevance.recording import Recorded, recording
-from headscope.relevance.rulesets import Backward, Explanation, Steps, Target
+from headscope.relevance.rules import Rules
+from headscope.relevance.rulesets import Explanation, RuleSet, Steps, Target, explained_quantity, register
 
 
-def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Target) -> str:
-    """In a word, what is explained: "top1" (or the other targets) of words or classes, or "representation".
+@dataclass(frozen=True)
+class Backward(RuleSet):
+    """Rules for a backward pass through the model as it is; several of them share one forward pass.
 
-    ConfigError where a model has no such target.
+    Values are explained, not indicators: relevance at the output is the logit itself.
     """
-    if checkpoint.predicts == "nothing" or (checkpoint.two_sided and not has_target):
-        if target != "top1":
-            raise ConfigError(
-                f"--target-token {target} is about predicted tokens, and there are none here; leave it out: "
-                "the mean-pooled final state is explained"
-            )
-        return "representation"
-    if checkpoint.predicts == "classes" and target == "reference":
-        raise ConfigError("--target-token reference: the text says no class; choose top1 or contrastive")
-    return target
+
+    name: str
+    summary: str
+    rules: Rules = field(default_factory=Rules)
+
+    def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+        return None
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:  # noqa: D102
+        return explain_backward(checkpoint, batch, [self], target=target, steps=steps)[self.name]
 
 
 def explain_backward(
@@ -106,3 +109,28 @@ def _chosen(checkpoint: Checkpoint, batch: Batch, logits: Tensor, quantity: str)
     if batch.labels is None:
         raise ConfigError("the reference is to be explained, and the batch was read without labels")
     return batch.labels.clamp(min=0), counted & (batch.labels != IGNORED)
+
+
+register(Backward("gradient", "gradient x input: the ordinary gradient (Michel et al. 2019 without absolute values)"))
+register(
+    Backward(
+        "cp",
+        "conservative propagation: attention weights and norm deviations are constants (Ali et al. 2022); half to "
+        "each factor of a gated feed-forward layer",
+        Rules(activation="identity", norm="constant", product=0.5, weights=0.0),
+    )
+)
+register(
+    Backward(
+        "attnlrp",
+        "AttnLRP: half to values, half through the softmax to queries and keys (Achtibat et al. 2024)",
+        Rules(activation="identity", norm="constant", product=0.5, weights=0.5, values=0.5, scores=0.5),
+    )
+)
+register(
+    Backward(
+        "epsilon",
+        "as cp, with the epsilon rule at linear maps and weights x values (Bach et al. 2015; epsilon 0.25 rms)",
+        Rules(activation="identity", norm="constant", product=0.5, weights=0.0, epsilon=0.25),
+    )
+)

@@ -1,0 +1,165 @@
+"""A corpus in batches, cut by tokens from windows of sentences sorted by length.
+
+Each batch is within one *fold* (sentence number mod 8), so that statistics kept per batch can be bootstrapped like
+those kept per sentence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+
+from headscope.accumulate import FOLDS
+from headscope.data import Corpus, Sentence
+from headscope.encoded import IGNORED, Batch, Encoded, Encoder, padded, side
+from headscope.errors import ConfigError, DataError
+from headscope.syntax import Aligned, align
+from headscope.unknown_pieces import UnknownPieces
+
+DEFAULT_LIMIT = 512
+DEFAULT_TOKENS = 2048
+WINDOW = 4096
+Long = Literal["truncate", "refuse"]
+
+
+@dataclass(frozen=True)
+class BatchingOptions:
+    """How the corpus is read: positions a batch, pieces a sentence, and what happens to longer ones."""
+
+    tokens: int = DEFAULT_TOKENS
+    limit: int | None = None
+    long: Long = "truncate"
+
+
+class Limited(Protocol):
+    """A model with so many positions, None where there is no such limit."""
+
+    @property
+    def limit(self) -> int | None:
+        """The most pieces it can read."""
+        ...
+
+
+def sentence_limit(model: Limited, options: BatchingOptions) -> int:
+    """The most pieces a sentence may have; ConfigError where more is asked than the model has positions for."""
+    if options.limit is not None and model.limit is not None and options.limit > model.limit:
+        raise ConfigError(f"--max-length {options.limit} is more than the {model.limit} positions of the model")
+    return options.limit or min(DEFAULT_LIMIT, model.limit or DEFAULT_LIMIT)
+
+
+@dataclass
+class Losses:
+    """What was cut off or could not be used while the corpus was read."""
+
+    truncated: int = 0
+    unaligned: Counter[str] = field(default_factory=Counter)
+    fused: int = 0
+    unknown: UnknownPieces = field(default_factory=UnknownPieces)
+
+
+def batches(
+    corpus: Corpus,
+    encoder: Encoder,
+    *,
+    tokens: int,
+    limit: int,
+    long: Long = "truncate",
+    losses: Losses,
+    labels: bool = False,
+) -> Iterator[Batch]:
+    """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
+
+    Sentences of more than `limit` pieces are cut (and counted in `losses`), or refused with DataError
+    where `long` is "refuse". With `labels` batches say what a decoder should predict.
+    """
+    sentences = iter(corpus)
+    while window := list(islice(sentences, WINDOW)):
+        encoded = _encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
+        if labels:
+            encoded = _labelled(encoded, encoder, limit)
+        for fold in range(FOLDS):
+            mine = sorted((e for e in encoded if e.sentence.number % FOLDS == fold), key=_Ready.length)
+            for group in _cut(mine, tokens):
+                yield _collate(group, fold, encoder, losses)
+
+
+class _Ready(NamedTuple):
+    sentence: Sentence
+    source: Encoded
+    target: Encoded | None
+    labels: list[int] | None = None
+
+    def length(self) -> int:
+        return max(len(self.source.ids), len(self.target.ids) if self.target else 0)
+
+
+def _encode(
+    window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Losses
+) -> list[_Ready]:
+    sources = encoder.encode([s.source for s in window], side="source", limit=limit)
+    losses.unknown.add("source", sources)
+    targets: list[Encoded] | list[None] = [None] * len(window)
+    if window[0].target is not None:
+        translations = encoder.encode([s.target or "" for s in window], side="target", limit=limit)
+        losses.unknown.add("target", translations)
+        targets = translations
+    ready = [_Ready(*parts) for parts in zip(window, sources, targets, strict=True)]
+    for entry in ready:
+        cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
+        if cut and long == "refuse":
+            where = name if entry.source.cut else f"the target of {name}"
+            raise DataError(
+                f"{where}:{entry.sentence.number + 1}: {limit + cut} pieces, the limit is {limit}; shorten the line, "
+                "raise --max-length, or take --long truncate"
+            )
+        losses.truncated += bool(cut)
+    return ready
+
+
+def _labelled(ready: list[_Ready], encoder: Encoder, limit: int) -> list[_Ready]:
+    said = [each.sentence.source if each.target is None else each.sentence.target or "" for each in ready]
+    found = encoder.labels(said, limit=limit)
+    return [each._replace(labels=labels) for each, labels in zip(ready, found, strict=True)]
+
+
+def _cut(ready: list[_Ready], tokens: int) -> Iterator[list[_Ready]]:
+    group: list[_Ready] = []
+    for entry in ready:  # sorted: the last one is the longest
+        if group and entry.length() * (len(group) + 1) > tokens:
+            yield group
+            group = []
+        group.append(entry)
+    if group:
+        yield group
+
+
+def _collate(group: list[_Ready], fold: int, encoder: Encoder, losses: Losses) -> Batch:
+    targets = [entry.target for entry in group if entry.target is not None]
+    labels = [entry.labels for entry in group if entry.labels is not None]
+    return Batch(
+        indices=torch.tensor([entry.sentence.number for entry in group]),
+        fold=fold,
+        source=side([entry.source for entry in group]),
+        target=side(targets) if targets else None,
+        aligned=tuple(_align(entry, encoder, losses) for entry in group if entry.sentence.parse is not None),
+        labels=padded(labels, IGNORED) if labels else None,
+    )
+
+
+def _align(entry: _Ready, encoder: Encoder, losses: Losses) -> Aligned | None:
+    parse = entry.sentence.parse
+    assert parse is not None
+    spans = encoder.spans(entry.sentence.source, entry.source.ids)
+    found = "pieces cannot be located in the text" if spans is None else align(parse, spans)
+    if entry.source.cut:
+        found = "cut off at the length limit"
+    if isinstance(found, str):
+        losses.unaligned[found] += 1
+        return None
+    losses.fused += found.fused
+    return found

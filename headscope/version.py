@@ -1,0 +1,3 @@
+"""The version of headscope."""
+
+VERSION = "0.1.0"
