@@ -1,0 +1,1 @@
+"""Texts and what belongs to them: corpora, parses, alignment with subwords, vocabularies."""

@@ -1,0 +1,1 @@
+"""Files of the MHR fork: rows of confidence and of contexts, batch by batch, as pickles."""

@@ -1,0 +1,1 @@
+"""How good a model is: translation quality, likelihood, each head off by itself."""

@@ -1,0 +1,1 @@
+"""Checkpoints of fairseq and of the MHR fork."""

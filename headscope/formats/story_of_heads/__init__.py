@@ -1,0 +1,1 @@
+"""Checkpoints of Voita et al.'s story-of-heads program."""

@@ -1,0 +1,1 @@
+"""headscope's own Transformer."""

@@ -1,0 +1,1 @@
+"""Gates that learn which heads go."""

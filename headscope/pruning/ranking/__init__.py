@@ -1,0 +1,1 @@
+"""Which heads go by a measure of each."""

@@ -1,0 +1,1 @@
+"""Taking heads out of the weights, and the proof that nothing else changed."""

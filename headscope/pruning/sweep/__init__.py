@@ -1,0 +1,1 @@
+"""Methods × sizes × seeds in one table."""

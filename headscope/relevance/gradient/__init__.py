@@ -1,0 +1,1 @@
+"""Relevance by backward passes with rules in place of gradients."""

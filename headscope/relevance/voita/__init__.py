@@ -1,0 +1,1 @@
+"""Voita et al.'s relevance of heads, in closed form."""

@@ -1,0 +1,1 @@
+"""Parts of figures: pages, grids, panels, saving."""

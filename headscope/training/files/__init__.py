@@ -1,0 +1,1 @@
+"""What a training leaves in its directory: checkpoints, state, history, the record of the run."""

@@ -1,0 +1,1 @@
+"""Swapping heads between layers (MHR)."""
