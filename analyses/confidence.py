@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from headscope.accumulate import Ratio
-from headscope.analysis import Analysis, Heads, analysis
-from headscope.mhr_confidence import advanced, base, pairwise, without_last_cell
+from headscope.bootstrap import Ratio
+from headscope.engine.base import Analysis, Heads, analysis
+from headscope.engine.fork.confidence import advanced, base, pairwise, without_last_cell
 
 
 @analysis

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Ratio
-from headscope.analysis import Analysis, Heads, Options, analysis
+from headscope.bootstrap import Ratio
+from headscope.engine.base import Analysis, Heads, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import repeat_groups

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headscope.accumulate import Ratio
 from headscope.analyses.contribution import output_slices
-from headscope.analysis import Analysis, Heads, Options, analysis
-from headscope.encoded import IGNORED
+from headscope.attribution.readout import Readout, find_readout
+from headscope.bootstrap import Ratio
+from headscope.data.encoded import IGNORED
+from headscope.engine.base import Analysis, Heads, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.readout import Readout, find_readout
 
 
 @analysis

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from headscope.accumulate import Ratio
-from headscope.analysis import Analysis, Heads, analysis
+from headscope.bootstrap import Ratio
+from headscope.engine.base import Analysis, Heads, analysis
 from headscope.heads import Site
 
 

@@ -11,10 +11,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Estimate
-from headscope.analysis import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.bootstrap import Estimate
+from headscope.engine.base import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.engine.gram_matrix import gram
 from headscope.formats.base import Checkpoint
-from headscope.gram import gram
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from headscope.accumulate import Ratio
-from headscope.analysis import Analysis, Findings, Heads, Tally, analysis, head_ids
+from headscope.bootstrap import Ratio
+from headscope.engine.base import Analysis, Findings, Heads, Tally, analysis, head_ids
 
 EVEN = 1e-6  # share of the largest entropy that heads which weigh all keys alike may lack: rounding
 

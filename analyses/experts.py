@@ -12,14 +12,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headscope.accumulate import Array, Estimate, Ratio
-from headscope.analysis import Analysis, Column, Findings, Heads, Options, Tally, analysis
-from headscope.encoded import Batch
+from headscope.bootstrap import Array, Estimate, Ratio
+from headscope.data.encoded import Batch
+from headscope.data.vocabulary import Vocabulary
+from headscope.engine.base import Analysis, Column, Findings, Heads, Options, Tally, analysis
+from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.likelihood import token_sums
 from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, most_responsible, using
-from headscope.vocabulary import Vocabulary
 
 Place = tuple[Site, int]
 TOKENS, LEAST = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Estimate
-from headscope.analysis import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.bootstrap import Estimate
+from headscope.engine.base import Analysis, Column, Findings, Options, Tally, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.gates import HardConcrete, HeadGates, open_probability

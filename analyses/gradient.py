@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Estimate, Ratio
-from headscope.analysis import Analysis, Column, Findings, Granularity, Heads, Tally, analysis, head_ids
+from headscope.bootstrap import Estimate, Ratio
+from headscope.engine.base import Analysis, Column, Findings, Granularity, Heads, Tally, analysis, head_ids
 from headscope.heads import Site
 
 

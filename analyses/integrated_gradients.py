@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headscope.accumulate import Ratio
-from headscope.analysis import Analysis, Findings, Options, Tally, analysis
 from headscope.attribution.explained import explained
 from headscope.attribution.measures import integrated_gradients
-from headscope.encoded import Batch
+from headscope.bootstrap import Ratio
+from headscope.data.encoded import Batch
+from headscope.engine.base import Analysis, Findings, Options, Tally, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 

@@ -8,9 +8,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Array, Estimate, Ratio
-from headscope.analysis import Analysis, Column, Findings, Options, Tally, analysis
-from headscope.encoded import Batch
+from headscope.bootstrap import Array, Estimate, Ratio
+from headscope.data.encoded import Batch
+from headscope.engine.base import Analysis, Column, Findings, Options, Tally, analysis
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint

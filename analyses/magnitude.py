@@ -6,8 +6,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Estimate
-from headscope.analysis import Analysis, Column, Findings, Options, Tally, analysis, head_ids
+from headscope.bootstrap import Estimate
+from headscope.engine.base import Analysis, Column, Findings, Options, Tally, analysis, head_ids
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices

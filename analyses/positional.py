@@ -8,8 +8,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Estimate, Ratio, interval
-from headscope.analysis import Analysis, Column, Findings, Heads, Tally, analysis, head_ids
+from headscope.bootstrap import Estimate, Ratio, interval
+from headscope.engine.base import Analysis, Column, Findings, Heads, Tally, analysis, head_ids
 from headscope.heads import Site
 
 THRESHOLD = 0.9

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
-from headscope.accumulate import Ratio
-from headscope.analysis import Analysis, analysis
 from headscope.attribution.explained import explained
 from headscope.attribution.measures import shapley
-from headscope.encoded import Batch
+from headscope.bootstrap import Ratio
+from headscope.data.encoded import Batch
+from headscope.engine.base import Analysis, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.rerun import dependable_seats
-from headscope.model.seats import Seats
+from headscope.model.layer_index import Seats
+from headscope.model.prefix_cache import dependable_seats
 
 
 @analysis

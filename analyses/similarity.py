@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Array, Estimate, Ratio, interval
-from headscope.analysis import Analysis, Column, Findings, Heads, Tally, analysis
-from headscope.gram import gram
+from headscope.bootstrap import Array, Estimate, Ratio, interval
+from headscope.engine.base import Analysis, Column, Findings, Heads, Tally, analysis
+from headscope.engine.gram_matrix import gram
 from headscope.heads import Site
 
 NEAR = 0.02  # ‖a − b‖² against ‖a‖² + ‖b‖², below which a − b is formed

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Ratio
-from headscope.analysis import Analysis, Findings, Heads, Tally, analysis, head_ids
+from headscope.bootstrap import Ratio
+from headscope.engine.base import Analysis, Findings, Heads, Tally, analysis, head_ids
 from headscope.heads import Site
 
 THRESHOLD = 0.5

@@ -10,10 +10,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Estimate, Ratio, interval
-from headscope.analysis import Analysis, Column, Findings, Heads, Options, Tally, analysis, head_ids, peaks
+from headscope.bootstrap import Estimate, Ratio, interval
+from headscope.data.syntax import Aligned
+from headscope.engine.base import Analysis, Column, Findings, Heads, Options, Tally, analysis, head_ids, peaks
 from headscope.heads import HeadId, Site
-from headscope.syntax import Aligned
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
 MARGIN = 0.10

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headscope.accumulate import Ratio
 from headscope.analyses.gradient import gate_gradients
-from headscope.analysis import Analysis, Heads, analysis
+from headscope.bootstrap import Ratio
+from headscope.engine.base import Analysis, Heads, analysis
 
 
 @analysis

@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from headscope.assets import demo_checkpoint
 from headscope.attribution.explained import explained
 from headscope.attribution.measures import ablation
-from headscope.batching import Losses, batches
-from headscope.data import open_corpus
-from headscope.encoded import Batch
+from headscope.attribution.objectives.representation import Representation, pooled
+from headscope.data.batching import Losses, batches
+from headscope.data.corpus import open_corpus
+from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
-from headscope.model.rerun import dependable_seats
-from headscope.model.seats import Seats
-from headscope.objectives.representation import Representation, pooled
+from headscope.model.layer_index import Seats
+from headscope.model.prefix_cache import dependable_seats
 
 LIMIT = 0.55
 PEERS = {

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.encoded import Batch
+from headscope.attribution.objectives.representation import pooled
+from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.interface import through_attend
-from headscope.objectives.representation import pooled
 
 Side = Callable[[Batch], Tensor]
 

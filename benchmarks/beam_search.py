@@ -22,12 +22,12 @@ from typing import Any
 import torch
 import transformers
 
-from headscope.encoded import Side, side
+from headscope.data.encoded import Side, side
+from headscope.files.lines import read_lines
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.lines import read_lines
-from headscope.model.search import search
+from headscope.model.decoding.search import search
 
 LIMIT = 1.0
 

@@ -35,7 +35,8 @@ import cases  # noqa: E402
 import torch  # noqa: E402
 from cases import Case  # noqa: E402
 
-from headscope import assets, demonstration  # noqa: E402
+from headscope import assets  # noqa: E402
+from headscope.api import demonstration  # noqa: E402
 from headscope.cli import main as command_line  # noqa: E402
 
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.analysis import Options
 from headscope.assets import demo_checkpoint
-from headscope.batching import BatchingOptions, Losses, batches
-from headscope.data import Corpus, open_corpus
+from headscope.data.batching import BatchingOptions, Losses, batches
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.engine.base import Options
+from headscope.engine.plan import analyze, choose
+from headscope.engine.study import Study
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
-from headscope.plan import analyze, choose
-from headscope.study import Study
 
 LIMIT = 1.05
 TOGETHER = ("gradient", "taylor", "magnitude", "contribution")

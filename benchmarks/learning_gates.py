@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from headscope.data import open_corpus
+from headscope.data.corpus import open_corpus
 from headscope.formats.base import IGNORED, Checkpoint, open_checkpoint
-from headscope.model.transformer import Transformer
-from headscope.pruning.examples import Examples, examples
-from headscope.pruning.gating import gating
-from headscope.pruning.l0 import L0, L0Options
-from headscope.pruning.learner import GateLearner
-from headscope.pruning.subset import Subset, SubsetOptions
-from headscope.pruning.trained import trained_parameters
-from headscope.pruning.tuning import ADAM_EPSILON, BETAS, Recipe, Tuner, batch_loss, smoothing_of
-from headscope.training.batches import Numbers
+from headscope.model.native.transformer import Transformer
+from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, batch_loss, smoothing_of
+from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.l0 import L0, L0Options
+from headscope.pruning.learning.learner import GateLearner
+from headscope.pruning.learning.subset import Subset, SubsetOptions
+from headscope.pruning.learning.trainable import trained_parameters
+from headscope.pruning.learning.training_examples import Examples, examples
+from headscope.training.data.batches import Numbers
 
 LIMIT = 1.1
 RECIPE = Recipe(updates=10_000, lr=1e-6, tokens=2048)

@@ -19,7 +19,7 @@ import transformers
 
 from headscope.model.interface import NAME
 from headscope.relevance.backward import Backward
-from headscope.relevance.recording import recording
+from headscope.relevance.gradient.recording import recording
 from headscope.relevance.rulesets import RULE_SETS
 
 LIMIT = 1e-5

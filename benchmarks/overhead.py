@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from headscope.analysis import Options
 from headscope.assets import demo_checkpoint
-from headscope.batching import BatchingOptions, Losses, batches
-from headscope.data import open_corpus
+from headscope.data.batching import BatchingOptions, Losses, batches
+from headscope.data.corpus import open_corpus
+from headscope.engine.base import Options
+from headscope.engine.frequencies import count_pieces, frequency_ranks
+from headscope.engine.plan import analyze, choose
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.frequencies import count_pieces, frequency_ranks
 from headscope.model.interface import through_attend
-from headscope.plan import analyze, choose
 
 LIMIT = 1.3
 

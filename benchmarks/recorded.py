@@ -18,6 +18,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import torch
+
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "headscope" / "assets"
 BERT = "import sys; from headscope.assets import demo_checkpoint; sys.stdout.write(str(demo_checkpoint()))"
@@ -78,8 +82,9 @@ COMMANDS = {
 UNCERTAIN = {
     *("seconds", "command", "python", "libraries", "path", "versions", "headscope", "created", "started", "ended"),
     *("times", "timing", "milliseconds", "speed", "cpu_seconds", "date", "threads", "platform", "machine", "digest"),
+    *("tokens_per_second", "minutes"),
 }
-"""Keys of JSON files whose values differ from run to run or from folder to folder."""
+"""Keys of JSON files, and columns, whose values differ from run to run or from folder to folder."""
 
 
 def record(folder: Path, only: set[str]) -> int:
@@ -116,6 +121,12 @@ def certain(value: object) -> object:
         return {key: certain(entry) for key, entry in value.items() if key not in UNCERTAIN}
     if isinstance(value, list):
         return [certain(entry) for entry in value]
+    if isinstance(value, tuple):
+        return tuple(certain(entry) for entry in value)
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.tolist()
     return re.sub(r"/\S+/", "", value) if isinstance(value, str) else value
 
 
@@ -125,7 +136,12 @@ def content(path: Path) -> object:
         return certain(json.loads(path.read_text(encoding="utf-8")))
     if path.suffix == ".txt":
         text = re.sub(r"/\S+/", "", path.read_text(encoding="utf-8"))
+        text = re.sub(r"^.*, ms .*$", "", text, flags=re.M)
         return re.sub(r"\d+(\.\d+)? ?(ms|s|seconds|sentences/s|tokens/s)\b", "", text)
+    if path.suffix == ".csv":
+        return pd.read_csv(path, dtype=str).drop(columns=list(UNCERTAIN), errors="ignore").to_csv()
+    if path.suffix == ".pt":  # written by a command of this recording
+        return certain(torch.load(path, map_location="cpu", weights_only=False))
     return path.read_bytes()
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from headscope.assets import demo_checkpoint
-from headscope.batching import Losses, batches
-from headscope.data import open_corpus
-from headscope.encoded import Batch
+from headscope.data.batching import Losses, batches
+from headscope.data.corpus import open_corpus
+from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
 from headscope.relevance.backward import Backward, explain_backward

@@ -20,10 +20,10 @@ import torch
 from headscope.assets import demo_checkpoint
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import HeadId, all_heads
-from headscope.pruning.export import choose
-from headscope.pruning.feeds import Feed, outputs, texts
-from headscope.pruning.removal import plan
-from headscope.pruning.savings import flops, many
+from headscope.pruning.removal.export import choose
+from headscope.pruning.removal.kept_heads import plan
+from headscope.pruning.removal.model_inputs import Feed, outputs, texts
+from headscope.pruning.removal.savings import flops, many
 
 LIMIT = 0.85
 

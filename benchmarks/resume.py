@@ -32,8 +32,8 @@ import torch
 
 from headscope.cli.train import value_of
 from headscope.training.config import TrainConfig
-from headscope.training.engine import train
-from headscope.training.state import FILE as STATE
+from headscope.training.files.state import FILE as STATE
+from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 
 TIMES = ("seconds", "tokens_per_second")

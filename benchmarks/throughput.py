@@ -26,10 +26,10 @@ import transformers
 from torch.utils.data import SequentialSampler
 
 from headscope.cli.train import value_of
-from headscope.training.batches import Batch, collate, epoch_plan
 from headscope.training.config import PRESETS, TrainConfig
-from headscope.training.engine import make_run
-from headscope.training.run import Run
+from headscope.training.data.batches import Batch, collate, epoch_plan
+from headscope.training.run_state import Run
+from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
 
 os.environ.setdefault("WANDB_DISABLED", "true")

@@ -22,16 +22,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headscope.distributed import together
+from headscope.evaluation.quality import text_scores
+from headscope.evaluation.translation import translate_lines
+from headscope.files.lines import read_lines
 from headscope.formats.base import Checkpoint, TranslateOptions, open_checkpoint
-from headscope.lines import read_lines
-from headscope.processes import together
-from headscope.quality import text_scores
 from headscope.results import write_json
 from headscope.training.config import PRESETS, TrainConfig
-from headscope.training.engine import train
-from headscope.training.normalise import normaliser
+from headscope.training.data.normalise import normaliser
+from headscope.training.trainer import train
 from headscope.training.variants.baseline import Baseline
-from headscope.translate import translate_lines
 
 PUBLISHED = {"test_2016_flickr": 41.0, "test_2017_flickr": 33.4, "test_2017_mscoco": 29.9}
 LEAST = 40.5

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headscope
+from headscope.files.writing import written
 from headscope.heads import SITES, Site
-from headscope.output.files import written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headscope.report.run import Run
+    from headscope.report.readers.run import Run
 
 TEST = "test_2016_flickr"
 SPREAD = {site: f"confidence_spread.{site}" for site in SITES}
@@ -245,11 +245,11 @@ def judged(differences: Sequence[float], sign: int) -> str:
 
 def draw(out: Path, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """The figures that the analyses of the first seed allow, and those that are there already, with what each shows."""
-    from headscope.report.alphas import alphas_figure
-    from headscope.report.compare import compare_figure
-    from headscope.report.run import load_run
-    from headscope.report.save import write_figure
-    from headscope.report.training import load_course, training_figure
+    from headscope.report.figures.alphas import alphas_figure
+    from headscope.report.figures.compare import compare_figure
+    from headscope.report.figures.training import load_course, training_figure
+    from headscope.report.layout.save import write_figure
+    from headscope.report.readers.run import load_run
 
     runs = {arm.name: load_run(its) for arm in arms if analysed(its := out / "analysis" / f"{arm.name}-1")}
     done = [path for arm in arms if ((path := out / "runs" / f"{arm.name}-1") / "result.json").exists()]

@@ -26,20 +26,20 @@ from typing import TYPE_CHECKING, Any
 
 from variants_report import TEST, Arm, analysed, report
 
+from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
+from headscope.evaluation.quality import text_scores
+from headscope.evaluation.translation import translate_lines
+from headscope.files.lines import read_lines
 from headscope.formats.base import TranslateOptions, open_checkpoint
-from headscope.lines import read_lines
-from headscope.quality import text_scores
 from headscope.results import write_json
-from headscope.runs import run_analysis
 from headscope.training.config import PRESETS, TrainConfig
-from headscope.training.engine import train
+from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
-from headscope.translate import translate_lines
 
 if TYPE_CHECKING:
-    from headscope.training.losses import Sums
-    from headscope.training.run import Run
+    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.run_state import Run
     from headscope.training.validate import Validation
 
 RECIPE: Mapping[str, Any] = {

@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 import torch
 
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import StackConfig, TransformerConfig
-from headscope.relevance.trace_walk import Units
-from headscope.relevance.voita import explain
-from headscope.relevance.voita_rules import VoitaSettings
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.relevance.voita.trace_walk import Units
+from headscope.relevance.voita.voita import explain
+from headscope.relevance.voita.voita_rules import VoitaSettings
 
 
 def build(options: argparse.Namespace) -> Transformer:

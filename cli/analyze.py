@@ -29,7 +29,7 @@ from headscope.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from headscope.runs import Finished
+    from headscope.api.analysis import Finished
 
 
 class Text:
@@ -285,8 +285,8 @@ class Written:
 @takes(Text, Chosen, Measured, Running, Written, Ending)
 def analyze(given: dict[str, Any]) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass."""
+    from headscope.api.analysis import run_analysis
     from headscope.config import AnalyzeConfig
-    from headscope.runs import run_analysis
 
     json, settings = settings_of(given, lists=("only", "skip", "also"))
     finished = run_analysis(AnalyzeConfig(**settings), progress=console.progress)

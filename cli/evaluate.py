@@ -33,8 +33,8 @@ from headscope.cli.options import (
 
 if TYPE_CHECKING:
     from headscope.config import EvaluateConfig
-    from headscope.each_head import EachHead
-    from headscope.quality import Evaluation
+    from headscope.evaluation.each_head import EachHead
+    from headscope.evaluation.quality import Evaluation
 
 METRICS, EACH = "Metrics", "Each head off"
 SHOWN = 20
@@ -167,7 +167,7 @@ def evaluate(given: dict[str, Any]) -> None:
 
 
 def _evaluate(asked: EvaluateConfig, *, json: bool) -> bool:
-    from headscope.quality import run_evaluation
+    from headscope.evaluation.quality import run_evaluation
 
     found = run_evaluation(asked, progress=console.progress)
     if json:
@@ -220,7 +220,7 @@ def _show(found: Evaluation) -> None:
 
 
 def _each_head(asked: EvaluateConfig, *, json: bool) -> bool:
-    from headscope.each_head import run_each_head
+    from headscope.evaluation.each_head import run_each_head
     from headscope.results import ResultTable
 
     found = run_each_head(asked, progress=console.progress)

@@ -41,7 +41,7 @@ def in_one_line() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
         if type(error).__name__ == "NoSuchOption":
-            from headscope.mhr_options import answer
+            from headscope.cli.mhr_options import answer
 
             command = refused.ctx.info_name if refused.ctx is not None else ""
             if said := answer(refused.option_name, command or ""):

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from headscope.cli.failures import described, in_one_line, one_process, speaks
 from headscope.errors import ConfigError
-from headscope.output import interrupts
+from headscope.files import interrupts
 
 COMMANDS = {
     "show": "show",

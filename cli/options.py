@@ -11,7 +11,7 @@ import typer
 
 from headscope.bounds import BEAM, SEED, WHOLE
 from headscope.errors import ConfigError
-from headscope.output.rule import Input, check_inputs
+from headscope.files.rule import Input, check_inputs
 
 DATA, ANALYSES, SEARCH, MODEL, OUTPUT = "Data", "Analyses", "Search", "Model and speed", "Output"
 
@@ -204,14 +204,14 @@ def _known(context: typer.Context) -> dict[str, str]:
 
 def read_config(path: Path, known: list[str]) -> dict[str, Any]:
     """Options from a TOML file, dashes or underscores alike; ConfigError lists every key that is no option."""
-    from headscope.plain import read_toml
-    from headscope.reading import exists
+    from headscope.files.reading import exists
+    from headscope.files.serialize import read_toml
 
     if not exists(path):
         raise ConfigError(f"there is no config file {path}")
     options = {key.replace("-", "_"): value for key, value in read_toml(path).items()}
     if strange := sorted(set(options) - set(known)):
-        from headscope.mhr_options import answer
+        from headscope.cli.mhr_options import answer
 
         if said := answer("--" + strange[0].replace("_", "-")):
             raise ConfigError(f"{path}: {said}")

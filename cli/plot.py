@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside 
     from matplotlib.figure import Figure
 
     from headscope.heads import HeadId
-    from headscope.report.run import Run
+    from headscope.report.readers.run import Run
 
 app = typer.Typer(help="Draw figures from the files of finished runs.", no_args_is_help=True, add_completion=False)
 
@@ -66,8 +66,8 @@ def heads(
     as_json: AsJson = False,
 ) -> None:
     """Layers × heads maps of measures, with the functions of the heads; also of the MHR fork's confidence files."""
-    from headscope.report.fork import confidence_run
-    from headscope.report.headmap import heads_figure
+    from headscope.report.figures.headmap import heads_figure
+    from headscope.report.readers.fork import confidence_run
 
     draw = _Draw("heads", lambda run: heads_figure(run, measure, sort=sort), from_pickle=confidence_run)
     draw(runs, out, force=force, dpi=dpi, as_json=as_json)
@@ -76,7 +76,7 @@ def heads(
 @app.command()
 def functions(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
     """Which function each head has, and how many heads of each layer have it."""
-    from headscope.report.functionmap import functions_figure
+    from headscope.report.figures.functionmap import functions_figure
 
     _Draw("functions", functions_figure)(runs, out, force=force, dpi=dpi, as_json=as_json)
 
@@ -84,7 +84,7 @@ def functions(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_
 @app.command()
 def positional(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
     """Offsets of the most attended token, head by head."""
-    from headscope.report.offsets import offset_histograms
+    from headscope.report.figures.offsets import offset_histograms
 
     _Draw("offsets", offset_histograms)(runs, out, force=force, dpi=dpi, as_json=as_json)
 
@@ -92,7 +92,7 @@ def positional(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as
 @app.command()
 def syntactic(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
     """Accuracy of every head on syntactic relations, beside the baseline."""
-    from headscope.report.relations import relation_accuracy
+    from headscope.report.figures.relations import relation_accuracy
 
     _Draw("relations", relation_accuracy)(runs, out, force=force, dpi=dpi, as_json=as_json)
 
@@ -110,8 +110,8 @@ def similarity(
     as_json: AsJson = False,
 ) -> None:
     """How alike the heads of each layer are; also from the MHR fork's cosine and L2 files."""
-    from headscope.report.fork import ForkRun, similarity_run
-    from headscope.report.similarity import similarity_matrices, similarity_measures
+    from headscope.report.figures.similarity import similarity_matrices, similarity_measures
+    from headscope.report.readers.fork import ForkRun, similarity_run
 
     def drawn(run: Run) -> Figure:
         only = similarity_measures(run)[0] if isinstance(run, ForkRun) else "cosine"
@@ -124,9 +124,9 @@ def similarity(
 @app.command()
 def alphas(runs: MatricesArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
     """Matrices of models that mix heads, with their singular values; also of checkpoints, and from the fork's files."""
-    from headscope.report.alphas import alphas_figure
-    from headscope.report.checkpoint import checkpoint_alphas
-    from headscope.report.fork import alphas_run
+    from headscope.report.figures.alphas import alphas_figure
+    from headscope.report.readers.checkpoint import checkpoint_alphas
+    from headscope.report.readers.fork import alphas_run
 
     draw = _Draw("alphas", alphas_figure, from_pickle=alphas_run, from_checkpoint=checkpoint_alphas)
     draw(runs, out, force=force, dpi=dpi, as_json=as_json)
@@ -145,7 +145,7 @@ def faithfulness(
     as_json: AsJson = False,
 ) -> None:
     """Heads removed in the order of every ranking: which ranking deserves belief (`analyze --faithfulness`)."""
-    from headscope.report.faithfulness import faithfulness_figure
+    from headscope.report.figures.faithfulness import faithfulness_figure
 
     draw = _Draw("faithfulness", lambda run: faithfulness_figure(run, metric))
     draw(runs, out, force=force, dpi=dpi, as_json=as_json)
@@ -162,9 +162,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Two runs side by side: both maps, their difference, and head against head."""
-    from headscope.report.checkpoint import read_run
-    from headscope.report.compare import compare_figure
-    from headscope.report.save import check_path, write_figure
+    from headscope.report.figures.compare import compare_figure
+    from headscope.report.layout.save import check_path, write_figure
+    from headscope.report.readers.checkpoint import read_run
 
     check_path(out, force=force)
     pair = read_run(first), read_run(second)
@@ -196,10 +196,10 @@ def attention(
     """Attention maps of chosen heads over one sentence."""
     if (sentence is None) == (index is None):
         raise ConfigError("plot attention needs either --sentence TEXT or --index N, one of the two")
-    from headscope.report.attention import attention_figure
-    from headscope.report.checkpoint import read_run
-    from headscope.report.save import check_path, write_figure
-    from headscope.report.sentence import sentence_attention
+    from headscope.report.figures.attention import attention_figure
+    from headscope.report.layout.save import check_path, write_figure
+    from headscope.report.readers.checkpoint import read_run
+    from headscope.report.readers.sentence import sentence_attention
 
     check_path(out, force=force)
     opened = read_run(run)
@@ -222,8 +222,8 @@ def training(
     as_json: AsJson = False,
 ) -> None:
     """Loss, BLEU, and histories of gates, mixing matrices and swaps, of several training runs together."""
-    from headscope.report.save import check_path, write_figure
-    from headscope.report.training import load_course, training_figure
+    from headscope.report.figures.training import load_course, training_figure
+    from headscope.report.layout.save import check_path, write_figure
 
     check_path(out, force=force)
     courses = [load_course(path) for path in runs]
@@ -247,7 +247,7 @@ def confidence(
     as_json: AsJson = False,
 ) -> None:
     """Confidence of every head on the training batches, from epoch to epoch."""
-    from headscope.report.confidence import confidence_figure, load_confidence
+    from headscope.report.figures.confidence import confidence_figure, load_confidence
 
     draw = _Draw("confidence", confidence_figure, load=load_confidence)
     draw(runs, out, force=force, dpi=dpi, as_json=as_json)
@@ -280,9 +280,9 @@ def pruning(
     as_json: AsJson = False,
 ) -> None:
     """What pruning costs, where the heads that stay are, which functions survive, and how gates learnt."""
-    from headscope.report.pruning import pruning_figure
-    from headscope.report.pruning_runs import load_pruned
-    from headscope.report.save import check_path, write_figure
+    from headscope.report.figures.pruning import pruning_figure
+    from headscope.report.layout.save import check_path, write_figure
+    from headscope.report.readers.pruning_runs import load_pruned
 
     check_path(out, force=force)
     found = load_pruned(runs, functions=functions)
@@ -313,8 +313,8 @@ class _Draw:
         self.load = load
 
     def __call__(self, paths: Sequence[Path], out: Path, *, force: bool, dpi: int, as_json: bool) -> None:
-        from headscope.report.checkpoint import read_run
-        from headscope.report.save import target_paths, write_figure
+        from headscope.report.layout.save import target_paths, write_figure
+        from headscope.report.readers.checkpoint import read_run
 
         read = self.load or partial(read_run, from_pickle=self.from_pickle, from_checkpoint=self.from_checkpoint)
         runs = [read(path) for path in paths]

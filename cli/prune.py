@@ -26,7 +26,7 @@ from headscope.cli.prune_rank import rank
 from headscope.cli.prune_sweep import sweep
 
 if TYPE_CHECKING:
-    from headscope.pruning.remove import Removed
+    from headscope.pruning.removal.remove import Removed
 
 app = typer.Typer(
     name="prune",
@@ -107,7 +107,7 @@ def remove(given: dict[str, Any]) -> None:
     folder is self-contained: headscope opens it, and transformers does with trust_remote_code=True, without
     headscope. Differences, savings and times are printed and kept in pruning.json.
     """
-    from headscope.pruning.remove import RemoveConfig, record, run_removal
+    from headscope.pruning.removal.remove import RemoveConfig, record, run_removal
 
     json, settings = settings_of(given, lists=("export",))
     asked = RemoveConfig(**settings)

@@ -30,7 +30,7 @@ from headscope.cli.prune_options import (
 from headscope.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headscope.pruning.sweep_lambda import LambdaSweep
+    from headscope.pruning.sweep.lambdas import LambdaSweep
 
 GateRate = Annotated[
     float | None,
@@ -97,7 +97,7 @@ def l0(given: dict[str, Any]) -> None:
     gates.csv (the trajectory), pruning.json, and DIR/model, the checkpoint as it has learnt, with all its heads.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
-    from headscope.pruning.l0 import L0Options
+    from headscope.pruning.learning.l0 import L0Options
 
     prices = _numbers(settings.pop("strength"))
     mine = {name: settings.pop(name) for name in ("strength_as", "keep", "start", "temperature")}
@@ -132,7 +132,7 @@ def subset(given: dict[str, Any]) -> None:
     Writes what `prune l0` writes.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
-    from headscope.pruning.subset import SubsetOptions
+    from headscope.pruning.learning.subset import SubsetOptions
 
     mine = {name: settings.pop(name) for name in ("keep", "cooldown", "straight_through")}
     first, last = settings.pop("temperature"), settings.pop("end_temperature")
@@ -140,8 +140,8 @@ def subset(given: dict[str, Any]) -> None:
 
 
 def _learn(settings: dict[str, Any], method: Any, strengths: list[float], *, json: bool) -> None:
-    from headscope.pruning.learn import LearnConfig, finished, resumable, run_learning
-    from headscope.pruning.sweep_lambda import lambdas_complete, lambdas_left, run_lambdas
+    from headscope.pruning.learning.learn import LearnConfig, finished, resumable, run_learning
+    from headscope.pruning.sweep.lambdas import lambdas_complete, lambdas_left, run_lambdas
 
     asked = LearnConfig(method=method, **settings)
     if asked.resume and (record := finished(asked.out)):

@@ -11,7 +11,7 @@ from headscope.cli import console
 from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, Device, Dtype, MaxSentences
 
 if TYPE_CHECKING:
-    from headscope.pruning.choice import Choice
+    from headscope.pruning.selection import Choice
 
 HEADS, LEARNING = "Which heads", "Learning"
 

@@ -68,6 +68,6 @@ def rank(given: dict[str, Any]) -> None:
     Writes removed.txt, kept.txt, ranking.csv and pruning.json; with --tune-updates also DIR/model.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
-    from headscope.pruning.rank_run import RankConfig, run_ranking
+    from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
 
     show_choice(run_ranking(RankConfig(**settings), progress=console.updates), json=json)

@@ -47,7 +47,7 @@ from headscope.cli.prune_options import (
 from headscope.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headscope.pruning.sweep import Sweep
+    from headscope.pruning.sweep.sweep import Sweep
 
 MEASURING = "Measuring"
 
@@ -215,8 +215,8 @@ def sweep(given: dict[str, Any]) -> None:
     settings["keep"] = _numbers("--keep", given["keep"], int)
     settings["fractions"] = _numbers("--fractions", given["fractions"], float)
     settings["lambdas"] = _numbers("--lambda", given["lambdas"], float)
-    from headscope.pruning.sweep import cells_kept, run_sweep
-    from headscope.pruning.sweep_config import SweepConfig
+    from headscope.pruning.sweep.config import SweepConfig
+    from headscope.pruning.sweep.sweep import cells_kept, run_sweep
 
     asked = SweepConfig(**settings)
     try:
@@ -261,8 +261,8 @@ def _table(found: Sweep) -> Any:
     from rich import box
     from rich.table import Table
 
-    from headscope.pruning.sweep_quality import METRICS
-    from headscope.pruning.sweep_table import summary
+    from headscope.pruning.sweep.quality import METRICS
+    from headscope.pruning.sweep.table import summary
 
     metric = METRICS[found.bench.metric].title
     rows = summary(found.table)

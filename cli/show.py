@@ -20,9 +20,9 @@ def show(
     json: Json = False,
 ) -> None:
     """Print format, architecture, sites × layers × heads, parameters by part, tokenizer, fitting analyses."""
+    from headscope.engine.overview import overview
     from headscope.formats.base import Companions, open_checkpoint
     from headscope.heads import select_heads
-    from headscope.overview import overview
 
     opened = open_checkpoint(
         checkpoint, format=format, device=device, dtype=dtype, companions=Companions(dicts, hp, bpe)

@@ -10,7 +10,7 @@ from headscope.heads import HeadId, Site
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headscope.runs import Finished
+    from headscope.api.analysis import Finished
 
 MOST = 8
 

@@ -16,7 +16,7 @@ from headscope.cli.options import Config, Force, Json, check_config, declared, p
 
 if TYPE_CHECKING:
     from headscope.training.config import TrainConfig
-    from headscope.training.engine import Outcome
+    from headscope.training.trainer import Outcome
     from headscope.training.variant import Variant
 
 
@@ -121,7 +121,7 @@ def _run(variant: type[Variant], classes: Mapping[str, type[Any]], given: dict[s
     import sys
 
     from headscope.training.config import preset
-    from headscope.training.earlier import earlier_options
+    from headscope.training.files.earlier import earlier_options
 
     context, resume, force, json = (given.pop(name) for name in ("context", "resume", "force", "json"))
     del given["config"]
@@ -162,7 +162,7 @@ def value_of(cls: type[Any], each: Field[Any], value: Any) -> Any:
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:
-    from headscope.training.engine import train as run_training
+    from headscope.training.trainer import train as run_training
 
     with _Display() as display:
         found = run_training(config, variant, resume=resume, force=force, listener=display, command=command)

@@ -99,11 +99,11 @@ def translate(
 def _translate(
     checkpoint: Checkpoint, options: TranslateOptions, mask: str | None, batch_tokens: int, window: int
 ) -> None:
-    from headscope.gates import masked
+    from headscope.data.unknown_subwords import UnknownPieces
+    from headscope.evaluation.translation import decoded_lines, translate_lines
+    from headscope.files.reading import lines_of
     from headscope.heads import select_heads
-    from headscope.reading import lines_of
-    from headscope.translate import decoded_lines, translate_lines
-    from headscope.unknown_pieces import UnknownPieces
+    from headscope.model.gating import masked
 
     limit = checkpoint.reads(options.longest)
     off = select_heads(mask, checkpoint.layout) if mask else []

@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 
 from headscope.errors import ConfigError
-from headscope.reading import is_file, read_text
+from headscope.files.reading import is_file, read_text
 
 
 class Site(str, Enum):

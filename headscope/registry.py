@@ -65,8 +65,8 @@ class Registry(Generic[T]):
             return
         self._walked = True
         package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self.package}.{module.name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{self.package}."):
+            importlib.import_module(module.name)
         for point in entry_points(group=self.group):
             _load(point, self.kind)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headscope.output.files import written
+from headscope.files.writing import written
 
 if TYPE_CHECKING:
     import pandas as pd

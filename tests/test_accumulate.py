@@ -8,7 +8,7 @@ import torch
 from oracles import bootstrap
 from torch import Tensor
 
-from headscope.accumulate import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, added_together, apart, interval, widened
+from headscope.bootstrap import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, added_together, apart, interval, widened
 
 SHAPE = (3, 5)
 

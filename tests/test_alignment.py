@@ -16,8 +16,8 @@ import sentencepiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
-from headscope.pieces import fold
-from headscope.syntax import Aligned, Parse, Relation, Token, align, piece_spans, read_conllu
+from headscope.data.offsets import fold
+from headscope.data.syntax import Aligned, Parse, Relation, Token, align, piece_spans, read_conllu
 
 TEXTS = [
     "The cat sat on the mat.",

@@ -11,14 +11,14 @@ import pytest
 from oracles import mhr, tiny
 from test_report_run import make_run
 
-from headscope.analysis import ANALYSES, Options
-from headscope.data import Corpus, Sentence
+from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.base import ANALYSES, Options
+from headscope.engine.plan import analyze
+from headscope.engine.study import Study
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
-from headscope.plan import analyze
-from headscope.report.alphas import alpha_matrices
-from headscope.report.run import load_run
-from headscope.study import Study
+from headscope.report.figures.alphas import alpha_matrices
+from headscope.report.readers.run import load_run
 
 CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)]), True, False)
 

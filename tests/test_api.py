@@ -16,14 +16,14 @@ from oracles.memory import CHEAP, SOURCES, TARGETS, N, in_memory, loaded
 from pandas.testing import assert_frame_equal
 
 import headscope as hs
+from headscope.api.analysis import run_analysis
 from headscope.api.options import AnalyzeMore, EvaluateMore, python_words
 from headscope.config import AnalyzeConfig, AnalyzeOptions, EvaluateConfig, EvaluateOptions
-from headscope.each_head import run_each_head
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.evaluation.each_head import run_each_head
+from headscope.evaluation.quality import run_evaluation
+from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import TranslateOptions, open_checkpoint
-from headscope.quality import run_evaluation
-from headscope.runs import run_analysis
-from headscope.translate import translate_lines
 
 # What is imported, and what is there.
 

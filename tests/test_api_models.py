@@ -20,8 +20,8 @@ import headscope as hs
 from headscope.api.opened import one_batch
 from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.model.interface import through_attend
-from headscope.pruning.rank_run import RankConfig, run_ranking
-from headscope.pruning.remove import RemoveConfig, run_removal
+from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.removal.remove import RemoveConfig, run_removal
 
 # Ranking and removal.
 

@@ -15,19 +15,19 @@ from oracles.shuffled import other_way_round
 from oracles.speakers import SPEAKERS, asked
 from torch import Tensor
 
-from headscope.analysis import Options
 from headscope.attribution.gatevector import GateFunction, joined, split
 from headscope.attribution.measures import ablation, integrated_gradients, shapley
 from headscope.attribution.replacements import mean_context, other_context, random_shifts, replacement
-from headscope.batching import BatchingOptions
 from headscope.config import AnalyzeConfig
-from headscope.data import Sentence
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Sentence
+from headscope.engine.base import Options
+from headscope.engine.plan import analyze, choose
+from headscope.engine.study import Study
 from headscope.errors import ConfigError
-from headscope.gates import gated, masked
 from headscope.heads import HeadId, Site, all_heads
-from headscope.model.rerun import dependable_seats
-from headscope.plan import analyze, choose
-from headscope.study import Study
+from headscope.model.gating import gated, masked
+from headscope.model.prefix_cache import dependable_seats
 
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32

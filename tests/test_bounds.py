@@ -17,20 +17,20 @@ from oracles import checkpoints, commands
 from headscope.bounds import MOST, MOST_HEADS, MOST_LAYERS, WHOLE, check_numbers
 from headscope.cli.failures import described, speaks
 from headscope.config import EvaluateConfig
-from headscope.data import open_corpus
+from headscope.data.corpus import open_corpus
+from headscope.data.parses import read_conllu
+from headscope.data.vocabulary import Merges, merged
 from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.evaluation.translation import _groups, translate_lines
+from headscope.files.reading import MOST_LINE, exists, is_file, lines_of, read_bytes, read_json
+from headscope.files.serialize import KEY_PARTS, from_plain, read_toml
 from headscope.formats.base import LONGEST, TranslateOptions
 from headscope.heads import HeadId, select_heads
-from headscope.model.search_config import SearchConfig
-from headscope.model.transformer_config import StackConfig
-from headscope.parses import read_conllu
-from headscope.plain import KEY_PARTS, from_plain, read_toml
-from headscope.pruning.sweep_table import _with_seeds
-from headscope.reading import MOST_LINE, exists, is_file, lines_of, read_bytes, read_json
-from headscope.report.run import RunError, load_run
+from headscope.model.decoding.config import SearchConfig
+from headscope.model.native.transformer_config import StackConfig
+from headscope.pruning.sweep.table import _with_seeds
+from headscope.report.readers.run import RunError, load_run
 from headscope.training.architecture import check_memory
-from headscope.translate import _groups, translate_lines
-from headscope.vocabulary import Merges, merged
 
 ENDLESS = Path("/dev/zero")
 needs_device = pytest.mark.skipif(not ENDLESS.exists(), reason="there is no endless file here")
@@ -194,7 +194,7 @@ def test_layers_are_believed_up_to_a_number(tmp_path: Path) -> None:
 
 def test_models_that_no_machine_can_train() -> None:
     wide = StackConfig(vocabulary=100, d_model=2**16, d_ffn=2**18, d_head=2**10, self_heads=(64,) * 900)
-    from headscope.model.transformer_config import TransformerConfig
+    from headscope.model.native.transformer_config import TransformerConfig
 
     with pytest.raises(ConfigError, match=r"a model of [\d,]+ parameters takes [\d,]+ GB to train"):
         check_memory(TransformerConfig(decoder=wide))

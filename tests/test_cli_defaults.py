@@ -11,12 +11,12 @@ import pytest
 
 from headscope.cli import analyze, evaluate, prune, prune_learn, prune_rank, prune_sweep
 from headscope.config import AnalyzeConfig, EvaluateConfig
-from headscope.pruning.l0 import L0Options
-from headscope.pruning.learn import LearnConfig
-from headscope.pruning.rank_run import RankConfig
-from headscope.pruning.remove import RemoveConfig
-from headscope.pruning.subset import SubsetOptions
-from headscope.pruning.sweep_config import SweepConfig
+from headscope.pruning.learning.l0 import L0Options
+from headscope.pruning.learning.learn import LearnConfig
+from headscope.pruning.learning.subset import SubsetOptions
+from headscope.pruning.ranking.rank_run import RankConfig
+from headscope.pruning.removal.remove import RemoveConfig
+from headscope.pruning.sweep.config import SweepConfig
 
 RENAMED = {"temperature": "first", "end_temperature": "last"}
 

@@ -17,7 +17,7 @@ from headscope.heads import HeadId
 from headscope.training.composed import combine, find_variant, intersected
 from headscope.training.moment import Moment
 from headscope.training.options import option
-from headscope.training.swaps import Swap, exchange
+from headscope.training.swaps.swaps import Swap, exchange
 from headscope.training.variant import VARIANTS, NoOptions, Variant
 from headscope.training.variants.disagreement import Disagreement
 from headscope.training.variants.mixing import Mixing, matrices_of

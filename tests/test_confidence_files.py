@@ -18,16 +18,16 @@ from oracles import lessons
 from oracles.confidence_rows import sentence_score
 from typer.testing import CliRunner
 
-from headscope.capture import capture
 from headscope.cli.main import app
 from headscope.errors import ConfigError, DataError
 from headscope.heads import Site
-from headscope.report.confidence import confidence_figure, load_confidence
-from headscope.report.run import RunError
-from headscope.training.batches import collate, epoch_plan
+from headscope.model.capture import capture
+from headscope.report.figures.confidence import confidence_figure, load_confidence
+from headscope.report.readers.run import RunError
 from headscope.training.composed import find_variant
-from headscope.training.engine import train
+from headscope.training.data.batches import collate, epoch_plan
 from headscope.training.moment import Moment
+from headscope.training.trainer import train
 
 METHODS = ("base", "advanced", "pairwise")
 MODULES = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}

@@ -205,7 +205,7 @@ def test_native_models_that_transformers_cannot_express(tmp_path: Path, options:
 
 
 def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headscope.formats import tohf
+    from headscope.formats.huggingface import from_native as tohf
 
     options = EXPRESSED["M2M100, all shared"][1]
     checkpoint = opened(written(tmp_path / "in", options))

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from headscope import batching
-from headscope.accumulate import FOLDS
-from headscope.batching import Losses, batches
-from headscope.data import Corpus, Sentence, open_corpus
-from headscope.encoded import Batch, Encoded, side
+from headscope.bootstrap import FOLDS
+from headscope.data import batching
+from headscope.data.batching import Losses, batches
+from headscope.data.corpus import Corpus, Sentence, open_corpus
+from headscope.data.encoded import Batch, Encoded, side
+from headscope.data.parses import Parse, Relation, Token
 from headscope.errors import DataError
-from headscope.lines import read_lines
-from headscope.parses import Parse, Relation, Token
+from headscope.files.lines import read_lines
 
 PLAIN = ["A man sleeps.", "  two  blanks ", "ümläut 😀 text", "last"]
 CONLLU = """\

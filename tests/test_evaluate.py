@@ -16,18 +16,18 @@ import torch
 from oracles import checkpoints, tiny
 from oracles.checkpoints import SOURCES, TARGETS
 
-from headscope import each_head, quality
-from headscope.accumulate import Bootstrap
+from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
-from headscope.encoded import Batch, side
+from headscope.data.encoded import Batch, side
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.evaluation import each_head, quality
+from headscope.evaluation.likelihood import Reading, likelihood, token_sums
+from headscope.evaluation.quality import Evaluation, run_evaluation, text_scores
 from headscope.formats.base import IGNORED
 from headscope.formats.native import NATIVE
-from headscope.gates import masked
 from headscope.heads import HeadId, Site, all_heads, select_heads
-from headscope.likelihood import Reading, likelihood, token_sums
-from headscope.quality import Evaluation, run_evaluation, text_scores
+from headscope.model.gating import masked
 
 HYPOTHESES = ["The cat sat on a mat.", "A dog runs, quickly!", "nothing"]
 REFERENCES = ["The cat sat on the mat.", "The dog ran quickly!", "Nothing at all"]
@@ -300,7 +300,7 @@ def test_each_head_translates_where_it_is_told_to(run: Evaluate, tmp_path: Path)
 
 
 def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path, tmp_path: Path) -> None:
-    from headscope.data import open_corpus
+    from headscope.data.corpus import open_corpus
 
     checkpoint, folder = checkpoints.mhr(shared), shared / "oracles" / "mhr"
     data, oracle = folder / "data", folder / "alpha" / "oracle"

@@ -15,8 +15,8 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.model.mixing.base import Queries, build
 from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, using
 from headscope.model.mixing.gating import Gate, RealBatchNorm, pooled
-from headscope.model.transformer import Transformer
-from headscope.training.engine import make_run
+from headscope.model.native.transformer import Transformer
+from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
 from headscope.training.variants.mae import MaeOptions
 
@@ -316,7 +316,7 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", uniform=True)
     assert not any("mixing" in key for key in run.model.state_dict())
     lessons.updates(run, 2)
-    from headscope.model.folding import fold
+    from headscope.model.native.folding import fold
 
     run.model.eval()
     batch = lessons.lesson(run)[0]
@@ -330,7 +330,7 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
 
 def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
     """FTG trains gates, FTG+ the output projections too, and the shape is that of the model given."""
-    from headscope.training import checkpoints
+    from headscope.training.files import checkpoints
 
     (tmp_path / "a").mkdir()
     run = lessons.begin(tmp_path / "a", "mae", expert_heads=1, gate_hidden=7)

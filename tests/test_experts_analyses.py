@@ -14,13 +14,13 @@ from oracles import mhr
 from test_experts import disturbed
 
 from headscope.analyses.experts import mutual_information
-from headscope.analysis import ANALYSES, Options
-from headscope.batching import BatchingOptions
-from headscope.data import Corpus, Sentence
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.base import ANALYSES, Options
+from headscope.engine.plan import analyze
+from headscope.engine.study import Study
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
-from headscope.plan import analyze
-from headscope.study import Study
 
 WORDS = [f"w{number}" for number in range(4, 19)]
 

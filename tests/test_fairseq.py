@@ -15,11 +15,11 @@ from oracles import fairseq
 
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import Companions, open_checkpoint
-from headscope.formats.fairseq import FAIRSEQ, FairseqCheckpoint
-from headscope.formats.fairseq_config import ARCHITECTURES
+from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
+from headscope.formats.fairseq.config import ARCHITECTURES
 from headscope.formats.untrusted import read_tensors, read_torch
 from headscope.heads import Site
-from headscope.model.folding import fold
+from headscope.model.native.folding import fold
 
 PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 TIED = {"share_decoder_input_output_embed": True}
@@ -136,7 +136,7 @@ def test_half_precision_is_widened_on_a_cpu_and_written_back(tmp_path: Path) -> 
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
 def test_the_name_of_an_architecture_fills_in_what_the_file_leaves_out(arch: str) -> None:
     """Every size by name alone, on the meta device, against the table of papers and fairseq's own names."""
-    from headscope.formats.fairseq_config import Settings, transformer_config
+    from headscope.formats.fairseq.config import Settings, transformer_config
 
     its = Settings("c.pt", {"share_decoder_input_output_embed": True}, arch, True)
     sizes = {side: {k: its.get(f"{side}_{k}") for k in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads")}
@@ -182,7 +182,7 @@ def mhr(shared: Path) -> FairseqCheckpoint:
 
 
 def test_mhr_logits_and_weights(mhr: FairseqCheckpoint, shared: Path) -> None:
-    from headscope.capture import capture
+    from headscope.model.capture import capture
 
     folder = shared / "oracles" / "mhr" / "alpha" / "oracle"
     wanted, attention = np.load(folder / "tf_logits.npz"), np.load(folder / "tf_attention.npz")

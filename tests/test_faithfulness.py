@@ -10,21 +10,21 @@ import pytest
 import torch
 from oracles import speakers
 
-from headscope.accumulate import Bootstrap, GroupSums, Ratio
-from headscope.analysis import ANALYSES, Options
+from headscope.api.analysis import run_analysis
 from headscope.assets import demo_checkpoint
-from headscope.batching import Losses, batches
+from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.bootstrap import Bootstrap, GroupSums, Ratio
 from headscope.config import AnalyzeConfig
+from headscope.data.batching import Losses, batches
+from headscope.engine.base import ANALYSES, Options
+from headscope.engine.faithfulness.harm import Harm, measure
+from headscope.engine.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
+from headscope.engine.faithfulness.trial import ORDERS, Plan, judge, plan, with_randomised
+from headscope.engine.plan import analyze, choose
 from headscope.errors import CheckpointError, ConfigError
-from headscope.faithfulness.harm import Harm, measure
-from headscope.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
-from headscope.faithfulness.trial import ORDERS, Plan, judge, plan, with_randomised
-from headscope.gates import masked
+from headscope.evaluation.likelihood import Reading
 from headscope.heads import HeadId, Site, all_heads
-from headscope.likelihood import Reading
-from headscope.objectives.base import OBJECTIVES
-from headscope.plan import analyze, choose
-from headscope.runs import run_analysis
+from headscope.model.gating import masked
 
 HEADS = [HeadId(Site.DECODER_SELF, layer, head) for layer in range(2) for head in range(3)][:5]
 TRUE = dict(zip(HEADS, (5.0, 1.0, 4.0, 2.0, 3.0), strict=True))

@@ -14,21 +14,21 @@ from oracles import checkpoints, fairseq
 from oracles.checkpoints import SOURCES, TARGETS
 from test_story_of_heads import HP, story, written
 
-from headscope.accumulate import Ratio
-from headscope.analysis import ANALYSES, Options
+from headscope.attribution.objectives.base import OBJECTIVES, Outcome
+from headscope.bootstrap import Ratio
 from headscope.cli import main
-from headscope.data import Corpus, Sentence
-from headscope.encoded import Batch, Encoded, side
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import Batch, Encoded, side
+from headscope.engine.base import ANALYSES, Options
+from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, NumericalError
+from headscope.evaluation.likelihood import Reading, likelihood
 from headscope.formats.base import TranslateOptions, open_checkpoint
 from headscope.formats.finite import finite
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.likelihood import Reading, likelihood
 from headscope.model.overflow import is_finite
-from headscope.objectives.base import OBJECTIVES, Outcome
-from headscope.plan import analyze
-from headscope.pruning.verify import apart
+from headscope.pruning.removal.verify import apart
 
 NAN, INF = float("nan"), float("inf")
 Ran = tuple[int, str]

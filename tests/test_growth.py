@@ -15,9 +15,9 @@ from oracles import lessons, native
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
 from headscope.training.config import TrainConfig
-from headscope.training.disagreement import fork_loss, fork_total, mean_cosine
-from headscope.training.engine import make_run
-from headscope.training.growth import fork_open, growth_loss, nuclear_norms, off_diagonal
+from headscope.training.losses.disagreement import fork_loss, fork_total, mean_cosine
+from headscope.training.losses.growth import fork_open, growth_loss, nuclear_norms, off_diagonal
+from headscope.training.trainer import make_run
 from headscope.training.variants.disagreement import Disagreement, DisagreementOptions
 from headscope.training.variants.mixing import MixingOptions, matrices_of
 
@@ -272,7 +272,7 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
     assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
     batch = lessons.lesson(run)[0]
     contexts: list[float] = []
-    from headscope.capture import capture
+    from headscope.model.capture import capture
 
     with torch.no_grad(), capture(run.model, ("context",)) as heads:
         run.model(batch.source, batch.target, source_mask=batch.source_mask, target_mask=batch.target_mask)
@@ -285,8 +285,8 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
 
 def test_wide_and_narrow_have_the_parameters_of_their_formulas() -> None:
     """papers.md §7: width 256, 8 heads, no biases of queries, keys and values."""
-    from headscope.model.layers import Attention
-    from headscope.model.transformer_config import StackConfig, TransformerConfig
+    from headscope.model.native.layers import Attention
+    from headscope.model.native.transformer_config import StackConfig, TransformerConfig
     from headscope.training.variant import VARIANTS
 
     stack = StackConfig(vocabulary=5, d_model=256, d_ffn=8, d_head=32, self_heads=(8,))

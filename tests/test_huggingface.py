@@ -17,12 +17,12 @@ from contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inp
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
-from headscope.capture import capture_once
-from headscope.encoded import Batch, Encoded, side
+from headscope.data.encoded import Batch, Encoded, side
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
-from headscope.model.places import base_of
+from headscope.model.capture import capture_once
+from headscope.model.discovery import base_of
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "a", "dog", "ran"]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]

@@ -14,16 +14,16 @@ from oracles import gate_gradients, speakers, tiny, written
 from oracles.shuffled import other_way_round
 from oracles.speakers import SPEAKERS, asked
 
-from headscope.accumulate import FOLDS, Ratio
-from headscope.analysis import Analysis, Heads, Options
-from headscope.batching import BatchingOptions
-from headscope.encoded import Batch
+from headscope.bootstrap import FOLDS, Ratio
+from headscope.data.batching import BatchingOptions
+from headscope.data.encoded import Batch
+from headscope.engine.base import Analysis, Heads, Options
+from headscope.engine.plan import analyze, choose
+from headscope.engine.study import Study
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.gates import gated, masked
 from headscope.heads import HeadId, Site, all_heads
-from headscope.plan import analyze, choose
-from headscope.study import Study
+from headscope.model.gating import gated, masked
 
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32

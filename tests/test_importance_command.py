@@ -13,16 +13,16 @@ import pytest
 import torch
 from oracles import speakers
 
-from headscope.analysis import Options
+from headscope.api.analysis import run_analysis
 from headscope.assets import demo_checkpoint
-from headscope.batching import BatchingOptions
 from headscope.config import AnalyzeConfig
-from headscope.data import Corpus
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus
+from headscope.engine.base import Options
+from headscope.engine.plan import analyze, choose
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.gradients import frozen
-from headscope.plan import analyze, choose
-from headscope.runs import run_analysis
+from headscope.model.gradients import frozen
 
 
 def config(folder: Path, **options: Any) -> AnalyzeConfig:

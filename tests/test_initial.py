@@ -12,8 +12,8 @@ from torch import nn
 
 from headscope.formats.base import open_checkpoint
 from headscope.training.config import PRESETS
-from headscope.training.engine import train
 from headscope.training.initial import INITIAL
+from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 
 

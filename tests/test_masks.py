@@ -15,20 +15,20 @@ from oracles import checkpoints, native
 from oracles.checkpoints import SOURCES, TARGETS
 
 from headscope.cli import main
+from headscope.evaluation.likelihood import Reading, likelihood
+from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import TranslateOptions
 from headscope.formats.native import NATIVE
-from headscope.gates import gated, masked
 from headscope.heads import HeadId, Site, select_heads
-from headscope.likelihood import Reading, likelihood
+from headscope.model.gating import gated, masked
 from headscope.model.projections import projections
-from headscope.translate import translate_lines
 
 NAMES = "encoder-self.1.1,decoder-self.2.0,cross.0.*"
 TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj"]
 
 
 def corpus(folder: Path, source: list[str], target: list[str] | None) -> Any:
-    from headscope.data import open_corpus
+    from headscope.data.corpus import open_corpus
 
     paths = []
     for name, lines in (("source", source), ("target", target)):

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from headscope.memory import KERNELS as KEPT
-from headscope.memory import keep_few_kernels
+from headscope.model.allocator import KERNELS as KEPT
+from headscope.model.allocator import keep_few_kernels
 
 FAULTS = """
 import resource, torch
-from headscope.memory import reuse_freed_memory
+from headscope.model.allocator import reuse_freed_memory
 if {reuse}:
     assert reuse_freed_memory() and reuse_freed_memory()
 x = torch.ones(2**20)
@@ -51,7 +51,7 @@ def test_pages_are_not_asked_for_again() -> None:
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_what_the_user_has_set_is_left_alone(name: str) -> None:
-    code = "from headscope.memory import reuse_freed_memory; print(reuse_freed_memory())"
+    code = "from headscope.model.allocator import reuse_freed_memory; print(reuse_freed_memory())"
     value = "glibc.malloc.trim_threshold=131072" if name == "GLIBC_TUNABLES" else "131072"
     assert ran(code, **{name: value}) == "False"
 
@@ -59,7 +59,7 @@ def test_what_the_user_has_set_is_left_alone(name: str) -> None:
 KERNELS = """
 import ctypes, torch
 if {few}:
-    from headscope.memory import keep_few_kernels
+    from headscope.model.allocator import keep_few_kernels
     keep_few_kernels()
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena a b c d e f used g h".split()]

@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from headscope.cli import main
+from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, as_markdown, counterpart
 from headscope.cli.options import read_config
 from headscope.errors import ConfigError
-from headscope.mhr_options import FAIRSEQ, FORK, SHORT, as_markdown, counterpart
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "mhr-options.md"
 # mhr.md §6: every flag that the fork registers

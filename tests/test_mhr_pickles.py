@@ -14,18 +14,18 @@ import pytest
 import torch
 from oracles import mhr
 
+from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
-from headscope.data import Corpus, Sentence
+from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.fork.batches import SENTENCES, BatchSize, groups
+from headscope.engine.fork.pickles import mhr_pickles
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
-from headscope.mhr_batches import SENTENCES, BatchSize, groups
-from headscope.mhr_pickles import mhr_pickles
-from headscope.plain_pickle import array_of, read_pickle, rows_of
-from headscope.report.alphas import alpha_matrices
-from headscope.report.fork import alphas_run, confidence_run, similarity_run
-from headscope.report.run import load_run
+from headscope.formats.plain_pickle import array_of, read_pickle, rows_of
+from headscope.report.figures.alphas import alpha_matrices
+from headscope.report.readers.fork import alphas_run, confidence_run, similarity_run
+from headscope.report.readers.run import load_run
 from headscope.results import write_pickle
-from headscope.runs import run_analysis
 
 FILES = {
     "confs_eval/checkpoint_best-base": "checkpoint_best-base",

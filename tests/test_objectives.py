@@ -11,11 +11,11 @@ from oracles import speakers, tiny
 from oracles.shuffled import together
 from oracles.speakers import SPEAKERS, asked
 
-from headscope.batching import Losses, batches
-from headscope.encoded import Batch
+from headscope.attribution.objectives.base import OBJECTIVES, Outcome, choose_objective, default_objective
+from headscope.data.batching import Losses, batches
+from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.objectives.base import OBJECTIVES, Outcome, choose_objective, default_objective
 
 KINDS = tuple(SPEAKERS)
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from headscope.errors import OutputError
-from headscope.output import interrupts, swap
-from headscope.output.files import write_failure, written
-from headscope.output.folders import Build, replacement, to_resume, workplace
-from headscope.output.kinds import OutputKind, contents
-from headscope.output.locks import held
-from headscope.output.rule import Input, check_file, check_folder, inputs_of
+from headscope.files import interrupts, swap
+from headscope.files.folders import Build, replacement, to_resume, workplace
+from headscope.files.kinds import OutputKind, contents
+from headscope.files.locks import held
+from headscope.files.rule import Input, check_file, check_folder, inputs_of
+from headscope.files.writing import write_failure, written
 
 KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
 OTHER = OutputKind("other", "other test", "run.json", ("*.csv",))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from headscope.data.parses import Parse, Relation, Token, read_conllu
 from headscope.errors import DataError
-from headscope.parses import Parse, Relation, Token, read_conllu
 
 
 def row(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headscope.pieces import fold, piece_spans
+from headscope.data.offsets import fold, piece_spans
 
 
 def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamespace, list[int]]:

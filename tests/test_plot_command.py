@@ -12,14 +12,14 @@ from oracles import mhr, native
 from test_report_run import make_run
 from typer.testing import CliRunner
 
-import headscope.report.sentence
+import headscope.report.readers.sentence
 from headscope.cli.plot import app
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
 from headscope.formats.native import NATIVE
-from headscope.report.alphas import alpha_matrices
-from headscope.report.checkpoint import checkpoint_alphas
-from headscope.report.run import RunError
-from headscope.report.sentence import SentenceAttention
+from headscope.report.figures.alphas import alpha_matrices
+from headscope.report.readers.checkpoint import checkpoint_alphas
+from headscope.report.readers.run import RunError
+from headscope.report.readers.sentence import SentenceAttention
 from headscope.results import write_pickle
 
 LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
@@ -179,7 +179,7 @@ def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch:
         weights = np.full((len(options["heads"]), 2, 3), 1 / 3)
         return SentenceAttention(weights, ["a", "b"], ["x", "y", "zz"], list(map(str, options["heads"])))
 
-    monkeypatch.setattr(headscope.report.sentence, "sentence_attention", stand_in)
+    monkeypatch.setattr(headscope.report.readers.sentence, "sentence_attention", stand_in)
     out = run_dir.parent / "x.svg"
     plot("attention", run_dir, "--index", 4, "--heads", "cross.1.*,cross.0.1", "--target", "b", "--out", out)
     assert list(map(str, asked.pop("heads"))) == ["cross.1.0", "cross.1.1", "cross.0.1"]

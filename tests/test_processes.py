@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 TRAININGS = """
 import sys
 from pathlib import Path
-from headscope.processes import together
+from headscope.distributed import together
 from headscope.training.config import TrainConfig
-from headscope.training.engine import train
+from headscope.training.trainer import train
 from headscope.training.variants.baseline import Baseline
 
 folder, out = map(Path, sys.argv[1:])

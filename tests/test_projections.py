@@ -11,8 +11,8 @@ from contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build,
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from headscope.capture import capture_once
 from headscope.heads import Site
+from headscope.model.capture import capture_once
 from headscope.model.projections import Projections, Slices, projections
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)

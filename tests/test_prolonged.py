@@ -14,8 +14,8 @@ from oracles.swaps import differing
 
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.training.engine import train
 from headscope.training.moment import length
+from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 
 SHORT: dict[str, Any] = {"precision": "float32", "log_every": 1}

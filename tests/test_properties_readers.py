@@ -17,29 +17,29 @@ from oracles.commands import Stage
 from oracles.damage import damages
 
 from headscope.cli.options import read_config
-from headscope.data import open_corpus
+from headscope.data.corpus import open_corpus
+from headscope.data.vocabulary import Merges
+from headscope.engine.frequencies import read_counts
 from headscope.errors import CheckpointError, HeadscopeError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.fairseq import read_dictionary
-from headscope.formats.story_hp import read_hp
-from headscope.frequencies import read_counts
+from headscope.formats.fairseq.checkpoint import read_dictionary
+from headscope.formats.plain_pickle import read_pickle
+from headscope.formats.story_of_heads.hyperparameters import read_hp
 from headscope.heads import select_heads
-from headscope.plain_pickle import read_pickle
-from headscope.pruning import learn
-from headscope.pruning.scores_file import read_scores
-from headscope.pruning.sweep_files import read_cell
-from headscope.report import fork
-from headscope.report.headmap import heads_figure
-from headscope.report.offsets import offset_shares
-from headscope.report.pruning import pruning_figure
-from headscope.report.pruning_runs import load_pruned
-from headscope.report.run import load_run
-from headscope.report.save import write_figure
-from headscope.report.similarity import layer_matrices
-from headscope.report.training import load_course, training_figure
+from headscope.pruning.learning import learn
+from headscope.pruning.ranking.scores_file import read_scores
+from headscope.pruning.sweep.files import read_cell
+from headscope.report.figures.headmap import heads_figure
+from headscope.report.figures.offsets import offset_shares
+from headscope.report.figures.pruning import pruning_figure
+from headscope.report.figures.similarity import layer_matrices
+from headscope.report.figures.training import load_course, training_figure
+from headscope.report.layout.save import write_figure
+from headscope.report.readers import fork
+from headscope.report.readers.pruning_runs import load_pruned
+from headscope.report.readers.run import load_run
 from headscope.results import write_pickle
-from headscope.training.swap_schedule import read_schedule
-from headscope.vocabulary import Merges
+from headscope.training.swaps.schedule import read_schedule
 
 EXAMPLES = 30
 Read = Callable[[Path], object]

@@ -18,16 +18,16 @@ from headscope.cli.main import app
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
-from headscope.gates import gated
 from headscope.heads import HeadId, Site
-from headscope.pruning.examples import examples
-from headscope.pruning.gating import gating
-from headscope.pruning.hard_concrete import initial_log_a, noisy_gates, nonzero_probability, settled_gates
-from headscope.pruning.l0 import L0, L0Options
-from headscope.pruning.learn import LearnConfig, run_learning
-from headscope.pruning.remove import RemoveConfig, run_removal
-from headscope.pruning.trained import trained_parameters
-from headscope.pruning.tuning import Recipe, Tuner, batch_loss
+from headscope.model.gating import gated
+from headscope.pruning.learning.finetuning import Recipe, Tuner, batch_loss
+from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.hard_concrete import initial_log_a, noisy_gates, nonzero_probability, settled_gates
+from headscope.pruning.learning.l0 import L0, L0Options
+from headscope.pruning.learning.learn import LearnConfig, run_learning
+from headscope.pruning.learning.trainable import trained_parameters
+from headscope.pruning.learning.training_examples import examples
+from headscope.pruning.removal.remove import RemoveConfig, run_removal
 
 TEMPERATURES = {"t033": 0.33, "t050": 0.5, "t066": 0.66}
 KINDS = ("bert", "gpt2", "llama", "t5", "marian", "native-pre", "native-post")

@@ -17,9 +17,9 @@ from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
-from headscope.pruning.gating import Gating, gating
-from headscope.pruning.rank_run import RankConfig, run_ranking
-from headscope.pruning.ranking import rank
+from headscope.pruning.learning.gate_layout import Gating, gating
+from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.ranking.ranking import rank
 
 SCORES = dict(enumerate(np.random.default_rng(1).permutation(60).tolist()))
 
@@ -235,7 +235,7 @@ def test_a_model_that_was_pruned_before_is_ranked_again(folder: Path, tmp_path: 
 def test_a_choice_stays_where_the_removal_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headscope.pruning import remove
+    from headscope.pruning.removal import remove
 
     def refuses(config: object) -> None:
         raise CheckpointError("no")

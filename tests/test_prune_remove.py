@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 from headscope.cli import main
 from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.formats.base import TranslateOptions, open_checkpoint
-from headscope.formats.fairseq import FairseqCheckpoint
+from headscope.formats.fairseq.checkpoint import FairseqCheckpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.gates import masked
 from headscope.heads import HeadId, Site, select_heads
-from headscope.pruning import remove
-from headscope.pruning.removal import keeping, plan
-from headscope.pruning.remove import RemoveConfig, run_removal
+from headscope.model.gating import masked
+from headscope.pruning.removal import remove
+from headscope.pruning.removal.kept_heads import keeping, plan
+from headscope.pruning.removal.remove import RemoveConfig, run_removal
 
 MANY = "encoder-self.0.*,decoder-self.0.1,decoder-self.2.0,cross.0.2,cross.2.0"
 
@@ -443,7 +443,7 @@ def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch:
 
 
 def test_layers_that_share_a_module_lose_the_same_heads() -> None:
-    from headscope.model.places import places_of
+    from headscope.model.discovery import places_of
 
     places = places_of(build(BY_NAME["albert"]))
     with pytest.raises(ConfigError, match="encoder-self layers 0, 1, 2 are one module"):
@@ -452,7 +452,7 @@ def test_layers_that_share_a_module_lose_the_same_heads() -> None:
 
 
 def test_onnx_without_its_packages_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headscope.pruning import export_onnx
+    from headscope.pruning.removal import export_onnx
 
     monkeypatch.setattr(export_onnx, "PACKAGES", ("torch", "no_such_package"))
     with pytest.raises(ConfigError, match=r'needs no_such_package; install them with pip install "headscope\[onnx\]"'):

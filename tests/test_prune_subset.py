@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from headscope.cli.main import app
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
-from headscope.pruning.examples import examples
-from headscope.pruning.gating import gating
-from headscope.pruning.learn import LearnConfig, run_learning
-from headscope.pruning.subset import Subset, SubsetOptions
-from headscope.pruning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
-from headscope.pruning.tuning import Recipe, Tuner, mean_nll
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll
+from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.learn import LearnConfig, run_learning
+from headscope.pruning.learning.subset import Subset, SubsetOptions
+from headscope.pruning.learning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
+from headscope.pruning.learning.training_examples import examples
 
 
 @pytest.mark.parametrize("temperature", [1000.0, 1.0, 0.1, 1e-8])

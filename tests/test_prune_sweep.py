@@ -17,24 +17,24 @@ import transformers
 from oracles import checkpoints, tiny
 from sacrebleu.metrics.bleu import BLEU
 
-from headscope.accumulate import Bootstrap
+from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
+from headscope.distributed import Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
+from headscope.evaluation.quality import run_evaluation
 from headscope.formats.base import TranslateOptions, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
-from headscope.processes import Processes
-from headscope.pruning import sweep_work
-from headscope.pruning.gating import gating
-from headscope.pruning.sweep import Sweep, run_sweep
-from headscope.pruning.sweep_config import Cell, SweepConfig, cells_of
-from headscope.pruning.sweep_quality import METRICS, bleu_sums, compare, grouped
-from headscope.pruning.sweep_scratch import shape_without
-from headscope.pruning.sweep_table import labels_of, unharmed
-from headscope.pruning.sweep_work import Launch
-from headscope.quality import run_evaluation
+from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.sweep import work as sweep_work
+from headscope.pruning.sweep.config import Cell, SweepConfig, cells_of
+from headscope.pruning.sweep.quality import METRICS, bleu_sums, compare, grouped
+from headscope.pruning.sweep.scratch import shape_without
+from headscope.pruning.sweep.sweep import Sweep, run_sweep
+from headscope.pruning.sweep.table import labels_of, unharmed
+from headscope.pruning.sweep.work import Launch
 
 MINUTES = ["minutes"]
 

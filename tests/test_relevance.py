@@ -14,12 +14,12 @@ from oracles import relevance as oracle
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from headscope.gates import gated
 from headscope.heads import HeadId, Site
+from headscope.model.gating import gated
 from headscope.relevance.backward import Backward
+from headscope.relevance.gradient.recording import Recorded, recording
+from headscope.relevance.gradient.rules import Rules
 from headscope.relevance.readout import Relevance, over_heads
-from headscope.relevance.recording import Recorded, recording
-from headscope.relevance.rules import Rules
 from headscope.relevance.rulesets import RULE_SETS
 
 NAMES = ("gradient", "cp", "attnlrp", "epsilon")

@@ -7,7 +7,7 @@ from oracles import native as models
 
 from headscope.model.mixing.experts import experts_of
 from headscope.relevance.backward import Backward
-from headscope.relevance.recording import recording
+from headscope.relevance.gradient.recording import recording
 from headscope.relevance.rulesets import RULE_SETS
 
 

@@ -12,15 +12,15 @@ from contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build,
 from oracles import tiny
 from torch import Tensor, nn
 
-from headscope.analysis import Options
-from headscope.batching import BatchingOptions, Losses, batches
-from headscope.encoded import Batch
+from headscope.data.batching import BatchingOptions, Losses, batches
+from headscope.data.encoded import Batch
+from headscope.engine.base import Options
+from headscope.engine.plan import analyze, choose
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from headscope.model import attention
-from headscope.plan import analyze, choose
 from headscope.relevance.backward import Backward, explain_backward
-from headscope.relevance.recording import recording
+from headscope.relevance.gradient.recording import recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
 
 NAMES = ("gradient", "cp", "attnlrp", "epsilon")
@@ -85,7 +85,7 @@ def test_gradient_equals_plain_autograd(name: str) -> None:
 
 
 def _in_order(model: nn.Module, inputs: dict[str, Tensor]) -> list[Any]:
-    from headscope.capture import observing
+    from headscope.model.capture import observing
 
     found: list[Any] = []
     with torch.no_grad(), observing(model, lambda place, call: found.append(place)):
@@ -191,7 +191,7 @@ def _words() -> tuple[Any, Batch]:
     """A tiny GPT-2 with a head, and a batch with padding and labels."""
     import transformers
 
-    from headscope.formats.huggingface import HuggingFaceCheckpoint
+    from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
     torch.manual_seed(3)
     config = transformers.GPT2Config(

@@ -14,17 +14,17 @@ from matplotlib.text import Text
 from test_report_run import SIGNATURE, make_run
 
 from headscope.errors import ConfigError
-from headscope.report.attention import attention_figure
-from headscope.report.compare import compare_figure
-from headscope.report.families import functions_of
-from headscope.report.functionmap import functions_figure
-from headscope.report.grid import grids_of
-from headscope.report.headmap import head_map, heads_figure, overview
-from headscope.report.offsets import offset_histograms, offset_shares
-from headscope.report.relations import chosen_labels, relation_accuracy
-from headscope.report.run import MissingTable, Run, RunError, load_run
-from headscope.report.save import STYLE, write_figure
-from headscope.report.similarity import layer_matrices, similarity_matrices
+from headscope.report.figures.attention import attention_figure
+from headscope.report.figures.compare import compare_figure
+from headscope.report.figures.functionmap import functions_figure
+from headscope.report.figures.headmap import head_map, heads_figure, overview
+from headscope.report.figures.offsets import offset_histograms, offset_shares
+from headscope.report.figures.relations import chosen_labels, relation_accuracy
+from headscope.report.figures.similarity import layer_matrices, similarity_matrices
+from headscope.report.layout.families import functions_of
+from headscope.report.layout.grid import grids_of
+from headscope.report.layout.save import STYLE, write_figure
+from headscope.report.readers.run import MissingTable, Run, RunError, load_run
 from headscope.report.standard import draw_standard
 
 LAYOUTS = {

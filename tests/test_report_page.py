@@ -7,12 +7,12 @@ import pytest
 from test_report_run import SIGNATURE, make_run
 
 from headscope.errors import ConfigError, OutputError
-from headscope.report.families import FAMILIES, Legend, arrow, contrast, fit, functions_of, signed
-from headscope.report.functionmap import functions_figure
-from headscope.report.grid import cell_lines, centred_limits, shared_limits
-from headscope.report.page import cut, even_width, flow, text_width, wrap
-from headscope.report.run import Run, load_run
-from headscope.report.save import target_paths, write_figure
+from headscope.report.figures.functionmap import functions_figure
+from headscope.report.layout.families import FAMILIES, Legend, arrow, contrast, fit, functions_of, signed
+from headscope.report.layout.grid import cell_lines, centred_limits, shared_limits
+from headscope.report.layout.page import cut, even_width, flow, text_width, wrap
+from headscope.report.layout.save import target_paths, write_figure
+from headscope.report.readers.run import Run, load_run
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from headscope.cli.main import app
 from headscope.errors import ConfigError
-from headscope.report.pruning import SEVERAL, function_counts, kind_of, pruning_figure
-from headscope.report.pruning_runs import load_pruned
-from headscope.report.run import RunError
+from headscope.report.figures.pruning import SEVERAL, function_counts, kind_of, pruning_figure
+from headscope.report.readers.pruning_runs import load_pruned
+from headscope.report.readers.run import RunError
 
 SITES = {"encoder-self": 24, "decoder-self": 24, "cross": 24}
 LABELS = ("positional:-1", "syntactic:nsubj>", "rare", "", "", "positional:1;rare", "syntactic:obj<;syntactic:nsubj>")

@@ -9,7 +9,7 @@ import pytest
 
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.heads import Site, select_heads
-from headscope.report.run import MissingTable, Run, RunError, load_run
+from headscope.report.readers.run import MissingTable, Run, RunError, load_run
 
 LABELS = ["nsubj>", "nsubj<", "obj>", "obj<", "amod>", "amod<", "advmod>", "advmod<"]
 SIGNATURE = (

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from headscope.cli.main import app
 from headscope.errors import ConfigError
-from headscope.report.run import RunError
-from headscope.report.training import load_course, training_figure
+from headscope.report.figures.training import load_course, training_figure
+from headscope.report.readers.run import RunError
 
 HEAD = (
     "update,epoch,sentences,tokens,seconds,tokens_per_second,lr,loss,nll,gradient_norm,"

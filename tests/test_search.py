@@ -11,14 +11,14 @@ from oracles import beam as slow
 from oracles import native
 from torch import Tensor
 
-from headscope.capture import capture
 from headscope.errors import ConfigError
-from headscope.gates import gated
 from headscope.heads import HeadId, Site
-from headscope.model.beams import Hypothesis
-from headscope.model.search import search
-from headscope.model.search_config import SearchConfig
-from headscope.model.transformer import Transformer
+from headscope.model.capture import capture
+from headscope.model.decoding.beams import Hypothesis
+from headscope.model.decoding.config import SearchConfig
+from headscope.model.decoding.search import search
+from headscope.model.gating import gated
+from headscope.model.native.transformer import Transformer
 
 START = END = 2
 PAD, UNKNOWN = 1, 3

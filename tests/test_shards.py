@@ -14,12 +14,12 @@ import pytest
 import torch
 from oracles import tiny
 
-from headscope.accumulate import GroupSums, Ratio
-from headscope.analysis import Options
-from headscope.batching import BatchingOptions
-from headscope.plan import analyze, choose
-from headscope.processes import Processes
-from headscope.study import Study
+from headscope.bootstrap import GroupSums, Ratio
+from headscope.data.batching import BatchingOptions
+from headscope.distributed import Processes
+from headscope.engine.base import Options
+from headscope.engine.plan import analyze, choose
+from headscope.engine.study import Study
 
 REPLICATES = 20
 WORDS = ("old", "small", "lazy", "brown", "quick", "young", "tired")

@@ -18,17 +18,17 @@ import torch
 from oracles import story
 
 from headscope.analyses.gates import gate_numbers
-from headscope.analysis import ANALYSES, Options
-from headscope.capture import capture
-from headscope.data import Corpus, Sentence
+from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.base import ANALYSES, Options
+from headscope.engine.frequencies import frequency_ranks
+from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.native import NATIVE
-from headscope.formats.story_of_heads import STORY, StoryCheckpoint
-from headscope.frequencies import frequency_ranks
+from headscope.formats.story_of_heads.checkpoint import STORY, StoryCheckpoint
 from headscope.heads import Site
+from headscope.model.capture import capture
 from headscope.model.mixing.gates import HardConcrete
-from headscope.plan import analyze
 
 TOLD: dict[str, Any] = {"res_steps": "nlda", "rescale_emb": False}  # what arrays do not tell, beside the heads
 HP: dict[str, Any] = TOLD | {"num_layers": 2, "num_heads": 2, "hid_size": 10, "normalize_out": True}

@@ -14,13 +14,13 @@ from oracles.swaps import differing, head_rows, state
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.model.transformer import Transformer
-from headscope.training.batches import batches, plan
-from headscope.training.fork_swaps import ForkHead, ForkSwap, exchange_like_the_fork
-from headscope.training.head_scores import head_scores
-from headscope.training.swap_choice import CHOICES, FORK_CHOICES, Choice, Phase, Timing, decide
-from headscope.training.swap_schedule import read_fork_schedule, read_schedule
-from headscope.training.swaps import Swap, exchange
+from headscope.model.native.transformer import Transformer
+from headscope.training.data.batches import batches, plan
+from headscope.training.swaps.choice import CHOICES, FORK_CHOICES, Choice, Phase, Timing, decide
+from headscope.training.swaps.fork import ForkHead, ForkSwap, exchange_like_the_fork
+from headscope.training.swaps.head_scores import head_scores
+from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
+from headscope.training.swaps.swaps import Swap, exchange
 
 NAMES = {
     Site.ENCODER_SELF: "encoder.layers.{}.self_attention",

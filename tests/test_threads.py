@@ -10,19 +10,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headscope import threads as chosen
-from headscope.analysis import Options
 from headscope.assets import demo_checkpoint, sample, trained
-from headscope.data import open_corpus
+from headscope.data.corpus import open_corpus
+from headscope.engine.base import Options
+from headscope.engine.plan import analyze, choose
+from headscope.evaluation.likelihood import Reading, likelihood
 from headscope.formats.base import Checkpoint, TranslateOptions, open_checkpoint
-from headscope.likelihood import Reading, likelihood
-from headscope.plan import analyze, choose
-from headscope.pruning.examples import examples
-from headscope.pruning.feeds import texts
-from headscope.pruning.trained import trained_parameters
-from headscope.pruning.tuning import Recipe, Tuner, mean_nll
-from headscope.pruning.verify import search_some, verify
-from headscope.threads import LARGE, LEAST_ROWS, MOST, allowed, product_size, spread, threads_for, threads_for_pass
+from headscope.model import threads as chosen
+from headscope.model.threads import (
+    LARGE,
+    LEAST_ROWS,
+    MOST,
+    allowed,
+    product_size,
+    spread,
+    threads_for,
+    threads_for_pass,
+)
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll
+from headscope.pruning.learning.trainable import trained_parameters
+from headscope.pruning.learning.training_examples import examples
+from headscope.pruning.removal.model_inputs import texts
+from headscope.pruning.removal.verify import search_some, verify
 
 SMALL = nn.Linear(7, 5)
 

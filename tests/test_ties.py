@@ -11,17 +11,17 @@ import pytest
 import torch
 from oracles import checkpoints, speakers
 
-from headscope.analysis import ANALYSES, Options
 from headscope.cli.summary import _sharpest
-from headscope.data import Corpus, Sentence
+from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.base import ANALYSES, Options
+from headscope.engine.plan import analyze
+from headscope.engine.study import Study
 from headscope.heads import HeadId, Site, all_heads
-from headscope.plan import analyze
-from headscope.pruning.gating import gating
-from headscope.pruning.l0 import L0, L0Options
-from headscope.pruning.ranking import rank
-from headscope.pruning.subset import Subset, SubsetOptions
-from headscope.pruning.topk import tie_remarks, tied_at
-from headscope.study import Study
+from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.l0 import L0, L0Options
+from headscope.pruning.learning.subset import Subset, SubsetOptions
+from headscope.pruning.learning.topk import tie_remarks, tied_at
+from headscope.pruning.ranking.ranking import rank
 
 
 def study(its: Any, corpus: Corpus, *names: str) -> Study:

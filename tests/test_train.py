@@ -19,25 +19,27 @@ import torch
 from oracles.smoothing import smoothed
 from torch import Tensor, nn
 
+from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, TrainingError
+from headscope.evaluation.translation import translate_lines
+from headscope.files.lines import read_lines
 from headscope.formats.base import IGNORED, TranslateOptions, open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.lines import read_lines
-from headscope.training import engine, losses, tokenizers
-from headscope.training.batches import Batch, Pairs, Texts, collate, cut, epoch_plan
-from headscope.training.checkpoints import average
+from headscope.training import trainer as engine
 from headscope.training.config import TrainConfig
-from headscope.training.engine import Outcome, make_run, train
-from headscope.training.loop import Silent
+from headscope.training.data import tokenizers
+from headscope.training.data.batches import Batch, Pairs, Texts, collate, cut, epoch_plan
+from headscope.training.data.normalise import normaliser
+from headscope.training.files.checkpoints import average
+from headscope.training.losses import cross_entropy as losses
 from headscope.training.moment import Moment
-from headscope.training.normalise import normaliser
 from headscope.training.progress import Progress
-from headscope.training.run import Run
+from headscope.training.run_state import Run
 from headscope.training.schedules import rate
+from headscope.training.train_loop import Silent
+from headscope.training.trainer import Outcome, make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.baseline import Baseline
-from headscope.translate import translate_lines
-from headscope.vocabulary import Splitter, Vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -277,7 +279,7 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
 
 def test_validation_is_what_the_checkpoint_says_of_the_text(trained: Outcome, texts: Path) -> None:
     from headscope.config import EvaluateConfig
-    from headscope.quality import run_evaluation
+    from headscope.evaluation.quality import run_evaluation
 
     found = run_evaluation(
         EvaluateConfig(

@@ -9,15 +9,15 @@ import pytest
 import torch
 from oracles import native
 
-from headscope.capture import capture
 from headscope.errors import ConfigError, DataError
-from headscope.gates import gated
 from headscope.heads import HeadId, Site
-from headscope.model.layers import Attention, Layer
-from headscope.model.places import places_of
+from headscope.model.capture import capture
+from headscope.model.discovery import places_of
+from headscope.model.gating import gated
+from headscope.model.native.layers import Attention, Layer
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.projections import projections
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import StackConfig, TransformerConfig
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "post": {},

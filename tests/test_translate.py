@@ -17,12 +17,12 @@ from oracles.checkpoints import SOURCES
 
 from headscope.cli import main
 from headscope.cli import translate as command
-from headscope.encoded import Batch, side
+from headscope.data.encoded import Batch, side
 from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.formats import base
 from headscope.formats.base import TranslateOptions
 from headscope.formats.native import NATIVE
-from headscope.translate import decoded_lines, translate_lines
 
 TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj", "ah"]
 Ran = tuple[int, str, str]
@@ -135,7 +135,7 @@ def test_lines_that_are_not_utf_8_are_named() -> None:
 
 
 def test_beam_5_translations_of_the_fork_are_reproduced_sentence_for_sentence(shared: Path) -> None:
-    from headscope.quality import text_scores
+    from headscope.evaluation.quality import text_scores
 
     folder = shared / "oracles" / "mhr"
     log = (folder / "alpha" / "generate" / "generate-base.log").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from oracles import fairseq
 from headscope.cli.main import run
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.pickles import Inert, StoredTensor
+from headscope.formats.safe_pickle import Inert, StoredTensor
 from headscope.formats.untrusted import LEGACY, is_torch_file, read_tensors, read_torch
 
 MARKER = "headscope-was-here"

@@ -14,10 +14,10 @@ from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.training.composed import find_variant
-from headscope.training.engine import make_run, train
-from headscope.training.head_scores import SCORES, head_scores
 from headscope.training.moment import Moment
-from headscope.training.swaps import Swap, exchange
+from headscope.training.swaps.head_scores import SCORES, head_scores
+from headscope.training.swaps.swaps import Swap, exchange
+from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS
 
 SWAPS = '[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
@@ -106,10 +106,10 @@ def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
 
 def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
     """confidence, base, advanced and pairwise of the run's validation text, measured by `analyze`."""
-    from headscope.analysis import ANALYSES, Options
-    from headscope.data import open_corpus
-    from headscope.plan import analyze
-    from headscope.training.checkpoints import checkpoint
+    from headscope.data.corpus import open_corpus
+    from headscope.engine.base import ANALYSES, Options
+    from headscope.engine.plan import analyze
+    from headscope.training.files.checkpoints import checkpoint
 
     its = lessons.begin(tmp_path, "baseline")
     its.model.eval()
@@ -136,7 +136,7 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
 
 
 def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
-    from headscope.capture import capture
+    from headscope.model.capture import capture
 
     its = lessons.begin(tmp_path, "baseline")
     its.model.eval()
@@ -144,7 +144,7 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
     sums = {place: torch.zeros(3, dtype=torch.float64) for place in its.model.attention_places().layout}
     count = 0
     pairs = its.data.valid
-    from headscope.training.batches import collate
+    from headscope.training.data.batches import collate
 
     for number in range(len(pairs)):
         batch = collate(pairs, torch.tensor([number]).numpy())

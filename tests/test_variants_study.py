@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from headscope.heads import HeadId, Site
-from headscope.training.swap_schedule import read_schedule
+from headscope.training.swaps.schedule import read_schedule
 from tests.test_packaging import ROOT
 
 

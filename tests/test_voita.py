@@ -14,22 +14,22 @@ import transformers
 from oracles import voita as slow
 from torch import Tensor
 
-from headscope.encoded import IGNORED, Batch, side
+from headscope.data.encoded import IGNORED, Batch, side
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
-from headscope.gates import gated
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, attend, tapped
-from headscope.model.places import Place
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.model.discovery import Place
+from headscope.model.gating import gated
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.relevance.rulesets import RULE_SETS
-from headscope.relevance.trace import Core
-from headscope.relevance.trace_functions import Norm
-from headscope.relevance.trace_walk import Units
-from headscope.relevance.voita import Explained, explain, explain_voita
-from headscope.relevance.voita_rules import ProgramRules, VoitaSettings
-from headscope.relevance.voita_start import shares
+from headscope.relevance.voita.start import shares
+from headscope.relevance.voita.trace import Core
+from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_walk import Units
+from headscope.relevance.voita.voita import Explained, explain, explain_voita
+from headscope.relevance.voita.voita_rules import ProgramRules, VoitaSettings
 
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
 DOUBLE = torch.float64

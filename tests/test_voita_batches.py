@@ -11,14 +11,14 @@ import torch
 from oracles import checkpoints, native, tiny
 from torch import Tensor
 
-from headscope.encoded import Batch, Encoded, padded, side
+from headscope.data.encoded import Batch, Encoded, padded, side
 from headscope.formats.base import IGNORED, Checkpoint
-from headscope.relevance import voita_batches
+from headscope.model.threads import threads_for_pass
 from headscope.relevance.readout import Relevance
 from headscope.relevance.rulesets import RULE_SETS, Target
-from headscope.relevance.voita import explain_voita
-from headscope.relevance.voita_batches import LIKE, like_lengths
-from headscope.threads import threads_for_pass
+from headscope.relevance.voita import batches as voita_batches
+from headscope.relevance.voita.batches import LIKE, like_lengths
+from headscope.relevance.voita.voita import explain_voita
 
 SOURCES, TARGETS = (5, 17, 3, 11, 2, 13), (7, 11, 3, 19, 2, 5)
 

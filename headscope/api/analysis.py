@@ -8,31 +8,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headscope.analysis import Analysis, Options
-from headscope.batching import BatchingOptions, sentence_limit
+from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
-from headscope.data import Corpus, open_corpus
+from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.syntax import Parse, parse_with_stanza
+from headscope.distributed import Processes, together
+from headscope.engine.base import Analysis, Options
+from headscope.engine.fork.batches import BatchSize
+from headscope.engine.fork.pickles import mhr_pickles
+from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
+from headscope.engine.plan import ALONE, analyze, choose
+from headscope.engine.run_files import ANALYSIS, Description, describe, write_run
+from headscope.engine.runner import explained
+from headscope.engine.study import Study
 from headscope.errors import ConfigError, OutputError
+from headscope.evaluation.likelihood import Reading
+from headscope.files.folders import Build
+from headscope.files.lines import read_lines
+from headscope.files.rule import check_folder, inputs_of
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint, pick_device
-from headscope.frequencies import count_pieces, frequency_ranks, read_counts
-from headscope.gates import masked
 from headscope.heads import select_heads
-from headscope.likelihood import Reading
-from headscope.lines import read_lines
-from headscope.memory import keep_few_kernels
-from headscope.mhr_batches import BatchSize
-from headscope.mhr_pickles import mhr_pickles
-from headscope.objectives.base import choose_objective
-from headscope.output.folders import Build
-from headscope.output.rule import check_folder, inputs_of
-from headscope.plan import ALONE, analyze, choose
-from headscope.processes import Processes, together
+from headscope.model.allocator import keep_few_kernels
+from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature
-from headscope.runfiles import ANALYSIS, Description, describe, write_run
-from headscope.study import Study
-from headscope.survey import explained
-from headscope.syntax import Parse, parse_with_stanza
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,9 +185,9 @@ def _try_rankings(
     limit: int,
     progress: Progress,
 ) -> None:
-    """Add the tables of `headscope.faithfulness` to a study."""
-    from headscope.faithfulness.orders import ranks
-    from headscope.faithfulness.run import Trial, try_rankings
+    """Add the tables of `headscope.engine.faithfulness` to a study."""
+    from headscope.engine.faithfulness.orders import ranks
+    from headscope.engine.faithfulness.run import Trial, try_rankings
 
     trial = Trial(
         steps=config.faithfulness_steps,

@@ -16,8 +16,8 @@ from headscope.api.selection import Heads
 from headscope.api.study import Study
 from headscope.api.texts import Text
 from headscope.errors import ConfigError
-from headscope.pruning.choice import Choice
-from headscope.quality import Evaluation
+from headscope.evaluation.quality import Evaluation
+from headscope.pruning.selection import Choice
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from headscope.training.engine import Outcome
+    from headscope.training.trainer import Outcome
 
 
 def analyze(
@@ -92,15 +92,15 @@ def prune(
     method: "rank" (`by=`, `keep=` or `fraction=`), "l0" (`strength=` or `keep=`) or "subset" (`keep=`).
     out: the folder to write; it must be empty unless `force` is given.
     options: those of the command, with underscores: `source=` and `target=` (files), `sites=`, `protect=`, `updates=`,
-        `remove=True`, …; see `headscope.pruning.rank_run.RankConfig`, `learn.LearnConfig`, `l0.L0Options` and
+        `remove=True`, …; see `headscope.pruning.ranking.rank_run.RankConfig`, `learn.LearnConfig`, `l0.L0Options` and
         `subset.SubsetOptions`.
 
     The result's `removed` and `kept` are the heads, `ranking` a table. ConfigError for unknown options.
     """
-    from headscope.pruning.l0 import L0Options
-    from headscope.pruning.learn import LearnConfig, run_learning
-    from headscope.pruning.rank_run import RankConfig, run_ranking
-    from headscope.pruning.subset import SubsetOptions
+    from headscope.pruning.learning.l0 import L0Options
+    from headscope.pruning.learning.learn import LearnConfig, run_learning
+    from headscope.pruning.learning.subset import SubsetOptions
+    from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
 
     if not isinstance(checkpoint, (str, PathLike)):
         raise ConfigError(
@@ -141,8 +141,8 @@ def train(
     """
     from headscope.training.composed import find_variant
     from headscope.training.config import TrainConfig, preset
-    from headscope.training.earlier import earlier_options
-    from headscope.training.engine import train as run_training
+    from headscope.training.files.earlier import earlier_options
+    from headscope.training.trainer import train as run_training
 
     cls, function = find_variant(variant), f"train {variant}"
     earlier = earlier_options(Path(out), cls.name) if resume else {}
@@ -184,7 +184,7 @@ def plot(
 
     ConfigError for an unknown figure or option, MissingTable where the run did not measure what it shows.
     """
-    from headscope.report.save import check_path, write_figure
+    from headscope.report.layout.save import check_path, write_figure
 
     if out is not None:
         check_path(Path(out), force=force)
@@ -204,7 +204,7 @@ def _drawn(runs: list[Study | PathName], name: str, options: dict[str, Any]) -> 
         raise ConfigError(unknown("figure", name, [*FIGURES, *SEVERAL]))
     if len(runs) != 1:
         raise ConfigError(f"the figure {name!r} is of one run; {len(runs)} were given")
-    from headscope.report.run import load_run
+    from headscope.report.readers.run import load_run
 
     (run,) = runs
     return draw(run.run() if isinstance(run, Study) else load_run(Path(run)), name, **options)

@@ -14,7 +14,7 @@ from headscope.api.options import PathName, in_python
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.finite import refuse_damaged_model
-from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
 
 class InMemoryCheckpoint(HuggingFaceCheckpoint):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from headscope.api.measuring import study_of
 from headscope.api.opened import OpenModel
 from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, in_python
 from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_of_study
@@ -13,16 +12,16 @@ from headscope.api.removing import save_shrunk, shrunk_copy, sizes_of
 from headscope.api.reporting import Report
 from headscope.api.scoring import evaluation_of, head_scores_of, translations_of
 from headscope.api.selection import Heads, heads_of
-from headscope.api.study import Study
+from headscope.api.study import Study, study_of
 from headscope.api.texts import Text, given
-from headscope.batching import BatchingOptions
+from headscope.data.batching import BatchingOptions
 from headscope.errors import ConfigError
+from headscope.evaluation.quality import Evaluation, TextMode
 from headscope.formats.base import Companions, TranslateOptions
-from headscope.gates import masked
 from headscope.heads import HeadId
-from headscope.pruning.remove import Removed, Shrunk
-from headscope.pruning.verify import Verified
-from headscope.quality import Evaluation, TextMode
+from headscope.model.gating import masked
+from headscope.pruning.removal.remove import Removed, Shrunk
+from headscope.pruning.removal.verify import Verified
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from headscope.api.options import in_python, python_errors
 from headscope.api.selection import GateValues, Heads, gates_name, gates_of, heads_of
 from headscope.api.texts import Text, given
-from headscope.capture import Captured, capture
-from headscope.encoded import Batch, side
+from headscope.data.encoded import Batch, side
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, Companions
-from headscope.gates import gated, masked
 from headscope.heads import HeadId, Layout, all_heads, describe
-from headscope.model.places import still
+from headscope.model.capture import Captured, capture
+from headscope.model.discovery import still
+from headscope.model.gating import gated, masked
 
 LONGEST = 512  # pieces of a sentence of a single forward pass, where the model sets no limit
 

@@ -6,23 +6,23 @@ import importlib.metadata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from headscope.analysis import Options
 from headscope.api.options import PathName
 from headscope.api.reporting import Report, progress_of
 from headscope.api.selection import Heads, heads_of
 from headscope.api.study import Study
 from headscope.api.texts import Given
-from headscope.batching import BatchingOptions
-from headscope.data import Corpus
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus
+from headscope.engine.base import Options
+from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
-from headscope.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
-from headscope.model.places import still
-from headscope.pruning.criterion import Question, column_named, criterion_named
-from headscope.pruning.gating import Gating, gating
-from headscope.pruning.rank_run import table
-from headscope.pruning.ranking import rank
+from headscope.model.discovery import still
+from headscope.pruning.learning.gate_layout import Gating, gating
+from headscope.pruning.ranking.criterion import Question, column_named, criterion_named
+from headscope.pruning.ranking.rank_run import table
+from headscope.pruning.ranking.ranking import rank
 from headscope.results import Signature
 from headscope.version import VERSION
 

@@ -11,16 +11,16 @@ import torch
 
 from headscope.api.options import PathName
 from headscope.api.texts import Text, given
+from headscope.files.folders import Build
+from headscope.files.rule import inputs_of
 from headscope.formats.base import Checkpoint, Companions
 from headscope.heads import HeadId
+from headscope.model.discovery import still
 from headscope.model.interface import through_attend
-from headscope.model.places import still
-from headscope.output.folders import Build
-from headscope.output.rule import inputs_of
-from headscope.pruning.export import as_export, choose
-from headscope.pruning.feeds import outputs, texts
-from headscope.pruning.remove import REMOVAL, RemoveConfig, Removed, Shrunk, shrink, write_shrunk
-from headscope.pruning.savings import size
+from headscope.pruning.removal.export import as_export, choose
+from headscope.pruning.removal.model_inputs import outputs, texts
+from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, Removed, Shrunk, shrink, write_shrunk
+from headscope.pruning.removal.savings import size
 
 
 def shrunk_copy(
@@ -65,7 +65,7 @@ def save_shrunk(
     )
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
         if onnx:
-            from headscope.pruning.export_onnx import require_packages
+            from headscope.pruning.removal.export_onnx import require_packages
 
             require_packages()
         model = done.checkpoint.model

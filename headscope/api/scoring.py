@@ -11,12 +11,12 @@ from headscope.api.reporting import Report, progress_of
 from headscope.api.selection import Heads, joined
 from headscope.api.texts import Text, given, one_text
 from headscope.config import EvaluateOptions
-from headscope.each_head import score_each_head
+from headscope.evaluation.each_head import score_each_head
+from headscope.evaluation.quality import Evaluation, Opened, matched, score_corpus
+from headscope.evaluation.translation import decoded_lines, translate_lines
+from headscope.files.lines import raw_lines
 from headscope.formats.base import Checkpoint, TranslateOptions
-from headscope.lines import raw_lines
-from headscope.model.places import still
-from headscope.quality import Evaluation, Opened, matched, score_corpus
-from headscope.translate import decoded_lines, translate_lines
+from headscope.model.discovery import still
 
 if TYPE_CHECKING:
     import pandas as pd

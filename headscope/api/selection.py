@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.gates import Gates, closed
 from headscope.heads import HeadId, Layout, Site, select_heads
+from headscope.model.gating import Gates, closed
 
 Heads: TypeAlias = "str | HeadId | Iterable[str | HeadId]"
 """`"encoder-self.2.5"`, with `*` for every layer or head and commas between names, a file with a name a line, a

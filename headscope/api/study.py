@@ -9,22 +9,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from headscope.accumulate import Array
-from headscope.api.options import PathName, in_python, python_words
+from headscope.api.analysis import Measurement, chosen_analyses, measure, save_measurement
+from headscope.api.options import PathName, configured, in_python, python_words
+from headscope.api.reporting import Report, progress_of
+from headscope.api.selection import Heads, joined
+from headscope.api.texts import Text, given
+from headscope.bootstrap import Array
+from headscope.config import AnalyzeOptions
+from headscope.engine.run_files import ANALYSIS
+from headscope.engine.study import LeftOut
 from headscope.errors import ConfigError
+from headscope.files.folders import Build, check_writable
+from headscope.files.rule import Input, check_folder, inputs_of
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.output.folders import Build
-from headscope.output.rule import Input, inputs_of
+from headscope.model.discovery import still
 from headscope.registry import unknown
-from headscope.runfiles import ANALYSIS
-from headscope.runs import Measurement, save_measurement
-from headscope.study import LeftOut
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from headscope.report.run import Run
+    from headscope.report.readers.run import Run
 
 SHOWN = 12  # rows of the table in a notebook
 
@@ -76,8 +82,8 @@ class Study:
     def _arrays(self) -> dict[str, Array]:
         study = self._measurement.study
         found = {f"similarity/{name}": array for name, array in study.arrays.items()}
-        for measure, arrays in study.detail.items():
-            found |= {f"detail/{measure}/{name}": array for name, array in arrays.items()}
+        for analysis, arrays in study.detail.items():
+            found |= {f"detail/{analysis}/{name}": array for name, array in arrays.items()}
         return found
 
     @property
@@ -129,7 +135,7 @@ class Study:
 
     def run(self) -> Run:
         """The study as the figures of `headscope.report` read it."""
-        from headscope.report.study_run import study_run
+        from headscope.report.readers.study_run import study_run
 
         study = self._measurement.study
         return study_run(self._record, study.heads, study.tables, study.arrays)
@@ -174,3 +180,40 @@ def _no_array(name: str, names: list[str]) -> str:
         return f"there is no array {name!r}: similarity is an analysis, and detail=True keeps single sentences"
     more = f" … ({len(names)} in .arrays)" if len(names) > 4 else ""
     return f"there is no array {name!r}; there are {', '.join(names[:4])}{more}"
+
+
+COMMAND = ("headscope.Model.analyze",)
+
+
+def study_of(
+    checkpoint: Checkpoint,
+    text: Text | None,
+    target: Text | None,
+    options: Mapping[str, Any],
+    *,
+    mask: Heads | None,
+    gates: str,
+    out: PathName | None,
+    figures: bool,
+    force: bool,
+    progress: Report,
+) -> Study:
+    """Measure every head of an open checkpoint, and write the run if `out` says where.
+
+    What can be checked before the pass is checked first: options, the text, the folder.
+    """
+    chosen = configured(AnalyzeOptions, {**options, "mask": joined(mask, checkpoint.layout)}, function="analyze")
+    chosen_analyses(chosen)
+    texts = given(text, target)
+    if out is not None:
+        read = sources(checkpoint.path, {**chosen.settings(), **texts.settings()})
+        check_folder(Path(out), ANALYSIS, inputs=read, force=force)
+        check_writable(Path(out))
+    corpus = texts.corpus(parse=chosen.parse, max_sentences=chosen.max_sentences)
+    about = {**texts.settings(), **({"gates": gates} if gates else {})}
+    with still(checkpoint.model):
+        found = measure(checkpoint, corpus, chosen, about=about, command=COMMAND, progress=progress_of(progress))
+    study = Study(found)
+    if out is not None:
+        study.save(out, figures=figures, force=force)
+    return study

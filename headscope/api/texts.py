@@ -8,9 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from headscope.data import Corpus, open_corpus
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import ConfigError, DataError
-from headscope.lines import Lines
+from headscope.files.lines import Lines
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any]"
 """A file's path (one sentence a line, `.gz` too), sentences, pairs of a sentence and its translation, or a pair

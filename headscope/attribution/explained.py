@@ -10,15 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Ratio
 from headscope.attribution.gatevector import Contexts, GateFunction, Keep, split
+from headscope.attribution.objectives.base import Objective, Outcome
 from headscope.attribution.replacements import replacement
-from headscope.encoded import Batch
+from headscope.bootstrap import Ratio
+from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site
-from headscope.memory import reuse_freed_memory
-from headscope.model.seats import Seats
-from headscope.objectives.base import Objective, Outcome
+from headscope.model.allocator import reuse_freed_memory
+from headscope.model.layer_index import Seats
 
 Of = Literal["damage", "value"]
 
@@ -86,7 +86,7 @@ def explained(
     """Within the block: what every sentence of a batch is worth under head gates.
 
     Closed heads give what `ablate_with` says (see `headscope.attribution.replacements`). The process reuses freed
-    memory from here on (`headscope.memory`): hundreds of passes over one batch follow.
+    memory from here on (`headscope.model.allocator`): hundreds of passes over one batch follow.
     """
     reuse_freed_memory()
     verdict = Verdict(checkpoint, objective, batch, of)

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.gates import gated
-from headscope.gradients import frozen
 from headscope.heads import SITES, Layout, Site
-from headscope.model.places import places_of
-from headscope.model.rerun import Rerun
-from headscope.model.seats import Seats
+from headscope.model.discovery import places_of
+from headscope.model.gating import gated
+from headscope.model.gradients import frozen
+from headscope.model.layer_index import Seats
+from headscope.model.prefix_cache import Rerun
 
 Keep = Literal["first", "last"]
 Contexts = Mapping[tuple[Site, int], list[Tensor]]
@@ -42,7 +42,7 @@ class GateFunction:
     """f(gates): what `worth` [b] gives for a batch under head gates [b N].
 
     `worth` runs the model and looks at the batch only, and is the same computation each time. Gates that are the
-    same for all sentences, as captum's perturbations are, take the short way of `headscope.model.rerun`: what is
+    same for all sentences, as captum's perturbations are, take the short way of `headscope.model.prefix_cache`: what is
     below the first head that differs from an earlier pass is not computed again. `keep` says which pass that
     is: the "first" one (all heads open, and later vectors close one), or the "last" one (vectors that differ in
     one head from the one before). Gates that require gradients, or differ between sentences, take a whole pass.

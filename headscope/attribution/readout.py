@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.encoded import Batch, Encoded, side
+from headscope.data.encoded import Batch, Encoded, side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.gradients import frozen
 from headscope.heads import Site
-from headscope.model.places import still
+from headscope.model.discovery import still
+from headscope.model.gradients import frozen
 
 PROBE = 5
 FAR = 100.0  # a state so large that the norm's epsilon does not matter, and its square fits half precision

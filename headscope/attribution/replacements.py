@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.gatevector import Contexts
-from headscope.encoded import Batch
+from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.heads import Site
 

@@ -1,6 +1,6 @@
 """Which pieces make up which words of a parse.
 
-The pieces come with their characters (`headscope.pieces`), the words with theirs; a sentence where the two
+The pieces come with their characters (`headscope.data.offsets`), the words with theirs; a sentence where the two
 do not cover each other does not align, and the caller counts the reason.
 """
 
@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headscope.parses import Parse
-from headscope.pieces import Span, fold
+from headscope.data.offsets import Span, fold
+from headscope.data.parses import Parse
 
 NO_PIECE = "token without piece"
 NO_TOKEN = "piece without token"

@@ -14,12 +14,12 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
-from headscope.accumulate import FOLDS
-from headscope.data import Corpus, Sentence
-from headscope.encoded import IGNORED, Batch, Encoded, Encoder, padded, side
+from headscope.bootstrap import FOLDS
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import IGNORED, Batch, Encoded, Encoder, padded, side
+from headscope.data.syntax import Aligned, align
+from headscope.data.unknown_subwords import UnknownPieces
 from headscope.errors import ConfigError, DataError
-from headscope.syntax import Aligned, align
-from headscope.unknown_pieces import UnknownPieces
 
 DEFAULT_LIMIT = 512
 DEFAULT_TOKENS = 2048

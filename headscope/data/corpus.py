@@ -12,10 +12,10 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from headscope.data.syntax import Parse, read_conllu
 from headscope.errors import DataError
-from headscope.lines import Lines, read_lines, text_name
-from headscope.reading import exists, is_regular
-from headscope.syntax import Parse, read_conllu
+from headscope.files.lines import Lines, read_lines, text_name
+from headscope.files.reading import exists, is_regular
 
 
 class Sentence(NamedTuple):

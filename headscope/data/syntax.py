@@ -20,10 +20,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-from headscope.alignment import Aligned, align
+from headscope.data.alignment import Aligned, align
+from headscope.data.offsets import piece_spans
+from headscope.data.parses import Parse, Relation, Token, main_type, read_conllu
 from headscope.errors import DataError
-from headscope.parses import Parse, Relation, Token, main_type, read_conllu
-from headscope.pieces import piece_spans
 
 __all__ = [
     "Aligned",

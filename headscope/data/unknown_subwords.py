@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, Protocol
 
-from headscope.data import Corpus
-from headscope.encoded import Encoded
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Encoded
 
 MANY = 0.02  # the share that is warned of
 SideName = Literal["source", "target"]

@@ -1,7 +1,7 @@
 """What an analysis is: one file in `analyses/` that measures heads of one site and layer at a time.
 
 An analysis sees each attention call once, as `Heads`, and returns sums and counts per sentence; the
-driver (`headscope.plan`) adds them up over the corpus and hands them back for the report. It keeps
+driver (`headscope.engine.plan`) adds them up over the corpus and hands them back for the report. It keeps
 nothing per sentence and never loops over heads, tokens or sentences.
 """
 
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from headscope.accumulate import Array, Bootstrap, Estimate, GroupSums, Ratio
-from headscope.encoded import Batch, Side
+from headscope.attribution.objectives.base import OBJECTIVES, Objective
+from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
+from headscope.data.encoded import Batch, Side
 from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
 from headscope.model.overflow import is_finite
-from headscope.objectives.base import OBJECTIVES, Objective
 from headscope.registry import Registry
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from headscope.errors import DataError
+from headscope.files.lines import read_lines
 from headscope.formats.base import Checkpoint
-from headscope.lines import read_lines
 
 CHUNK = 1024
 

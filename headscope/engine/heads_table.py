@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from headscope.accumulate import Array
-from headscope.analysis import Findings
+from headscope.bootstrap import Array
+from headscope.engine.base import Findings
 from headscope.heads import HeadId, Site
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headscope.analysis import ANALYSES
+from headscope.engine.base import ANALYSES
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES
 

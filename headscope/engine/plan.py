@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import torch
 
-from headscope.accumulate import FOLDS, REPLICATES, Bootstrap
-from headscope.analysis import ANALYSES, Analysis, Options
-from headscope.batching import BatchingOptions, Losses, batches, sentence_limit
-from headscope.data import Corpus
-from headscope.encoded import Batch, Encoded, side
+from headscope.attribution.objectives.base import choose_objective
+from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
+from headscope.data.batching import BatchingOptions, Losses, batches, sentence_limit
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Batch, Encoded, side
+from headscope.distributed import Processes
+from headscope.engine.base import ANALYSES, Analysis, Options
+from headscope.engine.runner import Survey, explained
+from headscope.engine.study import LeftOut, Study
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
-from headscope.objectives.base import choose_objective
-from headscope.processes import Processes
-from headscope.study import LeftOut, Study
-from headscope.survey import Survey, explained
 
 ALONE = Processes()
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.accumulate import Array
-from headscope.data import Corpus
+from headscope.bootstrap import Array
+from headscope.data.corpus import Corpus
+from headscope.engine.study import Study
+from headscope.files.kinds import OutputKind
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
-from headscope.output.kinds import OutputKind
 from headscope.results import ResultTable, Signature, write_arrays, write_json, write_pickle
-from headscope.study import Study
 from headscope.version import VERSION
 
 ANALYSIS = OutputKind(
@@ -79,7 +79,7 @@ def describe(
 def write_run(folder: Path, study: Study, description: Description, pickles: Mapping[str, Any] | None = None) -> None:
     """Write everything but the figures, with the record of the run.
 
-    `pickles` are further files for the folder of that name (see `headscope.mhr_pickles`).
+    `pickles` are further files for the folder of that name (see `headscope.engine.fork.pickles`).
     """
     whole = description.signature
     ResultTable("heads", study.heads, whole).to_csv(folder)

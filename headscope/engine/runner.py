@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.accumulate import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, added_together, apart
-from headscope.analysis import Analysis, Findings, Heads, Options, Tally, refuse_non_finite
-from headscope.batching import Losses
-from headscope.capture import observing
-from headscope.columns import heads_table, stacked
-from headscope.encoded import Batch, Side
+from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.bootstrap import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, added_together, apart
+from headscope.data.batching import Losses
+from headscope.data.encoded import Batch, Side
+from headscope.engine.base import Analysis, Findings, Heads, Options, Tally, refuse_non_finite
+from headscope.engine.heads_table import heads_table, stacked
+from headscope.engine.study import LeftOut, Study
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
-from headscope.gradients import differentiable_contexts, frozen, gradients_of
 from headscope.heads import HeadId, Site, all_heads
-from headscope.memory import reuse_freed_memory
+from headscope.model.allocator import reuse_freed_memory
 from headscope.model.attention import AttentionCall
+from headscope.model.capture import observing
+from headscope.model.discovery import Place
+from headscope.model.gradients import differentiable_contexts, frozen, gradients_of
 from headscope.model.overflow import is_finite, sums_are_finite
-from headscope.model.places import Place
-from headscope.objectives.base import OBJECTIVES
-from headscope.study import LeftOut, Study
-from headscope.threads import spread, threads_for_pass
+from headscope.model.threads import spread, threads_for_pass
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from headscope.accumulate import Array
-from headscope.batching import Losses
+from headscope.bootstrap import Array
+from headscope.data.batching import Losses
 from headscope.heads import HeadId
 
 

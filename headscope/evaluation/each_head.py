@@ -10,16 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headscope.accumulate import Array, Bootstrap, Estimate
+from headscope.bootstrap import Array, Bootstrap, Estimate
 from headscope.config import EvaluateConfig
-from headscope.gates import masked
-from headscope.heads import HeadId, all_heads, select_heads
-from headscope.likelihood import Likelihood, likelihood
-from headscope.output.files import written
-from headscope.output.folders import kept_apart
-from headscope.output.rule import check_file, inputs_of
-from headscope.progress import Progress, no_progress
-from headscope.quality import (
+from headscope.evaluation.likelihood import Likelihood, likelihood
+from headscope.evaluation.quality import (
     OF_TRANSLATIONS,
     Opened,
     look_tokenised,
@@ -31,6 +25,12 @@ from headscope.quality import (
     translated,
     translates,
 )
+from headscope.files.folders import kept_apart
+from headscope.files.rule import check_file, inputs_of
+from headscope.files.writing import written
+from headscope.heads import HeadId, all_heads, select_heads
+from headscope.model.gating import masked
+from headscope.progress import Progress, no_progress
 from headscope.results import Signature
 
 if TYPE_CHECKING:

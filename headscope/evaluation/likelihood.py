@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.accumulate import Array, GroupSums, Ratio
-from headscope.batching import Long, Losses
-from headscope.data import Corpus, Sentence
-from headscope.encoded import Batch, Encoded, side
+from headscope.bootstrap import Array, GroupSums, Ratio
+from headscope.data.batching import Long, Losses
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import Batch, Encoded, side
 from headscope.errors import DataError
 from headscope.formats.base import IGNORED, Checkpoint
-from headscope.gates import masked
 from headscope.heads import HeadId, Site
-from headscope.model.reuse import Reuse
-from headscope.model.transformer import Transformer
-from headscope.threads import threads_for_pass
+from headscope.model.gating import masked
+from headscope.model.native.partial_forward import Reuse
+from headscope.model.native.transformer import Transformer
+from headscope.model.threads import threads_for_pass
 
 Hiding = Literal["each", "random"]
 WINDOW = {"text": 2048, "hidden": 128}  # sentences held at a time; hiding each token makes many rows of one

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from headscope.accumulate import Bootstrap
-from headscope.batching import BatchingOptions, sentence_limit
+from headscope.bootstrap import Bootstrap
 from headscope.config import METRICS, EvaluateConfig, EvaluateOptions
-from headscope.data import Corpus, open_corpus
+from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.unknown_subwords import UnknownPieces
 from headscope.errors import ConfigError, DataError
+from headscope.evaluation.likelihood import Likelihood, Reading, likelihood
+from headscope.evaluation.translation import translate_lines
+from headscope.files.folders import kept_apart
+from headscope.files.rule import check_file, inputs_of
+from headscope.files.writing import written
 from headscope.formats.base import Checkpoint, Companions, TranslateOptions, open_checkpoint
-from headscope.gates import masked
 from headscope.heads import HeadId, Site, select_heads
-from headscope.likelihood import Likelihood, Reading, likelihood
-from headscope.output.files import written
-from headscope.output.folders import kept_apart
-from headscope.output.rule import check_file, inputs_of
+from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
 from headscope.results import Signature
-from headscope.translate import translate_lines
-from headscope.unknown_pieces import UnknownPieces
 from headscope.version import VERSION
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from headscope.encoded import Encoded
+from headscope.data.encoded import Encoded
+from headscope.data.unknown_subwords import UnknownPieces
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint, TranslateOptions, Translation
-from headscope.unknown_pieces import UnknownPieces
 
 WINDOW = 512
 LOGITS = 1 << 30  # bytes of the vocabulary's scores of all hypotheses in one step of a search

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headscope.output.files import writing
-from headscope.output.interrupts import deferred
-from headscope.output.kinds import Contents, OutputKind, contents, fits
-from headscope.output.locks import held
-from headscope.output.rule import Input, check_folder, check_inputs
-from headscope.output.swap import BUILD, discard, put, recover, relocate, remove_temporary, seal
+from headscope.files.interrupts import deferred
+from headscope.files.kinds import Contents, OutputKind, contents, fits
+from headscope.files.locks import held
+from headscope.files.rule import Input, check_folder, check_inputs
+from headscope.files.swap import BUILD, discard, put, recover, relocate, remove_temporary, seal
+from headscope.files.writing import writing
 
 
 class Build:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import DataError
-from headscope.output.files import TEMPORARY
-from headscope.reading import read_object
+from headscope.files.reading import read_object
+from headscope.files.writing import TEMPORARY
 
 RECORDS = ("run.json", "pruning.json", "sweep.json", "lambdas.json", "conversion.json", "demo.json")
 """The records of all kinds of runs."""

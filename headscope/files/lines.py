@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headscope.errors import DataError
-from headscope.reading import lines_of
+from headscope.files.reading import lines_of
 
 Lines = str | Path | Sequence[str]
 """A text: the path of a file with one sentence a line (`.gz` too), or the sentences themselves."""

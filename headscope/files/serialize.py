@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headscope.errors import ConfigError
-from headscope.reading import read_text
+from headscope.files.reading import read_text
 
 C = TypeVar("C")
 Problems = list[str]

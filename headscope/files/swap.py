@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import OutputError
-from headscope.output.files import TEMPORARY, writing, written
-from headscope.output.interrupts import deferred
-from headscope.output.kinds import RECORDS, OutputKind, contents, fits, read_record
-from headscope.output.locks import held
+from headscope.files.interrupts import deferred
+from headscope.files.kinds import RECORDS, OutputKind, contents, fits, read_record
+from headscope.files.locks import held
+from headscope.files.writing import TEMPORARY, writing, written
 
 OLD, BUILD = f"{TEMPORARY}old", f"{TEMPORARY}build-"
 """Names of what is on its way out and in: `.headscope-old-NAME`, `.headscope-build-NAME-…`."""

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.errors import DataError, HeadscopeError
-from headscope.reading import is_regular
+from headscope.files.reading import is_regular
 
 MOST_BYTES = 1 << 30
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import HeadscopeError, OutputError
-from headscope.output.interrupts import deferred
+from headscope.files.interrupts import deferred
 
 TEMPORARY = ".headscope-"
 """What the names of all temporary files and directories begin with."""

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bounds import check_numbers
-from headscope.encoded import IGNORED as IGNORED
-from headscope.encoded import Batch, Encoded
+from headscope.data.encoded import IGNORED as IGNORED
+from headscope.data.encoded import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
+from headscope.files.reading import exists
 from headscope.formats.finite import refuse_damaged_model
 from headscope.heads import Layout, Site
-from headscope.model.places import Places, places_of
+from headscope.model.discovery import Places, places_of
 from headscope.model.projections import Projections, projections
-from headscope.reading import exists
 from headscope.registry import Registry
 
 SideName = Literal["source", "target"]

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
+from headscope.files.folders import Build
+from headscope.files.kinds import MODEL_FILES, OutputKind
+from headscope.files.rule import Input
 from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.huggingface.from_native import make, silent, special_ids, write_vocabulary
 from headscope.formats.native import NATIVE
-from headscope.formats.tohf import make, silent, special_ids, write_vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.transformer import Transformer
-from headscope.output.folders import Build
-from headscope.output.kinds import MODEL_FILES, OutputKind
-from headscope.output.rule import Input
+from headscope.model.native.transformer import Transformer
 from headscope.version import VERSION
 
 Goal = Literal["native", "huggingface"]

@@ -12,10 +12,10 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headscope.encoded import Batch, Side
+from headscope.data.encoded import Batch, Side
 from headscope.errors import CheckpointError, NumericalError
+from headscope.model.discovery import walking
 from headscope.model.overflow import first_non_finite, is_finite
-from headscope.model.places import walking
 
 NAMED = 3  # tensors that a message lists
 HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}

@@ -19,19 +19,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headscope.data.vocabulary import Kind, Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
+from headscope.files.kinds import OutputKind
+from headscope.files.reading import read_bytes, read_json
+from headscope.files.rule import check_folder
+from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
+from headscope.files.swap import replacing
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
-from headscope.model.search_config import SearchConfig
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import TransformerConfig
-from headscope.output.kinds import OutputKind
-from headscope.output.rule import check_folder
-from headscope.output.swap import replacing
-from headscope.plain import from_plain, read_toml, to_plain, to_toml
-from headscope.reading import read_bytes, read_json
-from headscope.vocabulary import Kind, Splitter, Vocabulary
+from headscope.model.decoding.config import SearchConfig
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import TransformerConfig
 
 FORMAT, VERSION = "headscope", 1
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headscope.errors import DataError
-from headscope.reading import read_bytes
+from headscope.files.reading import read_bytes
 
 MOST_BYTES = 2 << 30  # batches of matrices between heads grow with the corpus
 

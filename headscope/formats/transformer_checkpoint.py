@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.encoded import Batch, Encoded, side
+from headscope.data.encoded import Batch, Encoded, side
+from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, DataError, NumericalError
 from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName, TranslateOptions, Translation
 from headscope.formats.finite import finite, refuse_overflow
-from headscope.model.beams import Hypothesis
-from headscope.model.search import search
-from headscope.model.search_config import SearchConfig
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import StackConfig, TransformerConfig
-from headscope.threads import threads_for_pass
-from headscope.vocabulary import Vocabulary
+from headscope.model.decoding.beams import Hypothesis
+from headscope.model.decoding.config import SearchConfig
+from headscope.model.decoding.search import search
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.threads import threads_for_pass
 
 
 class TransformerCheckpoint(Checkpoint):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError
-from headscope.formats.pickles import Machine, Refused, Storage, StoredTensor
+from headscope.formats.safe_pickle import Machine, Refused, Storage, StoredTensor
 
 MOST_BYTES = 16 << 20  # of pickle, without tensors; fairseq's largest language models have about one million
 LEGACY = bytes.fromhex("80028a0a6cfc9c46f920") + bytes.fromhex("6aa850192e")  # pickle of torch's magic number

@@ -3,7 +3,7 @@
 What is unusual here:
 - scores, weights and context are separate steps, so that training, capture, gates and tests share one
   line of truth;
-- *taps* (see `headscope.capture` and `headscope.gates`) look at each call and may change the context
+- *taps* (see `headscope.model.capture` and `headscope.model.gating`) look at each call and may change the context
   between weights·V and the output projection; they are entered with `with` and kept in a context
   variable, so nothing outlives the block;
 - keys and values may have fewer heads than queries (grouped-query attention).

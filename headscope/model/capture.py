@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, repeat_groups, tapped
-from headscope.model.places import Place, walking
+from headscope.model.discovery import Place, walking
 
 FIELDS = ("query", "key", "value", "weights", "context")
 

@@ -106,7 +106,7 @@ def refuse_recomputation(model: nn.Module) -> None:
 
 @runtime_checkable
 class KnowsItsPlaces(Protocol):
-    """A model that calls `attend` itself and can say where (`headscope.model.transformer`)."""
+    """A model that calls `attend` itself and can say where (`headscope.model.native.transformer`)."""
 
     def attention_places(self) -> Places:
         """All places, by site and layer."""

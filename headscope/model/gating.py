@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, describe
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.places import places_of, walking
+from headscope.model.discovery import places_of, walking
 
 Gates = Mapping[tuple[Site, int], Tensor]
 """Gates of every gated (site, layer): [h], or [b h] for a gate per sentence."""

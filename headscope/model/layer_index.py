@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.heads import Site
-from headscope.model.places import Place, places_of
+from headscope.model.discovery import Place, places_of
 from headscope.model.projections import Slices, projections
 
 Where = tuple[Site, int]

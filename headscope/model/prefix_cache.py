@@ -3,7 +3,7 @@
 A pass can be kept. The next one then takes from it the outputs of all layers before the first (site, layer)
 whose gates differ; in that layer the attention gives what it gave, and its output projection's result is
 moved by what the changed heads add to it, step of the gate · context · W_O[head]. All above runs as ever, with
-its own gates. Where a model has no seats (see `headscope.model.seats`), every pass is computed in full.
+its own gates. Where a model has no seats (see `headscope.model.layer_index`), every pass is computed in full.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.model.attention import AttentionCall, tapped
+from headscope.model.discovery import KnowsItsPlaces, Walk, base_of, places_of, probe_inputs, still, walking
 from headscope.model.interface import hushed, is_half
-from headscope.model.places import KnowsItsPlaces, Walk, base_of, places_of, probe_inputs, still, walking
-from headscope.model.seats import Rank, Seat, Seats, Where, seats_of
+from headscope.model.layer_index import Rank, Seat, Seats, Where, seats_of
 
 BEFORE_ALL: Rank = (-1, 0, 0)
 EMBEDDINGS: Rank = (-1, 1, 0)

@@ -19,8 +19,8 @@ from transformers.pytorch_utils import Conv1D
 
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
+from headscope.model.discovery import Walk, base_of, places_of, probe_inputs, still
 from headscope.model.interface import through_attend
-from headscope.model.places import Walk, base_of, places_of, probe_inputs, still
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Projections:
 
 @runtime_checkable
 class KnowsItsProjections(Protocol):
-    """A model that can say which rows and columns are whose (`headscope.model.transformer`)."""
+    """A model that can say which rows and columns are whose (`headscope.model.native.transformer`)."""
 
     def attention_projections(self) -> dict[tuple[Site, int], Projections]:
         """The projections of every site and layer."""

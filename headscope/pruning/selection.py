@@ -15,18 +15,18 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.batching import BatchingOptions, sentence_limit
-from headscope.data import Corpus, open_corpus
+from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.unknown_subwords import count_unknown
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.files.folders import Build
+from headscope.files.kinds import MODEL_FILES, OutputKind
+from headscope.files.writing import written
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
-from headscope.output.files import written
-from headscope.output.folders import Build
-from headscope.output.kinds import MODEL_FILES, OutputKind
-from headscope.pruning.export import Written, choose
-from headscope.pruning.gating import Gating, gating
+from headscope.pruning.learning.gate_layout import Gating, gating
+from headscope.pruning.removal.export import Written, choose
 from headscope.results import Signature
-from headscope.unknown_pieces import count_unknown
 from headscope.version import VERSION
 
 SAMPLED = 512  # sentences whose unknown pieces are counted
@@ -145,7 +145,7 @@ def _check_export(config: ChoiceConfig, checkpoint: Checkpoint) -> None:
     if config.remove:
         choose(kinds[0] if kinds else None, checkpoint)
     if "onnx" in config.export:
-        from headscope.pruning.export_onnx import require_packages
+        from headscope.pruning.removal.export_onnx import require_packages
 
         require_packages()
 
@@ -250,7 +250,7 @@ def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -
 
 def _remove(folder: Path, trained: Written | None, config: ChoiceConfig) -> Path:
     """Cut the heads out of the trained model, or of the input where nothing was trained."""
-    from headscope.pruning.remove import RemoveConfig, run_removal
+    from headscope.pruning.removal.remove import RemoveConfig, run_removal
 
     names = ["device", "dtype", "export"]
     if trained is None:

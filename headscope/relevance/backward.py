@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headscope.encoded import IGNORED, Batch
+from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.attribution.objectives.predictions import precise, predicting
+from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.objectives.base import OBJECTIVES
-from headscope.objectives.predictions import precise, predicting
+from headscope.relevance.gradient.recording import Recorded, recording
+from headscope.relevance.gradient.rules import Rules
 from headscope.relevance.readout import join
-from headscope.relevance.recording import Recorded, recording
-from headscope.relevance.rules import Rules
 from headscope.relevance.rulesets import Explanation, RuleSet, Steps, Target, explained_quantity, register
 
 

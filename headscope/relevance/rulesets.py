@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from headscope.encoded import Batch
+from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.registry import Registry

@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 
 from headscope.errors import ConfigError
 from headscope.registry import unknown
-from headscope.report.alphas import alphas_figure
-from headscope.report.faithfulness import faithfulness_figure
-from headscope.report.functionmap import functions_figure
-from headscope.report.headmap import heads_figure
-from headscope.report.offsets import offset_histograms
-from headscope.report.relations import relation_accuracy
-from headscope.report.run import Run
-from headscope.report.similarity import similarity_matrices
+from headscope.report.figures.alphas import alphas_figure
+from headscope.report.figures.faithfulness import faithfulness_figure
+from headscope.report.figures.functionmap import functions_figure
+from headscope.report.figures.headmap import heads_figure
+from headscope.report.figures.offsets import offset_histograms
+from headscope.report.figures.relations import relation_accuracy
+from headscope.report.figures.similarity import similarity_matrices
+from headscope.report.readers.run import Run
 
 
 def _heads(run: Run, *, measure: str | Sequence[str] | None = None, sort: bool = False) -> Figure:

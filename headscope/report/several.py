@@ -10,11 +10,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from headscope.errors import ConfigError
-from headscope.report.compare import compare_figure
-from headscope.report.pruning import pruning_figure
-from headscope.report.pruning_runs import load_pruned
-from headscope.report.run import Run, load_run
-from headscope.report.training import load_course, training_figure
+from headscope.report.figures.compare import compare_figure
+from headscope.report.figures.pruning import pruning_figure
+from headscope.report.figures.training import load_course, training_figure
+from headscope.report.readers.pruning_runs import load_pruned
+from headscope.report.readers.run import Run, load_run
 
 Source = Run | Path
 """A run that was read already, or its folder."""

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from headscope.report.alphas import alphas_figure
-from headscope.report.faithfulness import faithfulness_figure
-from headscope.report.functionmap import functions_figure
-from headscope.report.headmap import heads_figure
-from headscope.report.offsets import offset_histograms
-from headscope.report.relations import relation_accuracy
-from headscope.report.run import MissingTable, Run, load_run
-from headscope.report.save import DPI, write_figure
-from headscope.report.similarity import similarity_matrices, similarity_measures
+from headscope.report.figures.alphas import alphas_figure
+from headscope.report.figures.faithfulness import faithfulness_figure
+from headscope.report.figures.functionmap import functions_figure
+from headscope.report.figures.headmap import heads_figure
+from headscope.report.figures.offsets import offset_histograms
+from headscope.report.figures.relations import relation_accuracy
+from headscope.report.figures.similarity import similarity_matrices, similarity_measures
+from headscope.report.layout.save import DPI, write_figure
+from headscope.report.readers.run import MissingTable, Run, load_run
 
 STANDARD: dict[str, Callable[[Run], Figure]] = {
     "heads": heads_figure,

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.training.config import TrainConfig
 from headscope.training.initial import INITIAL
 from headscope.training.variant import Variant
-from headscope.vocabulary import Vocabulary
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "context_dropout")
 

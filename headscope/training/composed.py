@@ -19,11 +19,11 @@ from headscope.training.variant import VARIANTS, Gradients, NoOptions, Variant
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headscope.model.transformer import Transformer
-    from headscope.model.transformer_config import TransformerConfig
-    from headscope.training.batches import Batch
-    from headscope.training.losses import Sums
-    from headscope.training.run import Run
+    from headscope.model.native.transformer import Transformer
+    from headscope.model.native.transformer_config import TransformerConfig
+    from headscope.training.data.batches import Batch
+    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.run_state import Run
 
 
 class VariantChain(Variant):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headscope.model.transformer import Transformer
+    from headscope.model.native.transformer import Transformer
 
 
 def as_built(model: Transformer) -> None:
@@ -21,7 +21,7 @@ def as_fairseq(model: Transformer) -> None:
     """
     from torch import nn
 
-    from headscope.model.layers import Attention, FeedForward
+    from headscope.model.native.layers import Attention, FeedForward
 
     for module in model.modules():
         if isinstance(module, FeedForward):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from headscope.training.losses import Sums
+from headscope.training.losses.cross_entropy import Sums
 
 
 @dataclass

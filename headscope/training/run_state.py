@@ -14,15 +14,15 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from headscope.distributed import Processes
 from headscope.errors import TrainingError
 from headscope.formats.base import IGNORED
-from headscope.model.transformer import Transformer
-from headscope.processes import Processes
-from headscope.training.batches import Batch, batches, plan
+from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig
-from headscope.training.losses import Sums, smoothed_cross_entropy
+from headscope.training.data.batches import Batch, batches, plan
+from headscope.training.data.prepare import Prepared
+from headscope.training.losses.cross_entropy import Sums, smoothed_cross_entropy
 from headscope.training.moment import Moment
-from headscope.training.prepare import Prepared
 from headscope.training.schedules import rate
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from headscope.training import checkpoints
-from headscope.training.batches import Batch, Numbers, collate, epoch_plan
-from headscope.training.history import History
-from headscope.training.losses import Sums
+from headscope.training.data.batches import Batch, Numbers, collate, epoch_plan
+from headscope.training.files import checkpoints
+from headscope.training.files.history import History
+from headscope.training.files.state import save_state
+from headscope.training.losses.cross_entropy import Sums
 from headscope.training.progress import Progress
-from headscope.training.run import Run
+from headscope.training.run_state import Run
 from headscope.training.schedules import rate
-from headscope.training.state import save_state
 from headscope.training.validate import Validation, validate
 from headscope.training.variant import Variant
 

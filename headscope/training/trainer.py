@@ -17,23 +17,23 @@ import torch
 from torch import nn
 
 from headscope.bounds import check_numbers
+from headscope.distributed import Processes, together
 from headscope.errors import ConfigError, HeadscopeError
+from headscope.files.interrupts import ending_signals, note
 from headscope.formats.base import parameters_by_part, pick_device
-from headscope.output.interrupts import ending_signals, note
-from headscope.processes import Processes, together
+from headscope.model.threads import threads_for_pass
 from headscope.results import Signature, write_json
-from headscope.threads import threads_for_pass
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, plain_value
-from headscope.training.history import History
-from headscope.training.loop import Listener, Loop, Reason, Silent
+from headscope.training.data.prepare import Prepared, prepare
+from headscope.training.files.history import History
+from headscope.training.files.outputs import TRAINING, cleaned, training_place
+from headscope.training.files.state import check_settings, load_state, read_state
 from headscope.training.moment import Moment
 from headscope.training.options import check_choices
-from headscope.training.outputs import TRAINING, cleaned, training_place
-from headscope.training.prepare import Prepared, prepare
 from headscope.training.progress import Progress
-from headscope.training.run import Criterion, Run
-from headscope.training.state import check_settings, load_state, read_state
+from headscope.training.run_state import Criterion, Run
+from headscope.training.train_loop import Listener, Loop, Reason, Silent
 from headscope.training.variant import Variant
 from headscope.version import VERSION
 
@@ -154,7 +154,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
     """Data, model and optimizer of a run that has not begun; `variant.prepare` is called."""
     processes = processes or Processes()
     if config.save_confidence != "none":
-        from headscope.training.confidence_files import with_confidence
+        from headscope.training.files.confidence_files import with_confidence
 
         variant = with_confidence(variant, config.save_confidence)
     device = _device(config, processes)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headscope.evaluation.quality import TextMode, perplexity, text_scores
+from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import TranslateOptions
-from headscope.quality import TextMode, perplexity, text_scores
-from headscope.training.checkpoints import checkpoint
-from headscope.training.losses import Sums
-from headscope.training.run import Run
-from headscope.translate import translate_lines
+from headscope.training.files.checkpoints import checkpoint
+from headscope.training.losses.cross_entropy import Sums
+from headscope.training.run_state import Run
 
 LENGTHS = TranslateOptions(max_ratio=1.2, max_extra=10)  # an untrained model would not stop by itself
 

@@ -15,12 +15,12 @@ from headscope.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headscope.model.transformer import Transformer
-    from headscope.model.transformer_config import TransformerConfig
-    from headscope.training.batches import Batch
-    from headscope.training.losses import Sums
+    from headscope.model.native.transformer import Transformer
+    from headscope.model.native.transformer_config import TransformerConfig
+    from headscope.training.data.batches import Batch
+    from headscope.training.losses.cross_entropy import Sums
     from headscope.training.moment import Moment
-    from headscope.training.run import Run
+    from headscope.training.run_state import Run
 
 Gradients: TypeAlias = "Callable[[Sequence[Batch]], Sums]"
 """One forward and backward for each of some micro-batches; what `Run.gradients` does."""

@@ -17,17 +17,17 @@ from oracles import tiny
 from oracles.shuffled import other_way_round
 from torch import Tensor, nn
 
-from headscope.analysis import ANALYSES, Analysis, Heads, Options
-from headscope.batching import BatchingOptions
-from headscope.data import Corpus
-from headscope.encoded import Batch
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Batch
+from headscope.engine.base import ANALYSES, Analysis, Heads, Options
+from headscope.engine.plan import analyze
+from headscope.engine.study import Study
 from headscope.errors import ConfigError
-from headscope.formats.huggingface import HuggingFaceCheckpoint
-from headscope.gates import gated
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
-from headscope.model.places import base_of
-from headscope.plan import analyze
-from headscope.study import Study
+from headscope.model.discovery import base_of
+from headscope.model.gating import gated
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")

@@ -22,11 +22,11 @@ from contracts.architectures import (
 )
 from torch import Tensor, nn
 
-from headscope.capture import Captured, capture, capture_once
-from headscope.gates import gated
 from headscope.heads import HeadId, Site
+from headscope.model.capture import Captured, capture, capture_once
+from headscope.model.discovery import places_of
+from headscope.model.gating import gated
 from headscope.model.interface import through_attend
-from headscope.model.places import places_of
 from headscope.model.projections import projections
 
 LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from oracles import speakers
 
-from headscope.analysis import Options
-from headscope.gates import masked
+from headscope.engine.base import Options
 from headscope.heads import all_heads
-from headscope.pruning.criterion import CRITERIA, Question
+from headscope.model.gating import masked
+from headscope.pruning.ranking.criterion import CRITERIA, Question
 
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from oracles import native
 
-from headscope.capture import capture
 from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.model.attention import repeat_groups, tapped
+from headscope.model.capture import capture
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build, resolve
-from headscope.model.transformer import Transformer
+from headscope.model.native.transformer import Transformer
 
 NAMES = MIXINGS.names()
 every = pytest.mark.parametrize("name", NAMES)

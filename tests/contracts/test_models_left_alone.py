@@ -20,12 +20,12 @@ from contracts.architectures import (
 )
 from torch import Tensor, nn
 
-from headscope.capture import capture, capture_once
 from headscope.errors import CheckpointError
-from headscope.gates import gated
 from headscope.heads import HeadId, Site
+from headscope.model.capture import capture, capture_once
+from headscope.model.discovery import places_of
+from headscope.model.gating import gated
 from headscope.model.interface import attend_interface
-from headscope.model.places import places_of
 from headscope.model.projections import projections
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)

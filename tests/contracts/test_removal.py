@@ -27,17 +27,17 @@ from transformers import AutoConfig
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Companions, open_checkpoint
-from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Layout, Site
+from headscope.model.discovery import places_of
 from headscope.model.interface import through_attend
-from headscope.model.places import places_of
 from headscope.model.projections import projections
-from headscope.pruning import shrink_huggingface
-from headscope.pruning import verify as verification
-from headscope.pruning.export import choose
-from headscope.pruning.feeds import outputs, texts
-from headscope.pruning.removal import plan
-from headscope.pruning.verify import apart, reference, verify
+from headscope.pruning.removal import shrink_huggingface
+from headscope.pruning.removal import verify as verification
+from headscope.pruning.removal.export import choose
+from headscope.pruning.removal.kept_heads import plan
+from headscope.pruning.removal.model_inputs import outputs, texts
+from headscope.pruning.removal.verify import apart, reference, verify
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 LENGTHS, TARGETS = (7, 4, 6), (3, 5, 4)

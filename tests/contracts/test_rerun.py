@@ -13,11 +13,11 @@ from oracles import native
 from torch import Tensor, nn
 
 from headscope.attribution.gatevector import split
-from headscope.gates import gated
 from headscope.heads import Layout, Site, all_heads
-from headscope.model.places import places_of
-from headscope.model.rerun import Rerun, dependable_seats
-from headscope.model.seats import seats_of
+from headscope.model.discovery import places_of
+from headscope.model.gating import gated
+from headscope.model.layer_index import seats_of
+from headscope.model.prefix_cache import Rerun, dependable_seats
 
 LENGTHS = {"lengths": (3, 7, 5), "targets": (5, 2, 4)}
 SHARED_LAYERS = {"albert"}  # one module is all layers: computed in full

@@ -21,11 +21,11 @@ from contracts.architectures import (
 )
 from transformers import AutoConfig, AutoModel
 
-from headscope.capture import capture, capture_once
 from headscope.errors import CheckpointError
-from headscope.gates import gated
 from headscope.heads import HeadId, Site
-from headscope.model.places import places_of, probe_inputs
+from headscope.model.capture import capture, capture_once
+from headscope.model.discovery import places_of, probe_inputs
+from headscope.model.gating import gated
 from headscope.model.projections import projections
 
 BERT, GPT2, LLAMA = (BY_NAME[name].sizes for name in ("bert", "gpt2", "llama"))

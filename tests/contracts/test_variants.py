@@ -18,8 +18,8 @@ from torch import Tensor
 from headscope.formats.base import open_checkpoint
 from headscope.training.composed import VariantChain, find_variant, why_not_together
 from headscope.training.config import TrainConfig
-from headscope.training.engine import train
-from headscope.training.loop import Reason
+from headscope.training.train_loop import Reason
+from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, Variant
 
 NEEDED: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from conftest import Command, Prepared
 from faults import full_disk, signalled, small_files
 
 from headscope.cli import main
-from headscope.encoded import Batch
+from headscope.data.encoded import Batch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}

@@ -10,11 +10,11 @@ import torch
 import transformers
 from oracles import native, tiny
 
-from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.data.vocabulary import Splitter, Vocabulary
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
-from headscope.model.search_config import SearchConfig
-from headscope.model.transformer_config import StackConfig, TransformerConfig
-from headscope.vocabulary import Splitter, Vocabulary
+from headscope.model.decoding.config import SearchConfig
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 SOURCES = ["k a b f o", "a", "c c d g h l m n e", "b q r", "o p a s e", "unseen d"]

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.gates import gated
 from headscope.heads import HeadId, Layout, all_heads
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.places import walking
+from headscope.model.discovery import walking
+from headscope.model.gating import gated
 
 Game = Callable[[Sequence[float]], float]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.places import walking
+from headscope.model.discovery import walking
 
 Place = tuple[Site, int]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from headscope.formats.base import IGNORED
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.transformer import Transformer
-from headscope.training.batches import collate
+from headscope.model.native.transformer import Transformer
+from headscope.training.data.batches import collate
 
 KEYS = {
     Site.ENCODER_SELF: "encoder.{}.self_attn",

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.training.batches import Batch, collate, epoch_plan
 from headscope.training.composed import find_variant
 from headscope.training.config import TrainConfig
-from headscope.training.engine import make_run
-from headscope.training.run import Run
+from headscope.training.data.batches import Batch, collate, epoch_plan
+from headscope.training.run_state import Run
+from headscope.training.trainer import make_run
 
 SIZES: dict[str, Any] = {
     "encoder_layers": 1, "decoder_layers": 2, "d_model": 12, "d_ffn": 17, "heads": 3, "vocab_size": 60,

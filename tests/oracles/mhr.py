@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from oracles import native
 
-from headscope.data import Corpus, open_corpus
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.training.batches import Pairs, Texts
-from headscope.training.prepare import pairs_of
-from headscope.vocabulary import Splitter, Vocabulary
+from headscope.training.data.batches import Pairs, Texts
+from headscope.training.data.prepare import pairs_of
 
 
 def theirs(shared: Path) -> tuple[TransformerCheckpoint, Corpus]:

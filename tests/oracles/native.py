@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 SOURCE, TARGET = 23, 19  # vocabularies
 STACK = dict(d_model=13, d_ffn=17, d_head=5, d_value=7)

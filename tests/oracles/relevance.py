@@ -16,8 +16,8 @@ import torch
 from oracles.native import _embedded
 from torch import Tensor
 
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import StackConfig
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig
 
 
 @dataclass(eq=False, repr=False)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.accumulate import FOLDS
-from headscope.batching import batches
-from headscope.data import Corpus
-from headscope.encoded import IGNORED, Batch, Side
+from headscope.bootstrap import FOLDS
+from headscope.data.batching import batches
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import IGNORED, Batch, Side
 
 
 def other_way_round(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]:

@@ -16,12 +16,12 @@ from oracles import native, tiny
 from oracles.tiny import END, MASK, PAD, PIECES, START
 from torch import Tensor
 
-from headscope.data import Corpus, Sentence
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import through_attend
-from headscope.vocabulary import Splitter, Vocabulary
 
 V = len(PIECES)
 _IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}

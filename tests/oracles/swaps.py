@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.model.transformer import Transformer
+from headscope.model.native.transformer import Transformer
 
 
 def head_rows(model: Transformer, name: str, head: int) -> dict[str, Tensor]:

@@ -19,11 +19,11 @@ from oracles import syntactic
 from oracles.seen import Call, Place, Seen
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from headscope.capture import capture
-from headscope.data import Corpus, Sentence
-from headscope.formats.huggingface import HuggingFaceCheckpoint
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.parses import Parse, Relation, Token
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
-from headscope.parses import Parse, Relation, Token
+from headscope.model.capture import capture
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNKNOWN, START, END, MASK = range(5)

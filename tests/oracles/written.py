@@ -9,9 +9,9 @@ import torch
 from oracles.speakers import Asked
 from torch import Tensor
 
-from headscope.capture import capture
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.capture import capture
 
 Place = tuple[Site, int]
 NAMES = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from headscope.encoded import Batch
+from headscope.data.encoded import Batch
 from headscope.errors import ConfigError, NumericalError
 from headscope.registry import Registry
 
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Objective(ABC):
-    """One number per sentence. A file in `headscope/objectives/` defines one final subclass and registers it.
+    """One number per sentence. A file in this folder defines one final subclass and registers it.
 
     `seed` decides about what is drawn (which tokens are hidden), per sentence number: a batch of N sentences
     is N batches of one. `higher_is_better` says which direction harms.
@@ -94,7 +94,7 @@ class Objective(ABC):
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry(
-    "objective", package="headscope.objectives", group="headscope.objectives"
+    "objective", package="headscope.attribution.objectives", group="headscope.attribution.objectives"
 )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.encoded import Batch
+from headscope.attribution.objectives.base import Objective, Outcome, objective
+from headscope.attribution.objectives.predictions import negative_log_likelihood, no_words
+from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
-from headscope.objectives.base import Objective, Outcome, objective
-from headscope.objectives.predictions import negative_log_likelihood, no_words
 
 
 @objective

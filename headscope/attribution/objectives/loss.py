@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headscope.encoded import IGNORED, Batch
+from headscope.attribution.objectives.base import Objective, Outcome, objective
+from headscope.attribution.objectives.predictions import negative_log_likelihood, no_words
+from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import CheckpointError
+from headscope.evaluation.likelihood import hidden_at_random
 from headscope.formats.base import Checkpoint
-from headscope.likelihood import hidden_at_random
-from headscope.objectives.base import Objective, Outcome, objective
-from headscope.objectives.predictions import negative_log_likelihood, no_words
 
 
 @objective

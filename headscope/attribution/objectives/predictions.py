@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.encoded import IGNORED, Batch, Side
+from headscope.data.encoded import IGNORED, Batch, Side
 from headscope.formats.base import Checkpoint
 
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from headscope.accumulate import Array, GroupSums, Ratio
-from headscope.batching import Losses, batches
-from headscope.data import Corpus
+from headscope.attribution.objectives.base import OBJECTIVES, Objective
+from headscope.bootstrap import Array, GroupSums, Ratio
+from headscope.data.batching import Losses, batches
+from headscope.data.corpus import Corpus
+from headscope.evaluation.likelihood import Reading, likelihood
+from headscope.evaluation.quality import text_scores
+from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint, TranslateOptions
-from headscope.gates import masked
 from headscope.heads import HeadId
-from headscope.likelihood import Reading, likelihood
-from headscope.objectives.base import OBJECTIVES, Objective
-from headscope.quality import text_scores
-from headscope.translate import translate_lines
+from headscope.model.gating import masked
 
 Masks = Sequence[Sequence[HeadId]]
 Step = Callable[[int], None]

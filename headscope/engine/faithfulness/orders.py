@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from headscope.analysis import ANALYSES, Analysis
+from headscope.engine.base import ANALYSES, Analysis
 from headscope.heads import HeadId, Site
 
 Scores = Mapping[HeadId, float]

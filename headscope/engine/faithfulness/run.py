@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from headscope.accumulate import REPLICATES, Array, Bootstrap
-from headscope.data import Corpus
+from headscope.bootstrap import REPLICATES, Array, Bootstrap
+from headscope.data.corpus import Corpus
+from headscope.engine.faithfulness.harm import bleu, measure
+from headscope.engine.faithfulness.orders import randomised, scores_of
+from headscope.engine.faithfulness.trial import Verdict, judge, plan, with_randomised
 from headscope.errors import ConfigError
-from headscope.faithfulness.harm import bleu, measure
-from headscope.faithfulness.orders import randomised, scores_of
-from headscope.faithfulness.trial import Verdict, judge, plan, with_randomised
+from headscope.evaluation.likelihood import Reading
 from headscope.formats.base import Checkpoint
-from headscope.likelihood import Reading
 from headscope.progress import Progress
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from headscope.accumulate import Array, Bootstrap, Estimate, GroupSums
+from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums
+from headscope.engine.faithfulness.harm import Harm
+from headscope.engine.faithfulness.orders import Scores, agreement, ordered, random_order
 from headscope.errors import ConfigError
-from headscope.faithfulness.harm import Harm
-from headscope.faithfulness.orders import Scores, agreement, ordered, random_order
 from headscope.heads import HeadId
 
 ORDERS = ("most important first", "least important first")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headscope.data import Corpus
-from headscope.encoded import Batch, Encoded, Side, side
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Batch, Encoded, Side, side
+from headscope.data.vocabulary import Vocabulary
 from headscope.errors import ConfigError
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.vocabulary import Vocabulary
 
 SEED = 1  # fairseq-generate's; it decides about the order of equally long sentences
 MULTIPLE = 8  # --required-batch-size-multiple
@@ -41,7 +41,7 @@ def fork_batches(
     """All sentences, the shortest sources first, each batch by falling length of its sources.
 
     Sources are padded on the left, targets on the right, with the ids of padding, which the model embeds as
-    fairseq does (`headscope.model.positions`). ConfigError where a sentence alone has more than `size.tokens`.
+    fairseq does (`headscope.model.native.positions`). ConfigError where a sentence alone has more than `size.tokens`.
     """
     texts = list(corpus)
     sources = checkpoint.encode([text.source for text in texts], side="source", limit=limit)

@@ -11,7 +11,7 @@ layer. X is for
 `rows` says what a row is. "corpus": one row for all sentences, each measured without padding, decoders
 teacher-forced over all positions; scores are means over sentences (`advanced` over those with two keys or more),
 and the matrices too (b is 1). "batch": a row for each batch, put together and padded as fairseq-generate does
-(`headscope.mhr_batches`), padding counted as the fork counts it, decoders teacher-forced. "generate": the same
+(`headscope.engine.fork.batches`), padding counted as the fork counts it, decoders teacher-forced. "generate": the same
 batches searched, so that decoder rows are what the fork saves: the last decoding step alone.
 """
 
@@ -27,21 +27,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headscope.batching import Losses, batches
-from headscope.capture import observing
-from headscope.data import Corpus
-from headscope.encoded import Batch
+from headscope.data.batching import Losses, batches
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Batch
+from headscope.engine.fork.batches import BatchSize, fork_batches
+from headscope.engine.fork.confidence import advanced, base, pairwise, without_last_cell
+from headscope.engine.run_files import nested
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
-from headscope.mhr_batches import BatchSize, fork_batches
-from headscope.mhr_confidence import advanced, base, pairwise, without_last_cell
 from headscope.model.attention import AttentionCall
+from headscope.model.capture import observing
+from headscope.model.decoding.search import search
+from headscope.model.discovery import Place
 from headscope.model.mixing.alpha import Alpha
-from headscope.model.places import Place
-from headscope.model.search import search
-from headscope.runfiles import nested
 
 Rows = Literal["corpus", "batch", "generate"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
@@ -96,7 +96,7 @@ def mhr_pickles(
 def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | None) -> dict[str, Tensor]:
     """base, advanced and pairwise [b h], cosine and l2 [b h h] of every sentence (spec of the fork, §4).
 
-    Weights are those before mixing (`headscope.mhr_confidence`). Contexts before mixing are flattened over
+    Weights are those before mixing (`headscope.engine.fork.confidence`). Contexts before mixing are flattened over
     positions: 1 + cosine, and the distance. `queries` [b t] and `keys` [b s] say which are real, and `advanced`
     leaves sentences with a single key out; None: all of them, as the fork has it, which divides by 0 there.
     """

@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.files.reading import read_bytes, read_text
+from headscope.files.writing import save_torch, written
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
-from headscope.formats.fairseq_config import Settings, settings, transformer_config
-from headscope.formats.fairseq_keys import Origin, origin, ours, theirs, upgraded
+from headscope.formats.fairseq.config import Settings, settings, transformer_config
+from headscope.formats.fairseq.keys import Origin, origin, ours, theirs, upgraded
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.formats.untrusted import is_torch_file, read_tensors, read_torch
-from headscope.model.transformer_config import StackConfig, TransformerConfig
-from headscope.output.files import save_torch, written
-from headscope.reading import read_bytes, read_text
-from headscope.vocabulary import Splitter, Vocabulary
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 START, PAD, END, UNKNOWN = range(4)

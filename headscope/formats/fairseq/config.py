@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.fairseq_keys import layer_counts
-from headscope.formats.pickles import Inert
-from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.formats.fairseq.keys import layer_counts
+from headscope.formats.safe_pickle import Inert
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 OFFSET = 2  # fairseq's padding index plus one, where positions begin
 

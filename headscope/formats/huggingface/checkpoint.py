@@ -23,15 +23,15 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from headscope.bounds import MOST_LAYERS
-from headscope.encoded import Encoded
+from headscope.data.encoded import Encoded
+from headscope.data.syntax import piece_spans
 from headscope.errors import CheckpointError, DataError
+from headscope.files.reading import exists, is_file, read_json
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
-from headscope.formats.generation import Predicting
-from headscope.formats.selfcontained import is_narrowed, narrowed_class
+from headscope.formats.huggingface.generation import Predicting
+from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
+from headscope.model.discovery import text_config
 from headscope.model.interface import hushed
-from headscope.model.places import text_config
-from headscope.reading import exists, is_file, read_json
-from headscope.syntax import piece_spans
 
 WEIGHTS = ("*.safetensors", "*.bin")
 # Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word.
@@ -162,7 +162,7 @@ class HuggingFaceCheckpoint(Predicting):
         if self._reads != "input_ids":
             raise CheckpointError(
                 f"{self.path} (model type {self.model_type!r}) takes {self._reads}, not text, so there is nothing to "
-                "analyse a text with; `headscope show` and headscope.capture work on it"
+                "analyse a text with; `headscope show` and headscope.model.capture work on it"
             )
         if self.tokenizer is None:
             raise CheckpointError(

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError
-from headscope.formats.fairseq_keys import table
+from headscope.formats.fairseq.keys import table
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.folding import folded_weights, unmixed
 from headscope.model.interface import hushed
-from headscope.model.positions import sinusoids
-from headscope.model.transformer_config import StackConfig, TransformerConfig
-from headscope.vocabulary import Vocabulary
+from headscope.model.native.folding import folded_weights, unmixed
+from headscope.model.native.positions import sinusoids
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh"}
 DEFAULT_LENGTH = 1024  # for sinusoids without a limit; transformers lets them grow

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from headscope.encoded import Batch, Encoded, Side, side
+from headscope.data.encoded import Batch, Encoded, Side, side
 from headscope.errors import CheckpointError, ConfigError, NumericalError
 from headscope.formats.base import IGNORED, Checkpoint, Predicts, TranslateOptions, Translation
 from headscope.formats.finite import finite, refuse_overflow
 from headscope.heads import Site
+from headscope.model.discovery import base_of, text_config
 from headscope.model.interface import hushed, through_attend
 from headscope.model.overflow import is_finite
-from headscope.model.places import base_of, text_config
-from headscope.threads import threads_for_pass
+from headscope.model.threads import threads_for_pass
 
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
 

@@ -1,8 +1,8 @@
 """Hugging Face folders with fewer heads than a plain class can have: how they are written and recognised.
 
-Such a folder opens in two ways. transformers runs the copy of `headscope.formats.narrowing` that lies beside
-the weights (`trust_remote_code=True`). headscope runs nothing that lies there: it reads the entry `narrowed` of
-config.json and narrows the plain class with its own code.
+Such a folder opens in two ways. transformers runs the copy of `narrowing.py` that lies beside the weights
+(`trust_remote_code=True`). headscope runs nothing that lies there: it reads the entry `narrowed` of config.json and
+narrows the plain class with its own code.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.models.auto import modeling_auto
 
-from headscope.formats import narrowing
-from headscope.formats.narrowing import Narrowed, narrow
+from headscope.formats.huggingface import narrowing
+from headscope.formats.huggingface.narrowing import Narrowed, narrow
 from headscope.model.attention import attend
 
 MODULE = "modeling_headscope"

@@ -25,18 +25,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.files.reading import read_bytes, read_text
+from headscope.files.writing import written
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
 from headscope.formats.finite import refuse_damaged_file
-from headscope.formats.npz import Arrays, first_member
-from headscope.formats.story_hp import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
-from headscope.formats.story_keys import SOURCE, Row, is_training_state, rows
+from headscope.formats.plain_pickle import Inert, read_pickle
+from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
+from headscope.formats.story_of_heads.keys import SOURCE, Row, is_training_state, rows
+from headscope.formats.story_of_heads.npz import Arrays, first_member
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
-from headscope.model.transformer import Transformer
-from headscope.output.files import written
-from headscope.plain_pickle import Inert, read_pickle
-from headscope.reading import read_bytes, read_text
-from headscope.vocabulary import Splitter, Vocabulary
+from headscope.model.native.transformer import Transformer
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"
 VOC = ("lib.task.seq2seq.voc", "Voc")

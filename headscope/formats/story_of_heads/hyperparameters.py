@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.npz import Arrays
-from headscope.formats.story_keys import SOURCE, TARGET
+from headscope.files.reading import read_json
+from headscope.files.serialize import from_plain, read_toml
+from headscope.formats.story_of_heads.keys import SOURCE, TARGET
+from headscope.formats.story_of_heads.npz import Arrays
 from headscope.heads import Site
-from headscope.model.search_config import SearchConfig
-from headscope.model.transformer_config import StackConfig, TransformerConfig
-from headscope.plain import from_plain, read_toml
-from headscope.reading import read_json
+from headscope.model.decoding.config import SearchConfig
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 NORMS: Mapping[str, Literal["pre", "post"]] = {"nlda": "pre", "ldan": "post"}
 SITES = {"enc-self": Site.ENCODER_SELF, "dec-self": Site.DECODER_SELF, "dec-enc": Site.CROSS}

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headscope.model.transformer_config import TransformerConfig
+from headscope.model.native.transformer_config import TransformerConfig
 
 Form = Literal["matrix", "vector", "embedding bias", "gates"]
 SOURCE, TARGET = "mod/emb_inp/mat:0", "mod/emb_out/mat:0"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import NumericalError
-from headscope.model.search_config import SearchConfig
+from headscope.model.decoding.config import SearchConfig
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Beam search over any model that decodes step by step: batched, cached, shrinking as sentences finish.
 
-The loop knows nothing of scores: a rule (`headscope.model.beams`) says which hypotheses go on, so fairseq's
+The loop knows nothing of scores: a rule (`headscope.model.decoding.beams`) says which hypotheses go on, so fairseq's
 and story-of-heads' searches differ in one class each. Greedy search is a beam of one.
 """
 
@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from headscope.model.beams import BeamRule, FairseqBeams, Hypothesis, StoryBeams, length_limits
-from headscope.model.search_config import RuleName, SearchConfig
+from headscope.model.decoding.beams import BeamRule, FairseqBeams, Hypothesis, StoryBeams, length_limits
+from headscope.model.decoding.config import RuleName, SearchConfig
 
 RULES: dict[RuleName, type[BeamRule]] = {"fairseq": FairseqBeams, "story-of-heads": StoryBeams}
 
@@ -29,7 +29,7 @@ S = TypeVar("S", bound=DecodingState)
 
 
 class Decoder(Protocol[S]):
-    """A model that search can drive (`headscope.model.transformer.Transformer` is one)."""
+    """A model that search can drive (`headscope.model.native.transformer.Transformer` is one)."""
 
     def begin(self, source: Tensor, source_mask: Tensor | None = None) -> S:
         """Read source [b s]; the state has one row per sentence."""

@@ -1,7 +1,7 @@
 """Gates that a checkpoint brings along: one factor per head (story-of-heads: `gate/log_a`, `alive_heads`).
 
 They stand in the mixing slot so that they are part of the model (saved, folded, read by analyses); gates
-that are tried out on a model are `headscope.gates`.
+that are tried out on a model are `headscope.model.gating`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import StackConfig, TransformerConfig
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 
 def folded_weights(model: Transformer) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.model.attention import attend, tapped_after_mixing
 from headscope.model.mixing.base import Mixing, Queries, build
-from headscope.model.transformer_config import StackConfig
+from headscope.model.native.transformer_config import StackConfig
 
 ACTIVATION: Mapping[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,

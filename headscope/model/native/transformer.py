@@ -1,7 +1,7 @@
 """The native Transformer: encoder–decoder or decoder-only, whatever its `TransformerConfig` says.
 
 It knows its own attention (`attention_places`, `attention_projections`), so nothing has to be probed, and
-it decodes step by step with a cache (`begin`, `step`; see `headscope.model.search`).
+it decodes step by step with a cache (`begin`, `step`; see `headscope.model.decoding.search`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.heads import Site
-from headscope.model.layers import Attention, Layer, LayerCache, View, linear
-from headscope.model.places import Place, Places
-from headscope.model.positions import LearnedPositions, SinusoidalPositions, real_positions
+from headscope.model.discovery import Place, Places
+from headscope.model.native.layers import Attention, Layer, LayerCache, View, linear
+from headscope.model.native.partial_forward import reused
+from headscope.model.native.positions import LearnedPositions, SinusoidalPositions, real_positions
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.projections import Projections, Slices
-from headscope.model.reuse import reused
-from headscope.model.transformer_config import StackConfig, TransformerConfig
 
 
 class Embeddings(nn.Module):
@@ -242,7 +242,7 @@ class Transformer(nn.Module):
                     yield site, layer, f"{side}.layers.{layer}.{name}", module
 
     def attention_places(self) -> Places:
-        """What `headscope.model.places` would find out by probing."""
+        """What `headscope.model.discovery` would find out by probing."""
         order: list[Place] = []
         calls: dict[int, tuple[Place, ...]] = {}
         for site, layer, name, module in self.attention_modules():

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from headscope.bounds import MOST_LAYERS, MOST_WIDTH
 from headscope.errors import ConfigError
-from headscope.plain import from_plain, to_plain
+from headscope.files.serialize import from_plain, to_plain
 
 ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "silu", "tanh", "linear")
 Option = str | int | float | bool

@@ -15,19 +15,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headscope.encoded import Batch
+from headscope.data.encoded import Batch
+from headscope.distributed import random_state, set_random_state
 from headscope.errors import ConfigError, NumericalError, TrainingError
 from headscope.formats.base import IGNORED, Checkpoint
-from headscope.gates import closed, gated
 from headscope.heads import HeadId, Site
-from headscope.model.places import still
-from headscope.model.transformer import Transformer
-from headscope.processes import random_state, set_random_state
-from headscope.pruning.examples import Examples
-from headscope.pruning.learner import GateLearner
-from headscope.threads import threads_for_pass
-from headscope.training.batches import Numbers
-from headscope.training.losses import smoothed_cross_entropy
+from headscope.model.discovery import still
+from headscope.model.gating import closed, gated
+from headscope.model.native.transformer import Transformer
+from headscope.model.threads import threads_for_pass
+from headscope.pruning.learning.learner import GateLearner
+from headscope.pruning.learning.training_examples import Examples
+from headscope.training.data.batches import Numbers
+from headscope.training.losses.cross_entropy import smoothed_cross_entropy
 
 BETAS, ADAM_EPSILON = (0.9, 0.98), 1e-9
 HELD_OUT = 0  # the epoch whose hidden tokens a masked language model is measured on

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site, all_heads
-from headscope.model.places import Place, Places
+from headscope.model.discovery import Place, Places
 
 Unit = tuple[HeadId, ...]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.model.mixing.gates import TEMPERATURE
-from headscope.pruning.gating import Gating
-from headscope.pruning.hard_concrete import (
+from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.hard_concrete import (
     decided,
     initial_log_a,
     noise,
@@ -21,8 +21,8 @@ from headscope.pruning.hard_concrete import (
     nonzero_probability,
     settled_gates,
 )
-from headscope.pruning.learner import GateLearner
-from headscope.pruning.topk import top_k
+from headscope.pruning.learning.learner import GateLearner
+from headscope.pruning.learning.topk import top_k
 
 OPEN = 3.0  # log_a of gates that start open: the evaluation gate is 1 from 2.4 on
 DESCENT = 0.6  # share of the updates in which the searched number of heads falls to what is wanted

@@ -14,14 +14,21 @@ from torch import Tensor
 
 from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
+from headscope.files.folders import Build, replacement, to_resume, workplace
+from headscope.files.kinds import contents
+from headscope.files.rule import inputs_of
+from headscope.files.writing import save_torch, written
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.output.files import save_torch, written
-from headscope.output.folders import Build, replacement, to_resume, workplace
-from headscope.output.kinds import contents
-from headscope.output.rule import inputs_of
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import (
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll, smoothing_of
+from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.l0 import L0, L0Options
+from headscope.pruning.learning.learner import GateLearner
+from headscope.pruning.learning.subset import Subset, SubsetOptions
+from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
+from headscope.pruning.learning.training_examples import Examples, examples
+from headscope.pruning.selection import (
     CHOICE,
     STATE,
     Choice,
@@ -31,14 +38,7 @@ from headscope.pruning.choice import (
     signature,
     write_choice,
 )
-from headscope.pruning.examples import Examples, examples
-from headscope.pruning.gating import Gating
-from headscope.pruning.l0 import L0, L0Options
-from headscope.pruning.learner import GateLearner
-from headscope.pruning.subset import Subset, SubsetOptions
-from headscope.pruning.trained import Freeze, default_freeze, trained_parameters
-from headscope.pruning.tuning import Recipe, Tuner, mean_nll, smoothing_of
-from headscope.training.state import load_record, restoring
+from headscope.training.files.state import load_record, restoring
 
 POINTS = 50  # of the trajectory
 VERSION, ANEW = 1, "learn anew with --force"

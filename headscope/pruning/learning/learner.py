@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headscope.pruning.gating import Gating
-from headscope.pruning.topk import tie_remarks, tied_at
+from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.topk import tie_remarks, tied_at
 
 
 class GateLearner(ABC):

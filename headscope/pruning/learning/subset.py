@@ -11,9 +11,9 @@ from torch import Tensor
 
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
-from headscope.pruning.gating import Gating
-from headscope.pruning.learner import GateLearner
-from headscope.pruning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
+from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.learner import GateLearner
+from headscope.pruning.learning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
 
 
 @dataclass(frozen=True, kw_only=True)

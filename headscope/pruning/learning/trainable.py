@@ -10,7 +10,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.gates import HeadGates
-from headscope.model.transformer import Transformer
+from headscope.model.native.transformer import Transformer
 
 Freeze = Literal["none", "encoder", "decoder", "model"]
 

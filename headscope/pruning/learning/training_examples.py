@@ -9,12 +9,12 @@ from itertools import islice
 import numpy as np
 import torch
 
-from headscope.data import Corpus
-from headscope.encoded import Batch, Encoded, padded, side
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Batch, Encoded, padded, side
 from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.evaluation.likelihood import hidden_at_random
 from headscope.formats.base import IGNORED, Checkpoint
-from headscope.likelihood import hidden_at_random
-from headscope.training.batches import Numbers, Texts, cut
+from headscope.training.data.batches import Numbers, Texts, cut
 
 WINDOW = 4096
 MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens

@@ -1,7 +1,7 @@
 """The contract of a pruning criterion, and the registry that finds it by name.
 
 A criterion scores heads: the higher the score, the longer the head stays. It is one file in
-`headscope/pruning/criteria/`; most of them name a column of `heads.csv` and which end of it matters.
+`headscope/pruning/ranking/criteria/`; most of them name a column of `heads.csv` and which end of it matters.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import ClassVar
 
 import pandas as pd
 
-from headscope.analysis import ANALYSES, Options
-from headscope.batching import BatchingOptions
-from headscope.data import Corpus
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus
+from headscope.engine.base import ANALYSES, Options
+from headscope.engine.faithfulness.orders import Scores, head_ids
+from headscope.engine.plan import analyze, choose
 from headscope.errors import ConfigError
-from headscope.faithfulness.orders import Scores, head_ids
 from headscope.formats.base import Checkpoint
-from headscope.gates import masked
 from headscope.heads import HeadId
-from headscope.plan import analyze, choose
+from headscope.model.gating import masked
 from headscope.registry import Registry, unknown
 
 REPLICATES = 2  # intervals are not looked at
@@ -89,7 +89,7 @@ def columns(heads: pd.DataFrame) -> list[str]:
 
 
 CRITERIA: Registry[type[Criterion]] = Registry(
-    "criterion", package="headscope.pruning.criteria", group="headscope.criteria"
+    "criterion", package="headscope.pruning.ranking.criteria", group="headscope.criteria"
 )
 
 

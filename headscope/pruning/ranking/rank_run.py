@@ -11,29 +11,29 @@ from typing import Any
 import pandas as pd
 import torch
 
-from headscope.analysis import Options
-from headscope.batching import BatchingOptions
 from headscope.bounds import check_numbers
+from headscope.data.batching import BatchingOptions
+from headscope.engine.base import Options
+from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import CheckpointError, ConfigError
-from headscope.faithfulness.orders import Scores
+from headscope.files.folders import Build
+from headscope.files.reading import is_file
+from headscope.files.rule import inputs_of
 from headscope.heads import HeadId
-from headscope.output.folders import Build
-from headscope.output.rule import inputs_of
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import CHOICE, Choice, ChoiceConfig, Opened, open_choice, signature, write_choice
-from headscope.pruning.criterion import CRITERIA, Criterion, Measured, Question, column_named, criterion_named
-from headscope.pruning.examples import Examples, examples
-from headscope.pruning.gating import Gating
-from headscope.pruning.learn import (
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll
+from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.learn import (
     default_lr,
     tune,
 )
-from headscope.pruning.ranking import Ranked, rank
-from headscope.pruning.scores_file import read_heads, read_scores
-from headscope.pruning.topk import tie_remarks
-from headscope.pruning.trained import Freeze, default_freeze, trained_parameters
-from headscope.pruning.tuning import Recipe, Tuner, mean_nll
-from headscope.reading import is_file
+from headscope.pruning.learning.topk import tie_remarks
+from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
+from headscope.pruning.learning.training_examples import Examples, examples
+from headscope.pruning.ranking.criterion import CRITERIA, Criterion, Measured, Question, column_named, criterion_named
+from headscope.pruning.ranking.ranking import Ranked, rank
+from headscope.pruning.ranking.scores_file import read_heads, read_scores
+from headscope.pruning.selection import CHOICE, Choice, ChoiceConfig, Opened, open_choice, signature, write_choice
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
-from headscope.faithfulness.orders import Scores
 from headscope.heads import HeadId
-from headscope.pruning.gating import Gating
-from headscope.pruning.topk import tied_at
+from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.topk import tied_at
 
 
 @dataclass(frozen=True)

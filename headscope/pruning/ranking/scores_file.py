@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import DataError
-from headscope.faithfulness.orders import Scores
+from headscope.files.tables import read_csv
 from headscope.heads import HeadId, Layout, Site, describe
-from headscope.pruning.criterion import column_named, columns
-from headscope.tables import read_csv
+from headscope.pruning.ranking.criterion import column_named, columns
 
 LOCATION = ("site", "layer", "head")
 

@@ -20,18 +20,18 @@ from safetensors import safe_open
 from torch import nn
 
 from headscope.errors import CheckpointError, ConfigError
+from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint, Companions
-from headscope.formats.fairseq import FAIRSEQ, FairseqCheckpoint
-from headscope.formats.fairseq_keys import Origin
+from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
+from headscope.formats.fairseq.keys import Origin
+from headscope.formats.huggingface.from_native import silent
+from headscope.formats.huggingface.selfcontained import is_narrowed, write_code
 from headscope.formats.native import NATIVE
-from headscope.formats.selfcontained import is_narrowed, write_code
-from headscope.formats.story_of_heads import StoryCheckpoint
-from headscope.formats.tohf import silent
+from headscope.formats.story_of_heads.checkpoint import StoryCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.output.files import write_failure
-from headscope.pruning.removal import Removal
-from headscope.pruning.shrink_huggingface import shrink_model, zeroed_model
-from headscope.pruning.shrink_transformer import shrink_transformer, zeroed_transformer
+from headscope.pruning.removal.kept_heads import Removal
+from headscope.pruning.removal.shrink_huggingface import shrink_model, zeroed_model
+from headscope.pruning.removal.shrink_transformer import shrink_transformer, zeroed_transformer
 
 Family = Literal["huggingface", "transformer"]
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.formats.tohf import silent
+from headscope.formats.huggingface.from_native import silent
 from headscope.model.interface import through_attend
-from headscope.model.positions import SinusoidalPositions
-from headscope.pruning.feeds import Feed, Texts, outputs
-from headscope.pruning.verify import apart, require
+from headscope.model.native.positions import SinusoidalPositions
+from headscope.pruning.removal.model_inputs import Feed, Texts, outputs
+from headscope.pruning.removal.verify import apart, require
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LONGEST = 1024  # positions of a native model with sinusoids

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, all_heads, describe
-from headscope.model.places import Places
+from headscope.model.discovery import Places
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from headscope.assets import sample
-from headscope.encoded import Side, side
+from headscope.data.encoded import Side, side
 from headscope.errors import CheckpointError, DataError
+from headscope.files.lines import Lines, read_lines, text_name
 from headscope.formats.base import Checkpoint
-from headscope.lines import Lines, read_lines, text_name
-from headscope.model.places import probe_inputs, text_config
-from headscope.model.transformer import Transformer
-from headscope.threads import threads_for_pass
+from headscope.model.discovery import probe_inputs, text_config
+from headscope.model.native.transformer import Transformer
+from headscope.model.threads import threads_for_pass
 
 LONGEST = 64  # pieces of a sentence
 PATCH = 16 * 16 * 3  # numbers of a picture that are one position of most models

@@ -19,18 +19,18 @@ from torch import Tensor
 
 from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
+from headscope.files.folders import Build
+from headscope.files.kinds import MODEL_FILES, OutputKind
+from headscope.files.reading import is_file
+from headscope.files.rule import inputs_of
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.interface import through_attend
-from headscope.output.folders import Build
-from headscope.output.kinds import MODEL_FILES, OutputKind
-from headscope.output.rule import inputs_of
-from headscope.pruning.export import Export, Written, choose
-from headscope.pruning.feeds import Texts, outputs, texts
-from headscope.pruning.removal import Removal, keeping, plan
-from headscope.pruning.savings import Size, Timing, paces, size
-from headscope.pruning.verify import Verified, apart, reference, require, tolerance_of, verify
-from headscope.reading import is_file
+from headscope.pruning.removal.export import Export, Written, choose
+from headscope.pruning.removal.kept_heads import Removal, keeping, plan
+from headscope.pruning.removal.model_inputs import Texts, outputs, texts
+from headscope.pruning.removal.savings import Size, Timing, paces, size
+from headscope.pruning.removal.verify import Verified, apart, reference, require, tolerance_of, verify
 from headscope.results import Signature
 from headscope.version import VERSION
 
@@ -127,7 +127,7 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
 def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) -> Removed:
     began = time.monotonic()
     if "onnx" in config.export:
-        from headscope.pruning.export_onnx import require_packages
+        from headscope.pruning.removal.export_onnx import require_packages
 
         require_packages()
     checkpoint = open_checkpoint(
@@ -193,7 +193,7 @@ def write_shrunk(
         verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
         far = None
         if "onnx" in config.export:
-            from headscope.pruning.export_onnx import export_onnx
+            from headscope.pruning.removal.export_onnx import export_onnx
 
             progress("exporting to ONNX")
             far = export_onnx(done.checkpoint, done.data, made / "model.onnx")

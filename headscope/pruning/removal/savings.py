@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.interface import through_attend
-from headscope.model.transformer import Transformer
-from headscope.pruning.feeds import Feed, Texts, outputs, vocabularies
-from headscope.pruning.verify import BEAM, parameters, search_some
+from headscope.model.native.transformer import Transformer
+from headscope.pruning.removal.model_inputs import Feed, Texts, outputs, vocabularies
+from headscope.pruning.removal.verify import BEAM, parameters, search_some
 
 MOST_BYTES = 2 << 30  # of logits in a pass that is timed
 

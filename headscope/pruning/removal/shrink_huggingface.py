@@ -2,7 +2,7 @@
 
 Which rows and columns are whose comes from `headscope.model.projections`, so there is no table of
 architectures; which whole numbers the attention code reads is a short list of attribute names. What that list
-does not cover comes out different from the masked model, and `headscope.pruning.verify` refuses it.
+does not cover comes out different from the masked model, and `headscope.pruning.removal.verify` refuses it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.formats.narrowing import narrow
-from headscope.formats.selfcontained import EMPTY
+from headscope.formats.huggingface.narrowing import narrow
+from headscope.formats.huggingface.selfcontained import EMPTY
 from headscope.heads import Site
-from headscope.model.places import Place, base_of, places_of
+from headscope.model.discovery import Place, base_of, places_of
 from headscope.model.projections import Projections, Slices, projections
-from headscope.pruning.removal import Removal
+from headscope.pruning.removal.kept_heads import Removal
 
 HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
 GROUPS = ("num_key_value_heads", "num_kv_heads")
@@ -36,7 +36,7 @@ BIAS = "relative_attention_bias"  # an embedding [buckets, h]
 
 @dataclass
 class Narrowing:
-    """What `headscope.formats.narrowing.narrow` needs, and which indices of which parameter stay.
+    """What `headscope.formats.huggingface.narrowing.narrow` needs, and which indices of which parameter stay.
 
     `keep` maps a parameter's name to (axis, indices) pairs.
     """

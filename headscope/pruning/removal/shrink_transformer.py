@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from headscope.heads import Site
-from headscope.model.folding import folded_weights, unmixed
-from headscope.model.layers import Attention
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import StackConfig, TransformerConfig
-from headscope.pruning.removal import Removal
+from headscope.model.native.folding import folded_weights, unmixed
+from headscope.model.native.layers import Attention
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.pruning.removal.kept_heads import Removal
 
 
 def shrink_transformer(model: Transformer, removal: Removal) -> Transformer:

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.formats.finite import refuse_overflow
-from headscope.gates import masked
 from headscope.heads import HeadId, Site
+from headscope.model.gating import masked
 from headscope.model.interface import hushed, is_half, through_attend
+from headscope.model.native.transformer import Transformer
 from headscope.model.overflow import is_finite
-from headscope.model.transformer import Transformer
-from headscope.pruning.feeds import Feed, Texts, outputs
-from headscope.threads import threads_for_pass
+from headscope.model.threads import threads_for_pass
+from headscope.pruning.removal.model_inputs import Feed, Texts, outputs
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF = 5e-2

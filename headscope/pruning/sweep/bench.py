@@ -9,20 +9,20 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.analysis import Options
-from headscope.batching import BatchingOptions
+from headscope.data.batching import BatchingOptions
+from headscope.engine.base import Options
+from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
-from headscope.faithfulness.orders import Scores
+from headscope.evaluation.likelihood import Reading
+from headscope.files.rule import check_inputs, inputs_of
+from headscope.files.writing import written
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.heads import HeadId, all_heads
-from headscope.likelihood import Reading
-from headscope.output.files import written
-from headscope.output.rule import check_inputs, inputs_of
-from headscope.pruning.choice import ChoiceConfig, open_choice
-from headscope.pruning.criterion import Question, criterion_named
-from headscope.pruning.scores_file import read_scores
-from headscope.pruning.sweep_config import DRAWN, LEARNT, UNPRUNED, Cell, SweepConfig, cells_of
-from headscope.pruning.sweep_quality import Exam, metric_of, read_labels
+from headscope.pruning.ranking.criterion import Question, criterion_named
+from headscope.pruning.ranking.scores_file import read_scores
+from headscope.pruning.selection import ChoiceConfig, open_choice
+from headscope.pruning.sweep.config import DRAWN, LEARNT, UNPRUNED, Cell, SweepConfig, cells_of
+from headscope.pruning.sweep.quality import Exam, metric_of, read_labels
 
 RUNS, SCORES = "runs", "scores"
 

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
-from headscope.gates import masked
 from headscope.heads import HeadId
-from headscope.pruning.choice import MODEL, STATE, Choice
-from headscope.pruning.l0 import L0Options
-from headscope.pruning.learn import LearnConfig, run_learning
-from headscope.pruning.rank_run import RankConfig, run_ranking
-from headscope.pruning.ranking import rank
-from headscope.pruning.subset import SubsetOptions
-from headscope.pruning.sweep_bench import RUNS, Bench, Pruned
-from headscope.pruning.sweep_config import LEARNT, UNPRUNED, Cell
-from headscope.pruning.sweep_quality import examine
-from headscope.pruning.sweep_scratch import trained_from_scratch
+from headscope.model.gating import masked
+from headscope.pruning.learning.l0 import L0Options
+from headscope.pruning.learning.learn import LearnConfig, run_learning
+from headscope.pruning.learning.subset import SubsetOptions
+from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.ranking.ranking import rank
+from headscope.pruning.selection import MODEL, STATE, Choice
+from headscope.pruning.sweep.bench import RUNS, Bench, Pruned
+from headscope.pruning.sweep.config import LEARNT, UNPRUNED, Cell
+from headscope.pruning.sweep.quality import examine
+from headscope.pruning.sweep.scratch import trained_from_scratch
 
 
 def run_cell(bench: Bench, cell: Cell) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.formats.base import Companions
-from headscope.pruning.choice import ChoiceConfig
-from headscope.pruning.criterion import criterion_named
-from headscope.pruning.gating import Gating
+from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.ranking.criterion import criterion_named
+from headscope.pruning.selection import ChoiceConfig
 from headscope.registry import unknown
 from headscope.training.config import plain_value
 from headscope.training.options import check_choices
@@ -222,7 +222,7 @@ def _check_method(method: str) -> None:
     try:
         criterion_named(method)
     except ConfigError:
-        from headscope.pruning.criterion import CRITERIA
+        from headscope.pruning.ranking.criterion import CRITERIA
 
         raise ConfigError(unknown("method", method, sorted({*CRITERIA.names(), *LEARNT}))) from None
 

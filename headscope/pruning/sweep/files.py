@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import DataError
-from headscope.output.files import written
-from headscope.pruning.sweep_config import Cell
-from headscope.reading import read_object
+from headscope.files.reading import read_object
+from headscope.files.writing import written
+from headscope.pruning.sweep.config import Cell
 
 CELLS = "cells"
 

@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 
 from headscope.errors import ConfigError
-from headscope.output.files import written
-from headscope.output.folders import replacement, to_resume, workplace
-from headscope.output.kinds import OutputKind, contents
-from headscope.output.rule import inputs_of
+from headscope.files.folders import replacement, to_resume, workplace
+from headscope.files.kinds import OutputKind, contents
+from headscope.files.rule import inputs_of
+from headscope.files.writing import written
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import CHOICE
-from headscope.pruning.l0 import L0Options
-from headscope.pruning.learn import LearnConfig, finished, resumable, run_learning
+from headscope.pruning.learning.l0 import L0Options
+from headscope.pruning.learning.learn import LearnConfig, finished, resumable, run_learning
+from headscope.pruning.selection import CHOICE
 from headscope.version import VERSION
 
 RECORD, TABLE = "lambdas.json", "sweep.csv"

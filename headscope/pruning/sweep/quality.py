@@ -2,7 +2,7 @@
 
 A metric is a function of sums over the corpus: BLEU of matches, n-grams and lengths (Papineni et al. 2002, as
 sacreBLEU counts them), perplexity of Σ -log p and tokens, accuracy of hits and sentences. Sums are kept for groups of
-sentences, as `headscope.accumulate` does, so intervals and paired tests need no second look at the text.
+sentences, as `headscope.bootstrap` does, so intervals and paired tests need no second look at the text.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from headscope.accumulate import GROUPS, LEVEL, Array, Bootstrap, GroupSums, Ratio
-from headscope.batching import Losses, batches
-from headscope.data import Corpus
+from headscope.bootstrap import GROUPS, LEVEL, Array, Bootstrap, GroupSums, Ratio
+from headscope.data.batching import Losses, batches
+from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError, DataError
+from headscope.evaluation.likelihood import Reading, likelihood
+from headscope.evaluation.translation import translate_lines
+from headscope.files.lines import read_lines
 from headscope.formats.base import Checkpoint, TranslateOptions
-from headscope.likelihood import Reading, likelihood
-from headscope.lines import read_lines
-from headscope.translate import translate_lines
 
 ORDERS = 4  # of n-grams
 

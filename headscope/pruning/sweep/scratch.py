@@ -16,20 +16,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 
 from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.files.reading import read_object
+from headscope.files.serialize import read_toml
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, all_heads
-from headscope.model.folding import unmixed
-from headscope.model.transformer import Transformer
-from headscope.model.transformer_config import TransformerConfig
-from headscope.plain import read_toml
-from headscope.pruning.removal import plan
-from headscope.pruning.shrink_transformer import shrink_transformer
-from headscope.pruning.sweep_bench import RUNS, Bench, Pruned
-from headscope.pruning.sweep_config import Cell, SweepConfig
-from headscope.pruning.sweep_files import read_cell
-from headscope.reading import read_object
+from headscope.model.native.folding import unmixed
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import TransformerConfig
+from headscope.pruning.removal.kept_heads import plan
+from headscope.pruning.removal.shrink_transformer import shrink_transformer
+from headscope.pruning.sweep.bench import RUNS, Bench, Pruned
+from headscope.pruning.sweep.config import Cell, SweepConfig
+from headscope.pruning.sweep.files import read_cell
 from headscope.registry import unknown
 from headscope.training.config import TrainConfig, plain_value, preset
 from headscope.training.initial import INITIAL
@@ -44,7 +44,7 @@ LEFT = ("averaged", "best", "last")  # of a training run, the one to measure fir
 
 def trained_from_scratch(bench: Bench, cell: Cell) -> Pruned:
     """Train the control of a cell that is finished; goes on where a killed process had got to."""
-    from headscope.training.engine import train
+    from headscope.training.trainer import train
     from headscope.training.variants.baseline import Baseline
 
     whole = transformer(bench.checkpoint)

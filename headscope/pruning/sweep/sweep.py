@@ -17,27 +17,27 @@ from typing import Any
 import pandas as pd
 
 from headscope.errors import ConfigError
+from headscope.files.folders import Workplace, replacement, workplace
+from headscope.files.kinds import OutputKind, contents, read_record
+from headscope.files.rule import inputs_of
+from headscope.files.writing import written
 from headscope.formats.native import DIRECTORY
 from headscope.heads import SITES
-from headscope.output.files import written
-from headscope.output.folders import Workplace, replacement, workplace
-from headscope.output.kinds import OutputKind, contents, read_record
-from headscope.output.rule import inputs_of
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import CHOICE, ChoiceConfig, signature
-from headscope.pruning.scores_file import read_heads
-from headscope.pruning.sweep_bench import RUNS, SCORES, Bench
-from headscope.pruning.sweep_config import Cell, SweepConfig, identity
-from headscope.pruning.sweep_files import CELLS, cell_names, cell_path, read_cell
-from headscope.pruning.sweep_scratch import recipe, recipe_digest, transformer
-from headscope.pruning.sweep_table import make_table, survivors, unharmed
-from headscope.pruning.sweep_work import (
+from headscope.pruning.ranking.scores_file import read_heads
+from headscope.pruning.selection import CHOICE, ChoiceConfig, signature
+from headscope.pruning.sweep.bench import RUNS, SCORES, Bench
+from headscope.pruning.sweep.config import Cell, SweepConfig, identity
+from headscope.pruning.sweep.files import CELLS, cell_names, cell_path, read_cell
+from headscope.pruning.sweep.scratch import recipe, recipe_digest, transformer
+from headscope.pruning.sweep.table import make_table, survivors, unharmed
+from headscope.pruning.sweep.work import (
     Launch,
     until,
     work,
 )
 from headscope.results import Signature, write_json
-from headscope.training.outputs import TRAINING
+from headscope.training.files.outputs import TRAINING
 from headscope.version import VERSION
 
 RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"

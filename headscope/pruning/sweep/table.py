@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.accumulate import Array, Bootstrap
+from headscope.bootstrap import Array, Bootstrap
 from headscope.heads import HeadId
-from headscope.pruning.sweep_config import UNPRUNED, Cell, SweepConfig
-from headscope.pruning.sweep_quality import METRICS, compare
+from headscope.pruning.sweep.config import UNPRUNED, Cell, SweepConfig
+from headscope.pruning.sweep.quality import METRICS, compare
 
 Record = Mapping[str, Any]
 LABELS = Mapping[str, tuple[str, ...]]

@@ -16,13 +16,13 @@ from typing import TypeVar
 
 import torch
 
+from headscope.distributed import Processes, join, leave
 from headscope.errors import ConfigError, HeadscopeError, TrainingError
-from headscope.processes import Processes, join, leave
 from headscope.progress import Progress, no_progress
-from headscope.pruning.sweep_bench import Bench, is_ranking
-from headscope.pruning.sweep_cell import run_cell
-from headscope.pruning.sweep_config import Cell, SweepConfig
-from headscope.pruning.sweep_files import write_cell
+from headscope.pruning.sweep.bench import Bench, is_ranking
+from headscope.pruning.sweep.cell import run_cell
+from headscope.pruning.sweep.config import Cell, SweepConfig
+from headscope.pruning.sweep.files import write_cell
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.relevance.rules import Rules, epsilon, shared
+from headscope.relevance.gradient.rules import Rules, epsilon, shared
 
 PLAIN = Rules()
 

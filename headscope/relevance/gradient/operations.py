@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 from headscope.errors import CheckpointError
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts
-from headscope.relevance.functions import Switch, with_epsilon, with_share
-from headscope.relevance.rules import Rules
-from headscope.relevance.units import Norm, Unit, activated, normalized
+from headscope.relevance.gradient.functions import Switch, with_epsilon, with_share
+from headscope.relevance.gradient.rules import Rules
+from headscope.relevance.gradient.units import Norm, Unit, activated, normalized
 
 
 def _names(text: str) -> frozenset[str]:

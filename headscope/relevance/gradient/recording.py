@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from headscope.gradients import frozen
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, multiplied, tapped
+from headscope.model.discovery import Place, still, walking
+from headscope.model.gradients import frozen
 from headscope.model.mixing.experts import experts_of
-from headscope.model.places import Place, still, walking
-from headscope.relevance.functions import Switch, weighted, with_epsilon, with_share
-from headscope.relevance.operations import Operations
+from headscope.relevance.gradient.functions import Switch, weighted, with_epsilon, with_share
+from headscope.relevance.gradient.operations import Operations
+from headscope.relevance.gradient.rules import Rules, epsilon, shared
+from headscope.relevance.gradient.units import replaced, units_of
 from headscope.relevance.readout import Relevance
-from headscope.relevance.rules import Rules, epsilon, shared
-from headscope.relevance.units import replaced, units_of
 
 Where = tuple[Site, int]
 

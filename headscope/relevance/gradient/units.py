@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2CLS
 
-from headscope.relevance.functions import Switch, detour
-from headscope.relevance.rules import Rules, constant_deviation, identity
+from headscope.relevance.gradient.functions import Switch, detour
+from headscope.relevance.gradient.rules import Rules, constant_deviation, identity
 
 _CLASSES = {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
 _TORCH = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.ReLU6)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headscope.model.attention import AttentionCall, repeat_groups
-from headscope.relevance.voita_blocks import CoreRule, stabilised
+from headscope.relevance.voita.blocks import CoreRule, stabilised
 
 
 class Heads(NamedTuple):

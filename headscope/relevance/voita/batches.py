@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.encoded import Batch
+from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
+from headscope.model.threads import MOST, spread
 from headscope.relevance.readout import Relevance
 from headscope.relevance.rulesets import Explanation, Target
-from headscope.relevance.voita import BLOCK_BYTES, Explained, recorded_voita
-from headscope.relevance.voita_rules import VoitaSettings
-from headscope.threads import MOST, spread
+from headscope.relevance.voita.voita import BLOCK_BYTES, Explained, recorded_voita
+from headscope.relevance.voita.voita_rules import VoitaSettings
 
 LIKE = 0.75
 """Sentences of at least this share of the longest go together."""

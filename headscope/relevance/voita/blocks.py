@@ -1,7 +1,7 @@
 """Transitions of linear maps and norms, built token by token in blocks and applied to all explained positions.
 
 The impact of input i on output j is z_ji = f(0)_j / N + J_ji x_i (Voita et al. 2019 as published in 2021,
-`headscope.relevance.voita`). With a bias, max(z, 0) does not factor, so it is formed explicitly; a tile is small
+`headscope.relevance.voita.voita`). With a bias, max(z, 0) does not factor, so it is formed explicitly; a tile is small
 enough to stay in the processor's cache while it is normalised.
 
 Axes: `r` a token of the flattened batch, `o` output, `i` input, `p` explained position.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headscope.encoded import Batch
+from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.relevance.rulesets import Explanation, RuleSet, Steps, Target, register
-from headscope.relevance.voita_batches import explain_batch
-from headscope.relevance.voita_rules import VoitaSettings
+from headscope.relevance.voita.batches import explain_batch
+from headscope.relevance.voita.voita_rules import VoitaSettings
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.encoded import IGNORED, Batch
+from headscope.attribution.objectives.predictions import predicting
+from headscope.attribution.objectives.representation import pooled
+from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.objectives.predictions import predicting
-from headscope.objectives.representation import pooled
 from headscope.relevance.rulesets import Target, explained_quantity
-from headscope.relevance.trace_walk import Units
-from headscope.relevance.voita_rules import wide
+from headscope.relevance.voita.trace_walk import Units
+from headscope.relevance.voita.voita_rules import wide
 
 
 def quantity_of(checkpoint: Checkpoint, batch: Batch, target: Target) -> str:

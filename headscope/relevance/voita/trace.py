@@ -4,7 +4,7 @@ Linear maps, norms, sums, products and re-arrangements are seen as torch compute
 `TorchFunctionMode`), RMS norms and activations as modules, and a whole softmax attention as one step, through
 the taps of `attend`. Recording starts where a tensor enters the first block of a stack: embeddings, their scale
 and their positions are before it. What no rule is known for is kept by its name and refused only if relevance
-reaches it (`headscope.relevance.trace_walk`).
+reaches it (`headscope.relevance.voita.trace_walk`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from headscope.errors import CheckpointError
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.places import Place, walking
-from headscope.relevance.trace_functions import CONSTANT, FUNCTIONS, LIKE, OUT_OF_PLACE, Found, Norm, module_step
+from headscope.model.discovery import Place, walking
+from headscope.relevance.voita.trace_functions import CONSTANT, FUNCTIONS, LIKE, OUT_OF_PLACE, Found, Norm, module_step
 
 Kind = Literal["root", "linear", "norm", "rms", "add", "product", "mix", "attention", "same", "move", "unknown"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from headscope.heads import Site
-from headscope.relevance.trace import Step, Trace
+from headscope.relevance.voita.trace import Step, Trace
 
 _THROUGH = frozenset(["move", "same", "add", "rms", "norm", "product"])
 

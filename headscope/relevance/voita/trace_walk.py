@@ -17,9 +17,9 @@ from torch import Tensor
 from headscope.errors import CheckpointError
 from headscope.heads import Site
 from headscope.relevance.readout import Relevance
-from headscope.relevance.trace import Core, Step, Trace
-from headscope.relevance.trace_functions import Norm
-from headscope.relevance.trace_structure import Structure, structure
+from headscope.relevance.voita.trace import Core, Step, Trace
+from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_structure import Structure, structure
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headscope.encoded import Batch
+from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.places import still
-from headscope.relevance import voita_start
+from headscope.model.discovery import still
 from headscope.relevance.readout import Relevance, join
 from headscope.relevance.rulesets import Target
-from headscope.relevance.trace import Trace, traced
-from headscope.relevance.trace_walk import Rules, Units, Walked, walk
-from headscope.relevance.voita_2019 import FirstRules
-from headscope.relevance.voita_paper import PaperRules
-from headscope.relevance.voita_rules import ProgramRules, VoitaSettings, wide
+from headscope.relevance.voita import start as voita_start
+from headscope.relevance.voita.trace import Trace, traced
+from headscope.relevance.voita.trace_walk import Rules, Units, Walked, walk
+from headscope.relevance.voita.voita_2019 import FirstRules
+from headscope.relevance.voita.voita_paper import PaperRules
+from headscope.relevance.voita.voita_rules import ProgramRules, VoitaSettings, wide
 
 BLOCK_BYTES = 2**28
 COPIES = 8  # of the widest states that a walk holds at a time, counting queries, keys and values

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.relevance import voita_attention
-from headscope.relevance.trace import Core
-from headscope.relevance.trace_functions import Norm
-from headscope.relevance.trace_walk import CoreRelevance, Units
-from headscope.relevance.voita_attention import Heads
-from headscope.relevance.voita_rules import absolute, scaled
+from headscope.relevance.voita import attention as voita_attention
+from headscope.relevance.voita.attention import Heads
+from headscope.relevance.voita.trace import Core
+from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_walk import CoreRelevance, Units
+from headscope.relevance.voita.voita_rules import absolute, scaled
 
 EPSILON = 1e-7
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.relevance import voita_attention
-from headscope.relevance.trace import Core
-from headscope.relevance.trace_functions import Norm
-from headscope.relevance.trace_walk import CoreRelevance, Units
-from headscope.relevance.voita_attention import Heads
-from headscope.relevance.voita_blocks import stabilised
+from headscope.relevance.voita import attention as voita_attention
+from headscope.relevance.voita.attention import Heads
+from headscope.relevance.voita.blocks import stabilised
+from headscope.relevance.voita.trace import Core
+from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_walk import CoreRelevance, Units
 
 EPSILON = 1e-9
 

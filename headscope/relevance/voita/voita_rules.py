@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.relevance import voita_attention, voita_blocks
-from headscope.relevance.trace import Core
-from headscope.relevance.trace_functions import Norm
-from headscope.relevance.trace_walk import CoreRelevance, Units
-from headscope.relevance.voita_blocks import CoreRule
+from headscope.relevance.voita import attention as voita_attention
+from headscope.relevance.voita import blocks as voita_blocks
+from headscope.relevance.voita.blocks import CoreRule
+from headscope.relevance.voita.trace import Core
+from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_walk import CoreRelevance, Units
 
 MODES = ("alpha-beta", "eps")
 

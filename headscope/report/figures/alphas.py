@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from headscope.report.fork import ForkRun
-from headscope.report.grid import centred_limits, draw_cells
-from headscope.report.page import BAR, LABEL, RULE, TICK, Page
-from headscope.report.panels import Panels
-from headscope.report.run import MissingTable, Run, RunError
+from headscope.report.layout.grid import centred_limits, draw_cells
+from headscope.report.layout.page import BAR, LABEL, RULE, TICK, Page
+from headscope.report.layout.panels import Panels
+from headscope.report.readers.fork import ForkRun
+from headscope.report.readers.run import MissingTable, Run, RunError
 
 LEFT, ABOVE, BETWEEN, BARS, BELOW = 0.42, 0.2, 0.29, 0.42, 0.14
 COLOR = "#0072b2"

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
-from headscope.report.page import BAR, LABEL, TICK, Page, cut, even_width, flow, text_width
-from headscope.report.run import Run
+from headscope.report.layout.page import BAR, LABEL, TICK, Page, cut, even_width, flow, text_width
+from headscope.report.readers.run import Run
 
 LONGEST = 0.9  # inches of a piece's label; longer ones end in an ellipsis
 ABOVE = 0.2

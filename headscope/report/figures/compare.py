@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
-from headscope.report.families import Legend, legend_entries
-from headscope.report.grid import (
+from headscope.report.figures.headmap import WIDEST, measure_name
+from headscope.report.layout.families import Legend, legend_entries
+from headscope.report.layout.grid import (
     ABOVE,
     BELOW,
     LEFT,
@@ -27,9 +28,8 @@ from headscope.report.grid import (
     label_grid,
     shared_limits,
 )
-from headscope.report.headmap import WIDEST, measure_name
-from headscope.report.page import BAR, GREY, LABEL, Page, cut, flow, text_width
-from headscope.report.run import Run
+from headscope.report.layout.page import BAR, GREY, LABEL, Page, cut, flow, text_width
+from headscope.report.readers.run import Run
 
 SMALL, LARGE = 1.9, 3.2  # inches of a scatter, which is otherwise as high as its maps
 QUANTILES = 101

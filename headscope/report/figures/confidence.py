@@ -15,13 +15,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from headscope.errors import DataError
-from headscope.reading import read_object
-from headscope.report.families import Legend
-from headscope.report.fork import ForkRun, confidence_run
-from headscope.report.grid import shared_limits
-from headscope.report.page import LABEL, RULE, TICK, Page
-from headscope.report.run import Run, RunError
-from headscope.report.training import COLORS, DASHES
+from headscope.files.reading import read_object
+from headscope.report.figures.training import COLORS, DASHES
+from headscope.report.layout.families import Legend
+from headscope.report.layout.grid import shared_limits
+from headscope.report.layout.page import LABEL, RULE, TICK, Page
+from headscope.report.readers.fork import ForkRun, confidence_run
+from headscope.report.readers.run import Run, RunError
 
 WIDTH, HEIGHT = 1.9, 1.15  # inches of the axes of one panel
 LEFT, ABOVE, BELOW = 0.46, 0.22, 0.32

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from headscope.report.page import BAR, GREY, LABEL, RULE, TICK, Page, even_width, flow, text_width
-from headscope.report.run import MissingTable, Run
+from headscope.report.layout.page import BAR, GREY, LABEL, RULE, TICK, Page, even_width, flow, text_width
+from headscope.report.readers.run import MissingTable, Run
 
 WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 1.75, 1.25, 0.5, 0.22, 0.42
 WIDEST = 9.4

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from headscope.report.families import FAMILIES, Family, Function, Legend, contrast, fit, legend_entries
-from headscope.report.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
-from headscope.report.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
-from headscope.report.run import Run
+from headscope.report.layout.families import FAMILIES, Family, Function, Legend, contrast, fit, legend_entries
+from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
+from headscope.report.layout.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
+from headscope.report.readers.run import Run
 
 COUNTS = 1.5  # inches of the bars beside a map
 BAND = 0.125  # inches a function needs in its cell

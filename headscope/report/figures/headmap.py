@@ -10,8 +10,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from headscope.errors import ConfigError
-from headscope.report.families import Legend, legend_entries
-from headscope.report.grid import (
+from headscope.report.layout.families import Legend, legend_entries
+from headscope.report.layout.grid import (
     ABOVE,
     BELOW,
     LEFT,
@@ -24,8 +24,8 @@ from headscope.report.grid import (
     label_grid,
     shared_limits,
 )
-from headscope.report.page import BAR, LABEL, Page, flow, text_width
-from headscope.report.run import Run
+from headscope.report.layout.page import BAR, LABEL, Page, flow, text_width
+from headscope.report.readers.run import Run
 
 WIDEST = 14.5  # inches: more panels than fit start a new line
 LINES = 3  # functions that a cell writes out at most

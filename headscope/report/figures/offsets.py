@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from headscope.report.families import FAMILIES, Function, Legend, functions_of
-from headscope.report.grid import draw_cells
-from headscope.report.page import BAR, LABEL, TICK, Page, text_width
-from headscope.report.panels import Panels, Place
-from headscope.report.run import Run
+from headscope.report.layout.families import FAMILIES, Function, Legend, functions_of
+from headscope.report.layout.grid import draw_cells
+from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
+from headscope.report.layout.panels import Panels, Place
+from headscope.report.readers.run import Run
 
 REACH = 10  # offsets shown one by one; what is beyond goes into a tail on either side
 COLUMNS = 2 * REACH + 3

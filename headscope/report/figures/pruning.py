@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from headscope.errors import ConfigError
-from headscope.report.families import FAMILIES, Legend, functions_of
-from headscope.report.page import GREY, LABEL, PALE, RULE, TICK, Page, cut, even_width, flow, text_width
-from headscope.report.pruning_runs import UNPRUNED, Pruned
-from headscope.report.run import RunError
-from headscope.report.training import COLORS
+from headscope.report.figures.training import COLORS
+from headscope.report.layout.families import FAMILIES, Legend, functions_of
+from headscope.report.layout.page import GREY, LABEL, PALE, RULE, TICK, Page, cut, even_width, flow, text_width
+from headscope.report.readers.pruning_runs import UNPRUNED, Pruned
+from headscope.report.readers.run import RunError
 
 WIDTH, HEIGHT = 2.6, 1.75  # inches of the axes of one panel
 LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.4, (0.25, 0.22)

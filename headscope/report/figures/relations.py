@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
-from headscope.report.families import Legend, contrast
-from headscope.report.grid import draw_cells
-from headscope.report.page import BAR, LABEL, TICK, Page, text_width
-from headscope.report.panels import Panels
-from headscope.report.run import Run
+from headscope.report.layout.families import Legend, contrast
+from headscope.report.layout.grid import draw_cells
+from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
+from headscope.report.layout.panels import Panels
+from headscope.report.readers.run import Run
 
 CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
 MOST = 24  # rows of one panel; with more relations the clearest are shown

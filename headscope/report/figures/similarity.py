@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
 from headscope.registry import unknown
-from headscope.report.grid import draw_cells
-from headscope.report.page import BAR, LABEL, Page
-from headscope.report.panels import Panels
-from headscope.report.run import Run, RunError
+from headscope.report.layout.grid import draw_cells
+from headscope.report.layout.page import BAR, LABEL, Page
+from headscope.report.layout.panels import Panels
+from headscope.report.readers.run import Run, RunError
 
 LEFT, ABOVE, BELOW = 0.36, 0.2, 0.3
 NAMES = {

@@ -16,12 +16,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
+from headscope.files.reading import read_json
+from headscope.files.tables import read_csv
 from headscope.heads import SITES
-from headscope.reading import read_json
-from headscope.report.families import Legend
-from headscope.report.page import LABEL, RULE, TICK, Page, flow, text_width
-from headscope.report.run import RunError
-from headscope.tables import read_csv
+from headscope.report.layout.families import Legend
+from headscope.report.layout.page import LABEL, RULE, TICK, Page, flow, text_width
+from headscope.report.readers.run import RunError
 
 WIDTH, HEIGHT = 2.75, 1.7  # inches of the axes of one panel
 LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.36, (0.22, 0.2)

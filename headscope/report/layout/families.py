@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from matplotlib.colors import to_rgb
 
-from headscope.report.page import TICK, Flow, Page, flow, text_width
+from headscope.report.layout.page import TICK, Flow, Page, flow, text_width
 
 
 @dataclass(frozen=True)

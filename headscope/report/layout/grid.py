@@ -12,9 +12,9 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from headscope.report.families import Function, contrast, fit, functions_of
-from headscope.report.page import LABEL, PALE, RULE, TICK
-from headscope.report.run import Run
+from headscope.report.layout.families import Function, contrast, fit, functions_of
+from headscope.report.layout.page import LABEL, PALE, RULE, TICK
+from headscope.report.readers.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headscope.report.page import LABEL, Flow, even_width, flow, text_width
-from headscope.report.run import Run
+from headscope.report.layout.page import LABEL, Flow, even_width, flow, text_width
+from headscope.report.readers.run import Run
 
 Place = tuple[str, int, int]
 """site, layer, number of heads"""

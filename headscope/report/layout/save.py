@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 
 from headscope.errors import ConfigError
-from headscope.output.files import written
-from headscope.output.rule import check_file
-from headscope.report.run import Run
+from headscope.files.rule import check_file
+from headscope.files.writing import written
+from headscope.report.readers.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
 DPI = 200

@@ -7,8 +7,8 @@ from pathlib import Path
 from zipfile import is_zipfile
 
 from headscope.errors import DataError
-from headscope.report.fork import ForkRun, matrices_run
-from headscope.report.run import Run, RunError, load_run
+from headscope.report.readers.fork import ForkRun, matrices_run
+from headscope.report.readers.run import Run, RunError, load_run
 
 CHECKPOINTS = ("best", "last", "averaged", "model")  # in the directories of `train` and `prune`
 
@@ -53,8 +53,8 @@ def read_run(
 
 def checkpoint_alphas(path: Path) -> ForkRun:
     """The alpha matrices of a checkpoint as a run that `alphas_figure` draws; RunError where it has none."""
+    from headscope.engine.fork.pickles import alphas_of
     from headscope.formats.base import open_checkpoint
-    from headscope.mhr_pickles import alphas_of
 
     checkpoint = open_checkpoint(str(path), device="cpu")
     matrices = {f"{site}/{layer}/alpha": alpha for (site, layer), alpha in alphas_of(checkpoint).items()}

@@ -1,7 +1,7 @@
 """Pickles of the MHR fork as runs that figures can draw, confidence, similarity and alpha files, and those that
 headscope writes in the same nesting (RUN/pickles/MEASURE.pkl).
 
-They are read with `headscope.plain_pickle`: numpy arrays and containers, nothing else, nothing executed.
+They are read with `headscope.formats.plain_pickle`: numpy arrays and containers, nothing else, nothing executed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
+from headscope.formats.plain_pickle import array_of, read_pickle, rows_of
 from headscope.heads import Site
-from headscope.plain_pickle import array_of, read_pickle, rows_of
-from headscope.report.run import PLACE, Run, RunError
+from headscope.report.readers.run import PLACE, Run, RunError
 
 Array = NDArray[np.float64]
 Place = tuple[str, int]

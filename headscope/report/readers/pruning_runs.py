@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from headscope.errors import HeadscopeError
+from headscope.files.reading import read_object, read_text
+from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
-from headscope.reading import read_object, read_text
-from headscope.report.run import UNTELLING as MODELS
-from headscope.report.run import RunError, load_run
-from headscope.tables import read_csv
+from headscope.report.readers.run import UNTELLING as MODELS
+from headscope.report.readers.run import RunError, load_run
 
 SWEEP = (
     *("method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"),

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
-from headscope.formats.npz import Arrays
+from headscope.files.reading import read_json
+from headscope.files.tables import read_csv
+from headscope.formats.story_of_heads.npz import Arrays
 from headscope.heads import SITES, Layout, Site
-from headscope.reading import read_json
 from headscope.registry import unknown
-from headscope.tables import read_csv
 
 UNTELLING = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}
 PLACE = ("site", "layer", "head")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headscope.bounds import WHOLE
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import HeadId, Layout, Site, describe
-from headscope.report.run import Run, RunError
+from headscope.report.readers.run import Run, RunError
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def sentence_attention(
     """
     import torch
 
-    from headscope.batching import DEFAULT_LIMIT
-    from headscope.capture import capture
-    from headscope.encoded import Batch, side
+    from headscope.data.batching import DEFAULT_LIMIT
+    from headscope.data.encoded import Batch, side
     from headscope.formats.base import Companions, open_checkpoint
-    from headscope.gates import masked
     from headscope.heads import select_heads
+    from headscope.model.capture import capture
+    from headscope.model.gating import masked
 
     options, measured = _section(run, "options", "dicts", "hp", "bpe", "mask"), _section(run, "checkpoint", "path")
     files = {name: Path(options[name]) for name in ("dicts", "hp", "bpe") if options.get(name)}
@@ -99,7 +99,7 @@ def _one_site(heads: Sequence[HeadId], layout: Layout) -> Site:
 
 def _line(run: Run, index: int) -> tuple[str, str | None]:
     """Line `index` of the run's source and target."""
-    from headscope.data import open_corpus
+    from headscope.data.corpus import open_corpus
 
     data = _section(run, "data", "source", "target", "parse")
     parse = data.get("parse")

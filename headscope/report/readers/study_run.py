@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.report.run import COLUMNS, MissingTable, Run, read_table
+from headscope.report.readers.run import COLUMNS, MissingTable, Run, read_table
 
 Array = NDArray[np.float64]
 

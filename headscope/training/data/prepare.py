@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from headscope.data import Corpus, open_corpus
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.unknown_subwords import SideName, UnknownPieces
+from headscope.data.vocabulary import Vocabulary
 from headscope.errors import DataError
-from headscope.formats.npz import BROKEN
-from headscope.output.files import written
+from headscope.files.writing import written
+from headscope.formats.story_of_heads.npz import BROKEN
 from headscope.results import write_arrays
-from headscope.training import tokenizers
-from headscope.training.batches import Numbers, Pairs, Texts
 from headscope.training.config import TrainConfig
-from headscope.training.normalise import normaliser
-from headscope.unknown_pieces import SideName, UnknownPieces
-from headscope.vocabulary import Vocabulary
+from headscope.training.data import tokenizers
+from headscope.training.data.batches import Numbers, Pairs, Texts
+from headscope.training.data.normalise import normaliser
 
 FOLDER, RECIPE = "data", "vocabulary.json"
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import DataError
-from headscope.reading import read_bytes
+from headscope.files.reading import read_bytes
 from headscope.training.config import Normalise
-from headscope.vocabulary import Splitter, Vocabulary
 
 UNKNOWN, START, END, PAD = range(4)
 RULES = {"none": "nmt_nfkc", "lowercase": "nmt_nfkc_cf"}

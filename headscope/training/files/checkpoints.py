@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headscope.errors import CheckpointError
+from headscope.files.swap import recover, replacing
+from headscope.files.writing import written
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.search_config import SearchConfig
-from headscope.model.transformer import Transformer
-from headscope.output.files import written
-from headscope.output.swap import recover, replacing
-from headscope.training.run import Run
+from headscope.model.decoding.config import SearchConfig
+from headscope.model.native.transformer import Transformer
+from headscope.training.run_state import Run
 
 WEIGHTS, CONFIDENCE = "weights", "confs"
 NAMES = ("last", "best", "averaged")

@@ -1,8 +1,8 @@
 """Confidence of every head on the training batches of each epoch, in the MHR fork's files: DIR/confs/epoch-N.pkl.
 
 A file is {"encoder": [{"self_attn": X}, …], "decoder": [{"self_attn": X, "enc_attn": X}, …]}, X float64 [n h+1]: a
-row for each of the n micro-batches, the scores of the h heads (means over sentences, `headscope.training.head_scores`)
-and the number of sentences. As in the fork they are taken from the forward passes of training itself, with its
+row for each of the n micro-batches, the scores of the h heads (means over sentences, `swaps.head_scores`) and the
+number of sentences. As in the fork they are taken from the forward passes of training itself, with its
 dropout, from weights before their dropout and before any mixing of heads.
 
 Deviations: padding is left out, so that a row is the mean of what the fork gives for each sentence by itself (it
@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from headscope.engine.run_files import nested
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.results import write_pickle
-from headscope.runfiles import nested
-from headscope.training.checkpoints import CONFIDENCE
 from headscope.training.composed import VariantChain
-from headscope.training.head_scores import SCORES, seen_of, sides_of
+from headscope.training.files.checkpoints import CONFIDENCE
 from headscope.training.moment import Moment
+from headscope.training.swaps.head_scores import SCORES, seen_of, sides_of
 from headscope.training.variant import Gradients, Variant
 
 if TYPE_CHECKING:
-    from headscope.training.batches import Batch
-    from headscope.training.losses import Sums
-    from headscope.training.run import Run
+    from headscope.training.data.batches import Batch
+    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.run_state import Run
 
 
 class ConfidenceFiles(Variant):

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import ConfigError, DataError
-from headscope.reading import exists, read_object
+from headscope.files.reading import exists, read_object
 
 
 def earlier_options(folder: Path, variant: str) -> dict[str, Any]:
     """The options of the run in a folder, nothing where there is none; ConfigError where it is of another variant."""
-    from headscope.output.folders import to_resume
-    from headscope.training.outputs import TRAINING
+    from headscope.files.folders import to_resume
+    from headscope.training.files.outputs import TRAINING
 
     path = to_resume(folder, TRAINING) / "run.json"
     if not exists(path):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import CheckpointError, ConfigError
-from headscope.output.files import writing, written
-from headscope.reading import read_text
+from headscope.files.reading import read_text
+from headscope.files.writing import writing, written
 
 FILE = "metrics.csv"
 COLUMNS = (

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from headscope.distributed import Processes
 from headscope.errors import OutputError
+from headscope.files.folders import Workplace, to_resume, workplace
+from headscope.files.kinds import OutputKind
+from headscope.files.rule import inputs_of
 from headscope.formats.native import FILES
-from headscope.output.folders import Workplace, to_resume, workplace
-from headscope.output.kinds import OutputKind
-from headscope.output.rule import inputs_of
-from headscope.processes import Processes
-from headscope.training import checkpoints
 from headscope.training.config import TrainConfig
-from headscope.training.history import FILE as METRICS
-from headscope.training.prepare import FOLDER as DATA
-from headscope.training.state import FILE as STATE
+from headscope.training.data.prepare import FOLDER as DATA
+from headscope.training.files import checkpoints
+from headscope.training.files.history import FILE as METRICS
+from headscope.training.files.state import FILE as STATE
 
 _KEPT = tuple(
     f"{DATA}/{name}" for name in ("source.model", "target.model", "vocabulary.json", "train.npz", "valid.npz")

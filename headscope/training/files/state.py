@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from headscope.distributed import random_state, set_random_state
 from headscope.errors import CheckpointError, ConfigError
-from headscope.output.files import save_torch, written
-from headscope.processes import random_state, set_random_state
+from headscope.files.writing import save_torch, written
 from headscope.training.config import TrainConfig, flag, plain_value
 from headscope.training.moment import Moment, length
 from headscope.training.progress import Progress
-from headscope.training.run import Run
+from headscope.training.run_state import Run
 
 FILE, VERSION = "state.pt", 1
 # files may have moved: what is in them is compared

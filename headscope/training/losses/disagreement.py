@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.model.transformer import Transformer
+from headscope.model.native.transformer import Transformer
 
 
 def mean_cosine(context: Tensor, real: Tensor | None) -> Tensor:

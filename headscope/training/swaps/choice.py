@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.training.swaps import Swap
+from headscope.training.swaps.swaps import Swap
 
 Scores = Mapping[int, Tensor]
 """Scores [h] of the heads of each layer of one site."""

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.model.layers import Attention
 from headscope.model.mixing.alpha import Alpha
-from headscope.model.transformer import Transformer
-from headscope.training.swaps import Part, Swap, trade
+from headscope.model.native.layers import Attention
+from headscope.model.native.transformer import Transformer
+from headscope.training.swaps.swaps import Part, Swap, trade
 
 MODULES = {
     Site.ENCODER_SELF: ("encoder", "self_attn"),

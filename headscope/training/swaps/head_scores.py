@@ -7,7 +7,7 @@
 - "base", "advanced", "pairwise": the fork's numbers. Largest weight of a sentence; Σ over keys of the largest
   weight that any query gives it, over the number of keys less one; Σ_j of the distance between two heads' maps.
   The last query's weight on the last key is taken as 0, and padding is left out: batches of one are what the fork
-  would give (`headscope.mhr_confidence`).
+  would give (`headscope.engine.fork.confidence`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headscope import mhr_confidence
+from headscope.engine.fork import confidence as mhr_confidence
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.transformer import Transformer
-from headscope.training.batches import Batch
-from headscope.training.swap_choice import Scores
+from headscope.model.native.transformer import Transformer
+from headscope.training.data.batches import Batch
+from headscope.training.swaps.choice import Scores
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Any
 
 from headscope.bounds import WHOLE
 from headscope.errors import ConfigError
+from headscope.files.reading import read_json
+from headscope.files.serialize import read_toml
 from headscope.heads import HeadId, Layout, select_heads
-from headscope.plain import read_toml
-from headscope.reading import read_json
-from headscope.training.fork_swaps import MODULES, ForkHead, ForkSwap
-from headscope.training.swaps import Swap, check_swap
+from headscope.training.swaps.fork import MODULES, ForkHead, ForkSwap
+from headscope.training.swaps.swaps import Swap, check_swap
 
 FIELDS = tuple(f"{end}_{name}" for end in "sd" for name in ("layer", "head", "layer_module", "transformer_module"))
 SITE = {names: site for site, names in MODULES.items()}

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, describe
-from headscope.model.layers import Attention
 from headscope.model.mixing.alpha import Alpha
-from headscope.model.transformer import Transformer
+from headscope.model.native.layers import Attention
+from headscope.model.native.transformer import Transformer
 
 
 @dataclass(frozen=True)

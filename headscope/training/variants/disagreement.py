@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headscope.model.attention import AttentionCall
-    from headscope.training.batches import Batch
-    from headscope.training.losses import Sums
-    from headscope.training.run import Run
+    from headscope.training.data.batches import Batch
+    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.run_state import Run
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Disagreement(Variant):
         if run.config.compile:
             raise ConfigError("disagreement looks at contexts, which --compile hides; leave one of them out")
         if self.options.compat == "fork":
-            from headscope.training.disagreement import pad_like_the_fork
+            from headscope.training.losses.disagreement import pad_like_the_fork
 
             pad_like_the_fork(run.model, run.data.train.pads, fresh=run.config.init is None)
 
@@ -91,7 +91,7 @@ class Disagreement(Variant):
     def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:  # noqa: D102
         import torch
 
-        from headscope.training.disagreement import fork_loss, mean_cosine
+        from headscope.training.losses.disagreement import fork_loss, mean_cosine
 
         seen, self.contexts = self.contexts, []
         if self.options.compat == "fork":

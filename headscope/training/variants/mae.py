@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from headscope.model.transformer import Transformer
-    from headscope.model.transformer_config import StackConfig, TransformerConfig
-    from headscope.training.batches import Batch
-    from headscope.training.losses import Sums
-    from headscope.training.run import Run
+    from headscope.model.native.transformer import Transformer
+    from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+    from headscope.training.data.batches import Batch
+    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.run_state import Run
 
 MIXING = "experts.v1"
 GATE = ".mixing.gate."

@@ -15,11 +15,11 @@ from headscope.training.variant import Gradients, NoOptions, Variant, variant
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headscope.model.transformer import Transformer
-    from headscope.model.transformer_config import StackConfig, TransformerConfig
-    from headscope.training.batches import Batch
-    from headscope.training.losses import Sums
-    from headscope.training.run import Run
+    from headscope.model.native.transformer import Transformer
+    from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+    from headscope.training.data.batches import Batch
+    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.run_state import Run
 
 MIXING = "alpha.v1"
 GAMMA = 0.01  # the published 40 is for a loss summed over the tokens of a batch: about 4000
@@ -96,7 +96,7 @@ class Mixing(Variant):
     @property
     def ratios(self) -> dict[Site, float]:
         """Factors of the growth loss by site."""
-        from headscope.training.sites import per_site
+        from headscope.training.per_site import per_site
 
         return per_site("--ratios", self.options.ratios)
 
@@ -116,7 +116,7 @@ class Mixing(Variant):
         self.matrices = matrices_of(run.model)
 
     def before_update(self, run: Run, moment: Moment) -> None:  # noqa: D102
-        from headscope.training.growth import fork_open
+        from headscope.training.losses.growth import fork_open
 
         if self.options.compat == "fork":
             first = moment.update_in_epoch == 0
@@ -137,7 +137,7 @@ class Mixing(Variant):
         self.trained += self.open and any(self.ratios[site] for site in self.matrices)
 
     def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:  # noqa: D102
-        from headscope.training.growth import growth_loss
+        from headscope.training.losses.growth import growth_loss
 
         options, ratios = self.options, self.ratios
         if not self.open or not any(ratios[site] for site in self.matrices):
@@ -149,7 +149,7 @@ class Mixing(Variant):
 
     def remarks(self, run: Run, *, ended: bool) -> list[str]:
         """Matrices that are still what they were, because no site is trained or the window does not open."""
-        from headscope.training.growth import FORK_EPOCHS, FORK_SENTENCES
+        from headscope.training.losses.growth import FORK_EPOCHS, FORK_SENTENCES
 
         if self.trained:
             return []
@@ -175,7 +175,7 @@ class Mixing(Variant):
 
     def history(self, run: Run) -> dict[str, float]:
         """Whether the window is open; per site the mean nuclear norm over h and the mean off-diagonal share."""
-        from headscope.training.growth import nuclear_norms, off_diagonal
+        from headscope.training.losses.growth import nuclear_norms, off_diagonal
 
         found = {"window": float(self.open)}
         for site, its in self.matrices.items():

@@ -14,10 +14,10 @@ from headscope.training.options import option
 from headscope.training.variant import NoOptions, Variant, variant
 
 if TYPE_CHECKING:
-    from headscope.training.fork_swaps import ForkSwap
-    from headscope.training.run import Run
-    from headscope.training.swap_choice import Phase, Scores, Timing
-    from headscope.training.swaps import Swap
+    from headscope.training.run_state import Run
+    from headscope.training.swaps.choice import Phase, Scores, Timing
+    from headscope.training.swaps.fork import ForkSwap
+    from headscope.training.swaps.swaps import Swap
 
 WAYS = ("none", "hard", "soft", "random", "local")
 LETTERS = {"H": "hard", "S": "soft", "R": "random", "L": "local"}
@@ -77,15 +77,15 @@ class SwapOptions(NoOptions):
     @property
     def ways(self) -> dict[Site, str]:
         """How each site chooses its heads, without those that do not."""
-        from headscope.training.sites import per_site
+        from headscope.training.per_site import per_site
 
         found = {site: LETTERS.get(way, way) for site, way in per_site("--dynamic", self.dynamic).items()}
         return {site: way for site, way in found.items() if way != "none"}
 
     def timing(self, site: Site) -> Timing:
         """When a site swaps. The fork's end is 0, never, unless it is given."""
-        from headscope.training.sites import per_site
-        from headscope.training.swap_choice import Timing
+        from headscope.training.per_site import per_site
+        from headscope.training.swaps.choice import Timing
 
         start, frequency, rest = (
             per_site("", values)[site] for values in (self.dynamic_start, self.dynamic_frequency, self.dynamic_rest)
@@ -106,9 +106,9 @@ class SwapHeads(Variant):
     """Query, key and value projections of two heads change places, between epochs.
 
     A schedule's swaps happen before the first update of their epoch. Dynamic ones are decided after an epoch's
-    validation, by scores on the validation text (`headscope.training.head_scores`), and undone after a while
-    (`headscope.training.swap_choice`). `compat` "fork" follows the published program in widths, layer names,
-    mixing matrices and pairings (`headscope.training.fork_swaps`); what it loses at a restart is kept here.
+    validation, by scores on the validation text (`headscope.training.swaps.head_scores`), and undone after a while
+    (`headscope.training.swaps.choice`). `compat` "fork" follows the published program in widths, layer names,
+    mixing matrices and pairings (`headscope.training.swaps.fork`); what it loses at a restart is kept here.
 
     In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head takes the
     other's row and column. The published program exchanges whole matrices when heads 0 are swapped, by an oversight;
@@ -126,9 +126,9 @@ class SwapHeads(Variant):
         self.scheduled = 0
 
     def prepare(self, run: Run) -> None:  # noqa: D102
-        from headscope.training.fork_swaps import check_fork_width
-        from headscope.training.swap_choice import Phase
-        from headscope.training.swaps import check_separate
+        from headscope.training.swaps.choice import Phase
+        from headscope.training.swaps.fork import check_fork_width
+        from headscope.training.swaps.swaps import check_separate
 
         options = self.options
         check_separate(*(module for *_, module in run.model.attention_modules()))
@@ -148,8 +148,8 @@ class SwapHeads(Variant):
 
     def _read(self, run: Run, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
         """The schedule, checked against the model and the length of the run."""
-        from headscope.training.fork_swaps import fork_parts
-        from headscope.training.swap_schedule import read_fork_schedule, read_schedule
+        from headscope.training.swaps.fork import fork_parts
+        from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
 
         if self.options.compat == "fork" and path.suffix != ".toml":
             theirs = read_fork_schedule(path)
@@ -176,7 +176,7 @@ class SwapHeads(Variant):
             self.scheduled += len(planned)
 
     def after_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
-        from headscope.training.swap_choice import Phase, decide
+        from headscope.training.swaps.choice import Phase, decide
 
         scores: dict[Site, Scores] | None = None
         for site, course in self.courses.items():
@@ -194,8 +194,8 @@ class SwapHeads(Variant):
             self.courses[site] = Course(phase, course.exchanges + len(swaps))
 
     def _exchange(self, run: Run, swaps: Sequence[Swap | ForkSwap]) -> None:
-        from headscope.training.fork_swaps import ForkSwap, exchange_like_the_fork
-        from headscope.training.swaps import Swap, exchange
+        from headscope.training.swaps.fork import ForkSwap, exchange_like_the_fork
+        from headscope.training.swaps.swaps import Swap, exchange
 
         if self.options.compat == "fork":
             theirs = [ForkSwap.of(swap) if isinstance(swap, Swap) else swap for swap in swaps]
@@ -207,7 +207,7 @@ class SwapHeads(Variant):
 
     def _scores(self, run: Run) -> dict[Site, Scores]:
         """Scores on the validation text; the first process's, which all then use."""
-        from headscope.training.head_scores import head_scores
+        from headscope.training.swaps.head_scores import head_scores
 
         run.model.eval()
         with run.autocast():
@@ -220,8 +220,8 @@ class SwapHeads(Variant):
             )
 
     def _choose(self, run: Run, site: Site, scores: Mapping[Site, Scores]) -> list[Swap]:
-        from headscope.training.sites import per_site
-        from headscope.training.swap_choice import CHOICES, FORK_CHOICES, Choice
+        from headscope.training.per_site import per_site
+        from headscope.training.swaps.choice import CHOICES, FORK_CHOICES, Choice
 
         ways = FORK_CHOICES if self.options.compat == "fork" else CHOICES
         encoder = run.model.config.encoder
@@ -272,8 +272,8 @@ class SwapHeads(Variant):
         return {"scheduled": self.scheduled, "courses": courses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
-        from headscope.training.swap_choice import Phase
-        from headscope.training.swaps import Swap
+        from headscope.training.swaps.choice import Phase
+        from headscope.training.swaps.swaps import Swap
 
         self.scheduled = state["scheduled"]
         for name, its in state["courses"].items():

@@ -10,7 +10,7 @@ from headscope.training.options import option
 from headscope.training.variant import NoOptions, Variant, variant
 
 if TYPE_CHECKING:
-    from headscope.model.transformer_config import StackConfig, TransformerConfig
+    from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from headscope.faithfulness.orders import Scores
+from headscope.engine.faithfulness.orders import Scores
 from headscope.heads import all_heads
-from headscope.pruning.criterion import Criterion, Question, criterion
+from headscope.pruning.ranking.criterion import Criterion, Question, criterion
 
 
 @criterion

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headscope.pruning.criterion import Measured, criterion
+from headscope.pruning.ranking.criterion import Measured, criterion
 
 
 @criterion

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headscope.api.analysis import Finished, run_analysis
 from headscope.assets import captions, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
-from headscope.output.files import written
-from headscope.output.folders import Build
-from headscope.output.kinds import OutputKind
+from headscope.engine.run_files import ANALYSIS
+from headscope.evaluation.quality import Evaluation, run_evaluation
+from headscope.files.folders import Build
+from headscope.files.kinds import OutputKind
+from headscope.files.writing import written
 from headscope.progress import Progress, no_progress
-from headscope.pruning.choice import CHOICE, Choice
-from headscope.pruning.learn import LearnConfig, run_learning
-from headscope.pruning.remove import REMOVAL, RemoveConfig, Removed, run_removal
-from headscope.pruning.subset import SubsetOptions
-from headscope.quality import Evaluation, run_evaluation
-from headscope.runfiles import ANALYSIS
-from headscope.runs import Finished, run_analysis
+from headscope.pruning.learning.learn import LearnConfig, run_learning
+from headscope.pruning.learning.subset import SubsetOptions
+from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, Removed, run_removal
+from headscope.pruning.selection import CHOICE, Choice
 from headscope.version import VERSION
 
 DEMONSTRATION = OutputKind(
