@@ -29,15 +29,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "faults")]
+sys.path.insert(0, str(ROOT))
 
-import cases  # noqa: E402
 import torch  # noqa: E402
-from cases import Case  # noqa: E402
 
 from headscope import assets  # noqa: E402
 from headscope.api import demonstration  # noqa: E402
 from headscope.cli import main as command_line  # noqa: E402
+from tests.faults import cases  # noqa: E402
+from tests.faults.cases import Case  # noqa: E402
 
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}

@@ -60,7 +60,7 @@ def pair() -> hs.Model:
 @pytest.fixture
 def caption_files(tmp_path: Path) -> tuple[Path, Path]:
     """`oracles.memory.SOURCES` and `TARGETS` as files."""
-    from oracles.memory import SOURCES, TARGETS
+    from tests.oracles.memory import SOURCES, TARGETS
 
     paths = tmp_path / "text.en", tmp_path / "text.de"
     for path, lines in zip(paths, (SOURCES, TARGETS), strict=True):

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from oracles.memory import CHEAP, SOURCES, TARGETS, N, in_memory, loaded
 from pandas.testing import assert_frame_equal
 
 import headscope as hs
@@ -24,6 +23,7 @@ from headscope.evaluation.each_head import run_each_head
 from headscope.evaluation.quality import run_evaluation
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import TranslateOptions, open_checkpoint
+from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, in_memory, loaded
 
 # What is imported, and what is there.
 

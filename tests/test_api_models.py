@@ -11,8 +11,6 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from oracles import speakers
-from oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sentences
 from pandas.testing import assert_frame_equal
 from torch import Tensor
 
@@ -22,6 +20,8 @@ from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.model.interface import through_attend
 from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from tests.oracles import speakers
+from tests.oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sentences
 
 # Ranking and removal.
 

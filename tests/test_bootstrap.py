@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import bootstrap
 from torch import Tensor
 
 from headscope.bootstrap import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, added_together, apart, interval, widened
+from tests.oracles import bootstrap
 
 SHAPE = (3, 5)
 

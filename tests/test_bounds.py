@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import checkpoints, commands
 
 from headscope.bounds import MOST, MOST_HEADS, MOST_LAYERS, WHOLE, check_numbers
 from headscope.cli.failures import described, speaks
@@ -31,6 +30,7 @@ from headscope.model.native.transformer_config import StackConfig
 from headscope.pruning.sweep.table import _with_seeds
 from headscope.report.readers.run import RunError, load_run
 from headscope.training.architecture import check_memory
+from tests.oracles import checkpoints, commands
 
 ENDLESS = Path("/dev/zero")
 needs_device = pytest.mark.skipif(not ENDLESS.exists(), reason="there is no endless file here")

@@ -36,7 +36,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_every_command_runs(folder: Path) -> None:
-    """All but the demonstration as it stands, which `make demo` runs and `test_cli.py` on its first sentences."""
+    """All but the demonstration as it stands, which `make demo` runs and `cli/test_cli.py` on its first sentences."""
     commands = [line for block in blocks("sh") for line in block.splitlines() if not line.startswith(". ")]
     commands.remove("headscope demo --out demo --force")
     assert len(commands) >= 10

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from oracles import mhr, tiny
-from test_report_run import make_run
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, Options
@@ -19,6 +17,8 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.readers.run import load_run
+from tests.oracles import mhr, tiny
+from tests.report.test_run import make_run
 
 CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)]), True, False)
 

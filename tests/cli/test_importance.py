@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from oracles import speakers
 
 from headscope.api.analysis import run_analysis
 from headscope.assets import demo_checkpoint
@@ -23,6 +22,7 @@ from headscope.engine.plan import analyze, choose
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.model.gradients import frozen
+from tests.oracles import speakers
 
 
 def config(folder: Path, **options: Any) -> AnalyzeConfig:

@@ -11,8 +11,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from oracles import checkpoints, native
-from oracles.checkpoints import SOURCES, TARGETS
 
 from headscope.cli import main
 from headscope.evaluation.likelihood import Reading, likelihood
@@ -22,6 +20,8 @@ from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import gated, masked
 from headscope.model.projections import projections
+from tests.oracles import checkpoints, native
+from tests.oracles.checkpoints import SOURCES, TARGETS
 
 NAMES = "encoder-self.1.1,decoder-self.2.0,cross.0.*"
 TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj"]

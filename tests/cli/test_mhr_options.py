@@ -14,7 +14,7 @@ from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, as_markdown, counter
 from headscope.cli.options import read_config
 from headscope.errors import ConfigError
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "mhr-options.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "mhr-options.md"
 # mhr.md §6: every flag that the fork registers
 REGISTERED = re.findall(
     r"--\S+",

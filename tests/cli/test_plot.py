@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles import mhr, native
-from test_report_run import make_run
 from typer.testing import CliRunner
 
 import headscope.report.readers.sentence
@@ -21,6 +19,8 @@ from headscope.report.readers.checkpoint import checkpoint_alphas
 from headscope.report.readers.run import RunError
 from headscope.report.readers.sentence import SentenceAttention
 from headscope.results import write_pickle
+from tests.oracles import mhr, native
+from tests.report.test_run import make_run
 
 LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
 

@@ -13,8 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from oracles import tiny
-from oracles.shuffled import other_way_round
 from torch import Tensor, nn
 
 from headscope.data.batching import BatchingOptions
@@ -28,6 +26,8 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of
 from headscope.model.gating import gated
+from tests.oracles import tiny
+from tests.oracles.shuffled import other_way_round
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.architectures import (
+from torch import Tensor, nn
+
+from headscope.heads import HeadId, Site
+from headscope.model.capture import Captured, capture, capture_once
+from headscope.model.discovery import places_of
+from headscope.model.gating import gated
+from headscope.model.interface import through_attend
+from headscope.model.projections import projections
+from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,
     Architecture,
@@ -20,14 +28,6 @@ from contracts.architectures import (
     row_of,
     silence,
 )
-from torch import Tensor, nn
-
-from headscope.heads import HeadId, Site
-from headscope.model.capture import Captured, capture, capture_once
-from headscope.model.discovery import places_of
-from headscope.model.gating import gated
-from headscope.model.interface import through_attend
-from headscope.model.projections import projections
 
 LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest
 

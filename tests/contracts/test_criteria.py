@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import speakers
 
 from headscope.engine.base import Options
 from headscope.heads import all_heads
 from headscope.model.gating import masked
 from headscope.pruning.ranking.criterion import CRITERIA, Question
+from tests.oracles import speakers
 
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
 

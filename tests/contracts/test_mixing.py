@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import native
 
 from headscope.errors import ConfigError
 from headscope.heads import Site
@@ -14,6 +13,7 @@ from headscope.model.attention import repeat_groups, tapped
 from headscope.model.capture import capture
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build, resolve
 from headscope.model.native.transformer import Transformer
+from tests.oracles import native
 
 NAMES = MIXINGS.names()
 every = pytest.mark.parametrize("name", NAMES)

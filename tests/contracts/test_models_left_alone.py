@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.architectures import (
+from torch import Tensor, nn
+
+from headscope.errors import CheckpointError
+from headscope.heads import HeadId, Site
+from headscope.model.capture import capture, capture_once
+from headscope.model.discovery import places_of
+from headscope.model.gating import gated
+from headscope.model.interface import attend_interface
+from headscope.model.projections import projections
+from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,
     Architecture,
@@ -18,15 +27,6 @@ from contracts.architectures import (
     logits,
     ones,
 )
-from torch import Tensor, nn
-
-from headscope.errors import CheckpointError
-from headscope.heads import HeadId, Site
-from headscope.model.capture import capture, capture_once
-from headscope.model.discovery import places_of
-from headscope.model.gating import gated
-from headscope.model.interface import attend_interface
-from headscope.model.projections import projections
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 

@@ -11,17 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.architectures import (
-    ARCHITECTURES,
-    BY_NAME,
-    TASKS,
-    Architecture,
-    build,
-    inputs_of,
-    logits,
-    sharpened,
-    silence,
-)
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -38,6 +27,17 @@ from headscope.pruning.removal.export import choose
 from headscope.pruning.removal.kept_heads import plan
 from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.verify import apart, reference, verify
+from tests.contracts.architectures import (
+    ARCHITECTURES,
+    BY_NAME,
+    TASKS,
+    Architecture,
+    build,
+    inputs_of,
+    logits,
+    sharpened,
+    silence,
+)
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 LENGTHS, TARGETS = (7, 4, 6), (3, 5, 4)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, assert_near, build, inputs_of
-from oracles import native
 from torch import Tensor, nn
 
 from headscope.attribution.gatevector import split
@@ -18,6 +16,8 @@ from headscope.model.discovery import places_of
 from headscope.model.gating import gated
 from headscope.model.layer_index import seats_of
 from headscope.model.prefix_cache import Rerun, dependable_seats
+from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, assert_near, build, inputs_of
+from tests.oracles import native
 
 LENGTHS = {"lengths": (3, 7, 5), "targets": (5, 2, 4)}
 SHARED_LAYERS = {"albert"}  # one module is all layers: computed in full

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from contracts.architectures import (
+from transformers import AutoConfig, AutoModel
+
+from headscope.errors import CheckpointError
+from headscope.heads import HeadId, Site
+from headscope.model.capture import capture, capture_once
+from headscope.model.discovery import places_of, probe_inputs
+from headscope.model.gating import gated
+from headscope.model.projections import projections
+from tests.contracts.architectures import (
     BY_NAME,
     VOCABULARY,
     Architecture,
@@ -19,14 +27,6 @@ from contracts.architectures import (
     sharpened,
     silence,
 )
-from transformers import AutoConfig, AutoModel
-
-from headscope.errors import CheckpointError
-from headscope.heads import HeadId, Site
-from headscope.model.capture import capture, capture_once
-from headscope.model.discovery import places_of, probe_inputs
-from headscope.model.gating import gated
-from headscope.model.projections import projections
 
 BERT, GPT2, LLAMA = (BY_NAME[name].sizes for name in ("bert", "gpt2", "llama"))
 BART, T5 = BY_NAME["bart"].sizes, BY_NAME["t5"].sizes

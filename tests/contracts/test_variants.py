@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import lessons
-from oracles.swaps import differing
 from torch import Tensor
 
 from headscope.formats.base import open_checkpoint
@@ -21,6 +19,8 @@ from headscope.training.config import TrainConfig
 from headscope.training.train_loop import Reason
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, Variant
+from tests.oracles import lessons
+from tests.oracles.swaps import differing
 
 NEEDED: dict[str, dict[str, Any]] = {
     "swap": {"dynamic": ("soft", "soft", "soft")},

@@ -1,4 +1,4 @@
-"""Pieces of tokenizers without offsets, searched in the text; `test_alignment.py` takes real tokenizers."""
+"""Pieces of tokenizers without offsets, searched in the text; `data/test_alignment.py` takes real tokenizers."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from oracles import speakers
 
 from headscope.api.analysis import run_analysis
 from headscope.assets import demo_checkpoint
@@ -25,6 +24,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.likelihood import Reading
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import masked
+from tests.oracles import speakers
 
 HEADS = [HeadId(Site.DECODER_SELF, layer, head) for layer in range(2) for head in range(3)][:5]
 TRUE = dict(zip(HEADS, (5.0, 1.0, 4.0, 2.0, 3.0), strict=True))

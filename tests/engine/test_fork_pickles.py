@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import mhr
 
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
@@ -26,6 +25,7 @@ from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.readers.fork import alphas_run, confidence_run, similarity_run
 from headscope.report.readers.run import load_run
 from headscope.results import write_pickle
+from tests.oracles import mhr
 
 FILES = {
     "confs_eval/checkpoint_best-base": "checkpoint_best-base",

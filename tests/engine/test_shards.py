@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from oracles import tiny
 
 from headscope.bootstrap import GroupSums, Ratio
 from headscope.data.batching import BatchingOptions
@@ -20,6 +19,7 @@ from headscope.distributed import Processes
 from headscope.engine.base import Options
 from headscope.engine.plan import analyze, choose
 from headscope.engine.study import Study
+from tests.oracles import tiny
 
 REPLICATES = 20
 WORDS = ("old", "small", "lazy", "brown", "quick", "young", "tired")

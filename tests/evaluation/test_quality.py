@@ -13,8 +13,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from oracles import checkpoints, tiny
-from oracles.checkpoints import SOURCES, TARGETS
 
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
@@ -28,6 +26,8 @@ from headscope.formats.base import IGNORED
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads, select_heads
 from headscope.model.gating import masked
+from tests.oracles import checkpoints, tiny
+from tests.oracles.checkpoints import SOURCES, TARGETS
 
 HYPOTHESES = ["The cat sat on a mat.", "A dog runs, quickly!", "nothing"]
 REFERENCES = ["The cat sat on the mat.", "The dog ran quickly!", "Nothing at all"]

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import checkpoints
-from oracles.checkpoints import SOURCES
 
 from headscope.cli import main
 from headscope.cli import translate as command
@@ -23,6 +21,8 @@ from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.formats import base
 from headscope.formats.base import TranslateOptions
 from headscope.formats.native import NATIVE
+from tests.oracles import checkpoints
+from tests.oracles.checkpoints import SOURCES
 
 TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj", "ah"]
 Ran = tuple[int, str, str]

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oracles import checkpoints, fairseq
-
 from headscope.formats.native import NATIVE
+from tests.oracles import checkpoints, fairseq
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import cases
 import pytest
-from faults import Moments
 
 from headscope.cli import main
+from tests.faults import cases
+from tests.faults.faults import Moments
 
 Ran = tuple[int, str]
 Command = Callable[[list[str]], Ran]

@@ -10,15 +10,15 @@ import signal
 import sys
 from pathlib import Path
 
-import cases
 import pytest
-from cases import CASES, Case
-from conftest import Command, Prepared
-from faults import full_disk, signalled, small_files
 
 from headscope.cli import main
 from headscope.data.encoded import Batch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from tests.faults import cases
+from tests.faults.cases import CASES, Case
+from tests.faults.conftest import Command, Prepared
+from tests.faults.faults import full_disk, signalled, small_files
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from oracles import fairseq, native
-from test_fairseq import MADE, PRE, PREVIOUS, SOURCE, TIED, computed
 
 from headscope.cli.main import run
 from headscope.errors import CheckpointError, ConfigError, OutputError
@@ -19,6 +17,8 @@ from headscope.formats import convert as module
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.convert import Converted, convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from tests.formats.test_fairseq import MADE, PRE, PREVIOUS, SOURCE, TIED, computed
+from tests.oracles import fairseq, native
 
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True, "max_target_positions": 31}
 ALL = {"share_all_embeddings": True}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import fairseq
 
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import Companions, open_checkpoint
@@ -20,6 +19,7 @@ from headscope.formats.fairseq.config import ARCHITECTURES
 from headscope.formats.untrusted import read_tensors, read_torch
 from headscope.heads import Site
 from headscope.model.native.folding import fold
+from tests.oracles import fairseq
 
 PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 TIED = {"share_decoder_input_output_embed": True}

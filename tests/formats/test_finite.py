@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import checkpoints, fairseq
-from oracles.checkpoints import SOURCES, TARGETS
-from test_story_of_heads import HP, story, written
 
 from headscope.attribution.objectives.base import OBJECTIVES, Outcome
 from headscope.bootstrap import Ratio
@@ -29,6 +26,9 @@ from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.overflow import is_finite
 from headscope.pruning.removal.verify import apart
+from tests.formats.test_story_of_heads import HP, story, written
+from tests.oracles import checkpoints, fairseq
+from tests.oracles.checkpoints import SOURCES, TARGETS
 
 NAN, INF = float("nan"), float("inf")
 Ran = tuple[int, str]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
@@ -23,6 +22,7 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
 from headscope.model.capture import capture_once
 from headscope.model.discovery import base_of
+from tests.contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "a", "dog", "ran"]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
@@ -181,7 +181,7 @@ def test_the_type_is_the_one_asked_for_and_single_precision_on_a_cpu(
 
 
 def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> None:
-    from contracts.test_unusual_models import two_berts
+    from tests.contracts.test_unusual_models import two_berts
 
     two_berts().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from contracts.architectures import BY_NAME, build
-from oracles.mutations import mutated
 
 from headscope.errors import HeadscopeError
 from headscope.formats.base import open_checkpoint
+from tests.contracts.architectures import BY_NAME, build
+from tests.oracles.mutations import mutated
 
 FILES = {"model.safetensors": 250, "config.json": 200, "pytorch_model.bin": 100}
 

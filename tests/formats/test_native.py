@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import native
 from safetensors.torch import load_file, save_file
 
 from headscope.data.encoded import Batch, side
@@ -23,6 +22,7 @@ from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.heads import Site
 from headscope.model.decoding.config import SearchConfig
+from tests.oracles import native
 
 CODES = b"#version: 0.2\na b\nab c</w>\nd e\nde f\n"
 SOURCE = (

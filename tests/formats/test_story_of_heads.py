@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import story
 
 from headscope.analyses.gates import gate_numbers
 from headscope.data.corpus import Corpus, Sentence
@@ -29,6 +28,7 @@ from headscope.formats.story_of_heads.checkpoint import STORY, StoryCheckpoint
 from headscope.heads import Site
 from headscope.model.capture import capture
 from headscope.model.mixing.gates import HardConcrete
+from tests.oracles import story
 
 TOLD: dict[str, Any] = {"res_steps": "nlda", "rescale_emb": False}  # what arrays do not tell, beside the heads
 HP: dict[str, Any] = TOLD | {"num_layers": 2, "num_heads": 2, "hid_size": 10, "normalize_out": True}

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import fairseq
 
 from headscope.cli.main import run
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.safe_pickle import Inert, StoredTensor
 from headscope.formats.untrusted import LEGACY, is_torch_file, read_tensors, read_torch
+from tests.oracles import fairseq
 
 MARKER = "headscope-was-here"
 PUSH = b"\x8c"  # SHORT_BINUNICODE
@@ -320,9 +320,9 @@ def test_mutations_give_equal_results_or_one_line(tmp_path: Path, is_legacy: boo
     work = tmp_path / "work"
     for folder in (path.parent, work):
         fairseq.dictionaries(folder)
-    script = Path(__file__).parent / "oracles" / "mutations.py"
+    script = Path(__file__).parents[1] / "oracles" / "mutations.py"
     arguments = [sys.executable, str(script), str(path), str(work), str(count)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import beam as slow
-from oracles import native
 from torch import Tensor
 
 from headscope.errors import ConfigError
@@ -19,6 +17,8 @@ from headscope.model.decoding.config import SearchConfig
 from headscope.model.decoding.search import search
 from headscope.model.gating import gated
 from headscope.model.native.transformer import Transformer
+from tests.oracles import beam as slow
+from tests.oracles import native
 
 START = END = 2
 PAD, UNKNOWN = 1, 3

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import native
 
 from headscope.errors import ConfigError, DataError
 from headscope.heads import HeadId, Site
@@ -18,6 +17,7 @@ from headscope.model.native.layers import Attention, Layer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.projections import projections
+from tests.oracles import native
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "post": {},

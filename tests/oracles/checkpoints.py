@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import transformers
-from oracles import native, tiny
 
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from tests.oracles import native, tiny
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 SOURCES = ["k a b f o", "a", "c c d g h l m n e", "b q r", "o p a s e", "unseen d"]

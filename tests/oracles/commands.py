@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from oracles import checkpoints, lessons
 
 from headscope.cli import main
 from headscope.formats.native import NATIVE
+from tests.oracles import checkpoints, lessons
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from oracles.seen import Place, Seen, Term
+
+from tests.oracles.seen import Place, Seen, Term
 
 
 def voita(seen: Seen, place: Place, head: int, keep: bool) -> Term:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oracles.seen import Place, Seen, Term
+from tests.oracles.seen import Place, Seen, Term
 
 
 def distance(seen: Seen, place: Place, head: int, keep: bool) -> Term:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log
 
-from oracles.seen import Place, Seen, Term
+from tests.oracles.seen import Place, Seen, Term
 
 
 def _row(row: list[float]) -> float:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from oracles import mhr
 from torch import Tensor
 
 from headscope.formats.base import IGNORED
@@ -14,6 +13,7 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.native.transformer import Transformer
 from headscope.training.data.batches import collate
+from tests.oracles import mhr
 
 KEYS = {
     Site.ENCODER_SELF: "encoder.{}.self_attn",

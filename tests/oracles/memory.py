@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from oracles import speakers
-
 import headscope as hs
+from tests.oracles import speakers
 
 N = 13
 SOURCES, TARGETS = (

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from oracles import native
 
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.vocabulary import Splitter, Vocabulary
@@ -16,6 +15,7 @@ from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.training.data.batches import Pairs, Texts
 from headscope.training.data.prepare import pairs_of
+from tests.oracles import native
 
 
 def theirs(shared: Path) -> tuple[TransformerCheckpoint, Corpus]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from oracles.seen import Place, Seen
+from tests.oracles.seen import Place, Seen
 
 
 def histogram(seen: Seen, place: Place, head: int, keep: bool) -> Counter[int]:

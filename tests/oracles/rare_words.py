@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oracles.seen import Place, Seen, Term
-
 from headscope.heads import Site
+from tests.oracles.seen import Place, Seen, Term
 
 FREQUENT = 500
 

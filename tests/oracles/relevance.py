@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from oracles.native import _embedded
 from torch import Tensor
 
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig
+from tests.oracles.native import _embedded
 
 
 @dataclass(eq=False, repr=False)

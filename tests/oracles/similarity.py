@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from math import log, sqrt
 
 import numpy as np
-from oracles.seen import Place, Seen, Term
+
+from tests.oracles.seen import Place, Seen, Term
 
 
 def _contexts(seen: Seen, place: Place, head: int, keep: bool) -> list[np.ndarray]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from oracles.seen import Place, Seen, Term
-
 from headscope.heads import Site
+from tests.oracles.seen import Place, Seen, Term
 
 
 def _later(seen: Seen, place: Place, head: int, keep: bool) -> list:

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from oracles import native, tiny
-from oracles.tiny import END, MASK, PAD, PIECES, START
 from torch import Tensor
 
 from headscope.data.corpus import Corpus, Sentence
@@ -22,6 +20,8 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import through_attend
+from tests.oracles import native, tiny
+from tests.oracles.tiny import END, MASK, PAD, PIECES, START
 
 V = len(PIECES)
 _IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from oracles.seen import Place, Seen, first_peak
+from tests.oracles.seen import Place, Seen, first_peak
 
 Span = tuple[int, int]
 

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from oracles import syntactic
-from oracles.seen import Call, Place, Seen
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from headscope.data.corpus import Corpus, Sentence
@@ -24,6 +22,8 @@ from headscope.data.parses import Parse, Relation, Token
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.model.capture import capture
+from tests.oracles import syntactic
+from tests.oracles.seen import Call, Place, Seen
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNKNOWN, START, END, MASK = range(5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from oracles.seen import Place, Seen, Term
+from tests.oracles.seen import Place, Seen, Term
 
 Pattern = Callable[[Sequence[int], int, int], bool]
 

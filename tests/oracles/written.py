@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from oracles.speakers import Asked
 from torch import Tensor
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.capture import capture
+from tests.oracles.speakers import Asked
 
 Place = tuple[Site, int]
 NAMES = {

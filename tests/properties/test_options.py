@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles import commands
-from oracles.commands import Command, Option, Stage
+
+from tests.oracles import commands
+from tests.oracles.commands import Command, Option, Stage
 
 COMMANDS = commands.commands()
 BASELINE = next(each for each in COMMANDS if each.words == ("train", "baseline"))

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from oracles import checkpoints, commands
-from oracles.commands import Stage
-from oracles.damage import damages
 
 from headscope.cli.options import read_config
 from headscope.data.corpus import open_corpus
@@ -40,6 +37,9 @@ from headscope.report.readers.pruning_runs import load_pruned
 from headscope.report.readers.run import load_run
 from headscope.results import write_pickle
 from headscope.training.swaps.schedule import read_schedule
+from tests.oracles import checkpoints, commands
+from tests.oracles.commands import Stage
+from tests.oracles.damage import damages
 
 EXAMPLES = 30
 Read = Callable[[Path], object]

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from oracles import checkpoints, hard_concrete, speakers
 from typer.testing import CliRunner
 
 from headscope.cli.main import app
@@ -28,6 +27,7 @@ from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import examples
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from tests.oracles import checkpoints, hard_concrete, speakers
 
 TEMPERATURES = {"t033": 0.33, "t050": 0.5, "t066": 0.66}
 KINDS = ("bert", "gpt2", "llama", "t5", "marian", "native-pre", "native-post")

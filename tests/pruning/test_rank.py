@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles import checkpoints, speakers
 from typer.testing import CliRunner
 
 from headscope.cli.main import app
@@ -20,6 +19,7 @@ from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.learning.gate_layout import Gating, gating
 from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
 from headscope.pruning.ranking.ranking import rank
+from tests.oracles import checkpoints, speakers
 
 SCORES = dict(enumerate(np.random.default_rng(1).permutation(60).tolist()))
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.architectures import BY_NAME, build, inputs_of, logits
-from oracles import checkpoints, fairseq, native, tiny
 from safetensors.torch import load_file
 
 from headscope.cli import main
@@ -26,6 +24,8 @@ from headscope.model.gating import masked
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.kept_heads import keeping, plan
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
+from tests.oracles import checkpoints, fairseq, native, tiny
 
 MANY = "encoder-self.0.*,decoder-self.0.1,decoder-self.2.0,cross.0.2,cross.2.0"
 

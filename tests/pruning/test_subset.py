@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from oracles import checkpoints, speakers, subset
 from typer.testing import CliRunner
 
 from headscope.cli.main import app
@@ -23,6 +22,7 @@ from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import Subset, SubsetOptions
 from headscope.pruning.learning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
 from headscope.pruning.learning.training_examples import examples
+from tests.oracles import checkpoints, speakers, subset
 
 
 @pytest.mark.parametrize("temperature", [1000.0, 1.0, 0.1, 1e-8])

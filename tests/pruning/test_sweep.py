@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from oracles import checkpoints, tiny
 from sacrebleu.metrics.bleu import BLEU
 
 from headscope.bootstrap import Bootstrap
@@ -35,6 +34,7 @@ from headscope.pruning.sweep.scratch import shape_without
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.pruning.sweep.table import labels_of, unharmed
 from headscope.pruning.sweep.work import Launch
+from tests.oracles import checkpoints, tiny
 
 MINUTES = ["minutes"]
 

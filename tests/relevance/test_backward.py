@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import native as models
-from oracles import relevance as oracle
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
@@ -21,6 +19,8 @@ from headscope.relevance.gradient.recording import Recorded, recording
 from headscope.relevance.gradient.rules import Rules
 from headscope.relevance.readout import Relevance, over_heads
 from headscope.relevance.rulesets import RULE_SETS
+from tests.oracles import native as models
+from tests.oracles import relevance as oracle
 
 NAMES = ("gradient", "cp", "attnlrp", "epsilon")
 SITES = {"encoder": Site.ENCODER_SELF, "decoder": Site.DECODER_SELF, "cross": Site.CROSS}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from oracles import native as models
 
 from headscope.model.mixing.experts import experts_of
 from headscope.relevance.backward import Backward
 from headscope.relevance.gradient.recording import recording
 from headscope.relevance.rulesets import RULE_SETS
+from tests.oracles import native as models
 
 
 def test_factors_of_experts_are_constants() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
-from oracles import tiny
 from torch import Tensor, nn
 
 from headscope.data.batching import BatchingOptions, Losses, batches
@@ -22,6 +20,8 @@ from headscope.model import attention
 from headscope.relevance.backward import Backward, explain_backward
 from headscope.relevance.gradient.recording import recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
+from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
+from tests.oracles import tiny
 
 NAMES = ("gradient", "cp", "attnlrp", "epsilon")
 EXPLAINED = [each for each in ARCHITECTURES if each.name != "gpt_oss"]  # its router has no rule

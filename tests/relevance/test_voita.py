@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from oracles import voita as slow
 from torch import Tensor
 
 from headscope.data.encoded import IGNORED, Batch, side
@@ -30,6 +29,7 @@ from headscope.relevance.voita.trace_functions import Norm
 from headscope.relevance.voita.trace_walk import Units
 from headscope.relevance.voita.voita import Explained, explain, explain_voita
 from headscope.relevance.voita.voita_rules import ProgramRules, VoitaSettings
+from tests.oracles import voita as slow
 
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
 DOUBLE = torch.float64

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import checkpoints, native, tiny
 from torch import Tensor
 
 from headscope.data.encoded import Batch, Encoded, padded, side
@@ -19,6 +18,7 @@ from headscope.relevance.rulesets import RULE_SETS, Target
 from headscope.relevance.voita import batches as voita_batches
 from headscope.relevance.voita.batches import LIKE, like_lengths
 from headscope.relevance.voita.voita import explain_voita
+from tests.oracles import checkpoints, native, tiny
 
 SOURCES, TARGETS = (5, 17, 3, 11, 2, 13), (7, 11, 3, 19, 2, 5)
 

@@ -11,7 +11,6 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from test_report_run import SIGNATURE, make_run
 
 from headscope.errors import ConfigError
 from headscope.report.figures.attention import attention_figure
@@ -26,6 +25,7 @@ from headscope.report.layout.grid import grids_of
 from headscope.report.layout.save import STYLE, write_figure
 from headscope.report.readers.run import MissingTable, Run, RunError, load_run
 from headscope.report.standard import draw_standard
+from tests.report.test_run import SIGNATURE, make_run
 
 LAYOUTS = {
     "small": {"encoder-self": [12] * 6},

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_report_run import SIGNATURE, make_run
 
 from headscope.errors import ConfigError, OutputError
 from headscope.report.figures.functionmap import functions_figure
@@ -13,6 +12,7 @@ from headscope.report.layout.grid import cell_lines, centred_limits, shared_limi
 from headscope.report.layout.page import cut, even_width, flow, text_width, wrap
 from headscope.report.layout.save import target_paths, write_figure
 from headscope.report.readers.run import Run, load_run
+from tests.report.test_run import SIGNATURE, make_run
 
 
 @pytest.fixture(scope="module")

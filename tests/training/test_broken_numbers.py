@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import lessons, speakers
-from oracles.swaps import differing
 
 from headscope.errors import TrainingError
 from headscope.pruning.learning.finetuning import Recipe, Tuner
@@ -20,6 +18,8 @@ from headscope.training.files import checkpoints
 from headscope.training.run_state import LEAST_SCALE, Run
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS, Variant
+from tests.oracles import lessons, speakers
+from tests.oracles.swaps import differing
 
 GATE = ".mixing.gate."
 

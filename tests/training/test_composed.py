@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import lessons, mhr
-from oracles.swaps import differing, state
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
@@ -21,6 +19,8 @@ from headscope.training.swaps.swaps import Swap, exchange
 from headscope.training.variant import VARIANTS, NoOptions, Variant
 from headscope.training.variants.disagreement import Disagreement
 from headscope.training.variants.mixing import Mixing, matrices_of
+from tests.oracles import lessons, mhr
+from tests.oracles.swaps import differing, state
 
 ALL = "mixing+swap+disagreement"
 FORK: dict[str, Any] = {"compat": "fork", "gamma": 40.0, "start_after": 0.0, "weight": 0.1}

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from oracles import lessons
-from oracles.confidence_rows import sentence_score
 from typer.testing import CliRunner
 
 from headscope.cli.main import app
@@ -28,6 +26,8 @@ from headscope.training.composed import find_variant
 from headscope.training.data.batches import collate, epoch_plan
 from headscope.training.moment import Moment
 from headscope.training.trainer import train
+from tests.oracles import lessons
+from tests.oracles.confidence_rows import sentence_score
 
 METHODS = ("base", "advanced", "pairwise")
 MODULES = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}

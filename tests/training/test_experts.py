@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import experts as oracle
-from oracles import lessons, native
 
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.model.mixing.base import Queries, build
@@ -19,6 +17,8 @@ from headscope.model.native.transformer import Transformer
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
 from headscope.training.variants.mae import MaeOptions
+from tests.oracles import experts as oracle
+from tests.oracles import lessons, native
 
 
 def experts(heads: int = 5, **options: Any) -> Experts:

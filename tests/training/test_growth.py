@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import growth as oracle
-from oracles import lessons, native
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
@@ -20,6 +18,8 @@ from headscope.training.losses.growth import fork_open, growth_loss, nuclear_nor
 from headscope.training.trainer import make_run
 from headscope.training.variants.disagreement import Disagreement, DisagreementOptions
 from headscope.training.variants.mixing import MixingOptions, matrices_of
+from tests.oracles import growth as oracle
+from tests.oracles import lessons, native
 
 
 def matrices(*sizes: int) -> list[torch.Tensor]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles import lessons
 from torch import nn
 
 from headscope.formats.base import open_checkpoint
@@ -15,6 +14,7 @@ from headscope.training.config import PRESETS
 from headscope.training.initial import INITIAL
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
+from tests.oracles import lessons
 
 
 def bounds(name: str, weight: torch.Tensor, initial: str) -> float:

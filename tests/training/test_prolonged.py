@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles import lessons
-from oracles.swaps import differing
 
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.training.moment import length
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
+from tests.oracles import lessons
+from tests.oracles.swaps import differing
 
 SHORT: dict[str, Any] = {"precision": "float32", "log_every": 1}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles import lessons
 
 from headscope.training.composed import find_variant
 from headscope.training.train_loop import Silent
 from headscope.training.trainer import Outcome, train
+from tests.oracles import lessons
 
 LATE = '[[swap]]\nepoch = 1\nfirst = "cross.0.0"\nsecond = "cross.1.0"\n' + (
     '[[swap]]\nepoch = 7\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'

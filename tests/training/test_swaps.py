@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import growth, mhr, native
-from oracles.swaps import differing, head_rows, state
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
@@ -21,6 +19,8 @@ from headscope.training.swaps.fork import ForkHead, ForkSwap, exchange_like_the_
 from headscope.training.swaps.head_scores import head_scores
 from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
 from headscope.training.swaps.swaps import Swap, exchange
+from tests.oracles import growth, mhr, native
+from tests.oracles.swaps import differing, head_rows, state
 
 NAMES = {
     Site.ENCODER_SELF: "encoder.layers.{}.self_attention",

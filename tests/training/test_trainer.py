@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.smoothing import smoothed
 from torch import Tensor, nn
 
 from headscope.data.vocabulary import Splitter, Vocabulary
@@ -40,8 +39,9 @@ from headscope.training.train_loop import Silent
 from headscope.training.trainer import Outcome, make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.baseline import Baseline
+from tests.oracles.smoothing import smoothed
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def small(folder: Path, **more: Any) -> TrainConfig:

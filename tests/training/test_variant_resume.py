@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import lessons
-from oracles.swaps import differing
 
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
@@ -19,6 +17,8 @@ from headscope.training.swaps.head_scores import SCORES, head_scores
 from headscope.training.swaps.swaps import Swap, exchange
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS
+from tests.oracles import lessons
+from tests.oracles.swaps import differing
 
 SWAPS = '[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
 SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1000}
