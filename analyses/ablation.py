@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from headscope.attribution.explained import explained
+from headscope.attribution.explained import explained_batch
 from headscope.attribution.measures import ablation
 from headscope.attribution.replacements import replacement
 from headscope.bootstrap import Ratio
@@ -14,8 +14,8 @@ from headscope.data.encoded import Batch
 from headscope.engine.base import Analysis, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.layer_index import Seats
-from headscope.model.prefix_cache import dependable_seats
+from headscope.model.layer_index import LayerIndex
+from headscope.model.prefix_cache import resumable_layers
 
 
 @analysis
@@ -35,17 +35,17 @@ class Ablation(Analysis):
     default = False
     needs = frozenset({"objective"})
     summary = "how much worse the objective gets without the head"
-    seats: Seats | None = None
+    seats: LayerIndex | None = None
 
     def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
         replacement(self.options.ablate_with)
-        self.seats = dependable_seats(checkpoint.model)
+        self.seats = resumable_layers(checkpoint.model)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
         how = self.options.ablate_with
         with (
             torch.inference_mode(),
-            explained(checkpoint, self.objective, batch, seats=self.seats, ablate_with=how) as its,
+            explained_batch(checkpoint, self.objective, batch, seats=self.seats, ablate_with=how) as its,
         ):
             return its.ratios("ablation", ablation(its.f, its.gates))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
-from headscope.engine.base import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.alpha import Alpha
@@ -66,12 +66,12 @@ class Alphas(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
         self.found = alphas_of(checkpoint)
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         own = {place: _exact(alpha.diagonal()) for place, alpha in self.found.items()}
         sizes = {place: alpha.abs() for place, alpha in self.found.items()}
         others = {p: _exact(1 - size.diagonal() / size.sum(dim=1)) for p, size in sizes.items()}
         numbers = {place: Matrix.of(alpha) for place, alpha in self.found.items()}
-        return Findings(
+        return AnalysisReport(
             columns=[Column("alpha_own", own), Column("alpha_others", others)],
             tables={
                 "alphas": _entries(self.found),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Analysis, Heads, Options, analysis
+from headscope.engine.base import Analysis, HeadBatch, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import repeat_groups
@@ -48,7 +48,7 @@ class Contribution(Analysis):
             precise = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
             self.grams[place] = precise @ precise.transpose(1, 2)  # [h k k]
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         gram = self.grams[heads.site, heads.layer]
         values = repeat_groups(heads.value.to(gram.dtype), len(gram))  # [b h s k]
         each = torch.einsum("bhts,bhs->bht", heads.weights, norms(values, gram))

@@ -12,7 +12,7 @@ from headscope.analyses.contribution import output_slices
 from headscope.attribution.readout import Readout, find_readout
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import IGNORED
-from headscope.engine.base import Analysis, Heads, Options, analysis
+from headscope.engine.base import Analysis, HeadBatch, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -81,7 +81,7 @@ class DirectLogit(Analysis):
             handle.remove()
             self.last = self.made = None
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         labels = heads.batch.labels
         assert labels is not None, "the batch was read without labels"
         counted = labels != IGNORED  # [b t]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Analysis, Heads, analysis
+from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.heads import Site
 
 
@@ -23,7 +23,7 @@ class Distance(Analysis):
     summary = "mean distance to the key with the largest weight"
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         here = torch.arange(heads.focus.shape[-1], device=heads.focus.device)  # [t]
         away = (heads.focus - here).abs().to(heads.weights.dtype)  # [b h t]
         return {"distance": heads.over_queries(away)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
-from headscope.engine.base import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
 from headscope.engine.gram_matrix import gram
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -51,7 +51,7 @@ class Distinctness(Analysis):
         self.found = checkpoint.projections
         self.heads = dict(checkpoint.layout)
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         tables, missing = [], []
         for place, found in self.found.items():
@@ -73,7 +73,7 @@ class Distinctness(Analysis):
         shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
         joined = {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
         found_tables = {"distinctness": pd.DataFrame(joined)} if tables else {}
-        return Findings(columns=shown, tables=found_tables, remarks=remarks)
+        return AnalysisReport(columns=shown, tables=found_tables, remarks=remarks)
 
 
 def per_head(slices: Slices, heads: int) -> Tensor:

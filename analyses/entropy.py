@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Analysis, Findings, Heads, Tally, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
 
 EVEN = 1e-6  # share of the largest entropy that heads which weigh all keys alike may lack: rounding
 
@@ -26,7 +26,7 @@ class Entropy(Analysis):
     order = 20
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         logs = heads.weights.clamp(min=torch.finfo(heads.weights.dtype).tiny).log_()  # 0 ln 0 is 0
         entropy = -torch.einsum("bhts,bhts->bht", heads.weights, logs)
         seen = heads.shared("seen", lambda: heads.visible.sum(dim=-1))  # [b t]
@@ -36,7 +36,7 @@ class Entropy(Analysis):
             "entropy_share": heads.over_queries(share, only=seen > 1),
         }
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         findings = super().report(tally)
         shares = findings.columns[1].estimates
         even = [

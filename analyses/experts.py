@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
-from headscope.engine.base import Analysis, Column, Findings, Heads, Options, Tally, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, Options, analysis
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -78,7 +78,7 @@ class ExpertUse(Analysis):
     def _found(self, place: Place, _: nn.Module, __: Any, log_gates: Tensor) -> None:
         self.gates[place] = log_gates.detach()
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         place = (heads.site, heads.layer)
         if place not in self.mixtures:
             return {}
@@ -98,7 +98,7 @@ class ExpertUse(Analysis):
         ratios = {name: Ratio(torch.einsum("bpc,bp->bc", each, weight), count) for name, each in values.items()}
         return ratios | {"tokens": self._tokens(heads, best, its.experts)}
 
-    def _tokens(self, heads: Heads, best: Tensor, experts: int) -> Ratio:
+    def _tokens(self, heads: HeadBatch, best: Tensor, experts: int) -> Ratio:
         """How often each token stands where each expert alone is the most responsible, by `best` [b p e]: [1 e V]."""
         counted = heads.queries & (best.sum(dim=-1) == 1)  # [b t]
         chosen = best.argmax(dim=-1).expand(counted.shape)[counted]
@@ -106,8 +106,8 @@ class ExpertUse(Analysis):
         counts = torch.bincount(cells, minlength=experts * self.vocabulary).view(1, experts, -1).double()
         return Ratio(counts, counts.new_ones(1), whole=True)
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
-        findings = Findings(columns=[Column("expert_factor", {})])
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+        findings = AnalysisReport(columns=[Column("expert_factor", {})])
         experts, gates, tokens = [], [], []
         factors: dict[Place, Estimate] = {}
         for place in tally.places("entropy"):
@@ -195,9 +195,9 @@ class OneExpert(Analysis):
             found[f"{mode}_drop"] = found[mode] - soft
         return {(name, *self.place): Ratio(each[:, None], count[:, None]) for name, each in found.items()}
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         if self.place is None:
-            return Findings()
+            return AnalysisReport()
         soft = float(tally.ratio("soft", *self.place).value[0])
         rows = [
             {
@@ -208,7 +208,7 @@ class OneExpert(Analysis):
             }
             for mode in MODES
         ]
-        return Findings(tables={"one_expert": pd.DataFrame(rows)})
+        return AnalysisReport(tables={"one_expert": pd.DataFrame(rows)})
 
 
 def _members(its: Experts) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
-from headscope.engine.base import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.gates import HardConcrete, HeadGates, open_probability
@@ -42,8 +42,8 @@ class Gates(Analysis):
                 array = values.double().cpu().numpy()
                 self.found.setdefault(name, {})[site, layer] = Estimate(array, array, array)
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
-        return Findings(columns=[Column(name, estimates) for name, estimates in self.found.items()])
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+        return AnalysisReport(columns=[Column(name, estimates) for name, estimates in self.found.items()])
 
 
 def gate_numbers(gates: HeadGates) -> dict[str, Tensor]:

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio
-from headscope.engine.base import Analysis, Column, Findings, Granularity, Heads, Tally, analysis, head_ids
+from headscope.engine.base import (
+    Aggregates,
+    Analysis,
+    AnalysisReport,
+    Column,
+    Granularity,
+    HeadBatch,
+    analysis,
+    head_ids,
+)
 from headscope.heads import Site
 
 
@@ -35,33 +44,33 @@ class Gradient(Analysis):
     needs = frozenset({"gradient"})
     summary = "sensitivity of the objective to a head's gate (Michel et al. 2019)"
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         gates, counts, whole = gate_gradients(heads, self.options.granularity)
         return {
             "gradient": Ratio(gates.abs().sum(dim=-1), counts, whole=whole),
             "gradient_signed": Ratio(position_gates(heads).sum(dim=-1), heads.counts[:, None]),
         }
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         scaled: dict[tuple[Site, int], Estimate] = {}
         rows = []
         for place in tally.places("gradient"):
             scaled[place] = tally.bootstrap.function(normalised, tally.kept("gradient", place))
             raw, signed = tally.ratio("gradient", *place), tally.ratio("gradient_signed", *place)
             rows += _rows(place, raw, signed, scaled[place])
-        return Findings(columns=[Column("gradient", scaled)], tables={"gradient": pd.DataFrame(rows)})
+        return AnalysisReport(columns=[Column("gradient", scaled)], tables={"gradient": pd.DataFrame(rows)})
 
     def signature(self) -> dict[str, str]:  # noqa: D102
         return {"grain": self.options.granularity}
 
 
-def position_gates(heads: Heads) -> Tensor:
+def position_gates(heads: HeadBatch) -> Tensor:
     """∂L/∂ξ of every position [b h t]: context · gradient, zero for padding."""
     real = heads.query_side.real[:, None].to(heads.context.dtype)
     return torch.einsum("bhtk,bhtk->bht", heads.context, heads.gradient) * real
 
 
-def gate_gradients(heads: Heads, granularity: Granularity) -> tuple[Tensor, Tensor, bool]:
+def gate_gradients(heads: HeadBatch, granularity: Granularity) -> tuple[Tensor, Tensor, bool]:
     """∂L/∂ξ of every unit [u h n], what it counts for, and whether u is the whole batch instead of a sentence.
 
     n are a sentence's positions for "token" (counts [b 1]: real positions), one number elsewhere (counts:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headscope.attribution.explained import explained
+from headscope.attribution.explained import explained_batch
 from headscope.attribution.measures import integrated_gradients
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch
-from headscope.engine.base import Analysis, Findings, Options, Tally, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -38,7 +38,7 @@ class IntegratedGradients(Analysis):
         self.whole = self.gap = 0.0
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
-        with explained(checkpoint, self.objective, batch, seats=None, of="value") as its:
+        with explained_batch(checkpoint, self.objective, batch, seats=None, of="value") as its:
             values, gap = integrated_gradients(its.f, its.gates, steps=self.options.ig_steps)
             self.gap += float(gap.double().abs().sum())
             self.whole += float((values.sum(dim=-1) - gap).double().abs().sum())
@@ -50,7 +50,7 @@ class IntegratedGradients(Analysis):
     def add(self, own: tuple[float, float]) -> None:  # noqa: D102
         self.whole, self.gap = self.whole + own[0], self.gap + own[1]
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         found = super().report(tally)
         share = self.gap / self.whole if self.whole else 0.0
         text = f"integrated_gradients: {self.options.ig_steps} steps leave a gap of {share:.1%} of f(all) − f(none)"

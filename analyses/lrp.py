@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.data.encoded import Batch
-from headscope.engine.base import Analysis, Column, Findings, Options, Tally, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -120,13 +120,13 @@ class Lrp(Analysis):
     def add(self, own: dict[tuple[int, Site], dict[int, Tensor]]) -> None:  # noqa: D102
         self.kept = dict(sorted({**self.kept, **own}.items()))
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         order = sorted(tally.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
         estimates = {key: tally.ratio(*key) for key in order}
         first = {
             (site, layer): _measure(its, 0) for (name, site, layer), its in estimates.items() if name == self.names[0]
         }
-        return Findings(
+        return AnalysisReport(
             columns=[Column("lrp", first)],
             tables={"lrp": pd.DataFrame(_rows(estimates))},
             detail={"lrp": {f"{number}/{site}": _layers(its) for (number, site), its in self.kept.items()}},

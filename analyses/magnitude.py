@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
-from headscope.engine.base import Analysis, Column, Findings, Options, Tally, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis, head_ids
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices
@@ -40,7 +40,7 @@ class Magnitude(Analysis):
         for place, found in checkpoint.projections.items():
             self.norms[place] = slice_norms(found, checkpoint.layout[place])
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         output = {place: exact(norms["o"]) for place, norms in self.norms.items()}
         every = {place: exact(torch.stack(list(norms.values())).prod(dim=0)) for place, norms in self.norms.items()}
         rows = [
@@ -54,7 +54,7 @@ class Magnitude(Analysis):
             for head in head_ids(place, len(norms["o"]))
         ]
         columns = [Column("magnitude", output), Column("magnitude_all", every)]
-        return Findings(columns=columns, tables={"magnitude": pd.DataFrame(rows)})
+        return AnalysisReport(columns=columns, tables={"magnitude": pd.DataFrame(rows)})
 
 
 def slice_norms(found: Projections, heads: int) -> dict[str, Tensor]:

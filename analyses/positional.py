@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio, interval
-from headscope.engine.base import Analysis, Column, Findings, Heads, Tally, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis, head_ids
 from headscope.heads import Site
 
 THRESHOLD = 0.9
@@ -30,7 +30,7 @@ class Positional(Analysis):
     summary = "histogram of argmax offsets; positional if one holds 90 %"
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         b, h, t = heads.focus.shape
         here = torch.arange(t, device=heads.focus.device)
         cells = heads.focus - here + t - 1  # [b h t], 0 … 2t−2, offset 0 in the middle
@@ -39,8 +39,8 @@ class Positional(Analysis):
         histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
         return {"offsets": Ratio(histogram, counted.sum(-1)[:, None, None], centred=True, coarse=True)}
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
-        findings = Findings()
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+        findings = AnalysisReport()
         offset: dict[tuple[Site, int], Estimate] = {}
         share: dict[tuple[Site, int], Estimate] = {}
         tables = []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Analysis, Findings, Heads, Tally, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
 
 FREQUENT = 500
 SHARE, TIMES_CHANCE = 0.5, 2.0
@@ -32,7 +32,7 @@ class RareWords(Analysis):
     summary = "share of queries whose largest weight is on the rarest token"
     needs = frozenset({"frequencies"})
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         if heads.key_side is not heads.batch.source or self.options.ranks is None:
             return {}
         ranks = self.options.ranks
@@ -47,7 +47,7 @@ class RareWords(Analysis):
             found[f"{name}_chance"] = Ratio(chance[:, None].expand_as(found[name].total), found[name].count)
         return found
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         findings = super().report(tally)
         columns = {column.name: column.estimates for column in findings.columns}
         for place, share in columns.get("rarest_two", {}).items():
@@ -64,12 +64,12 @@ class RareWords(Analysis):
         return {"freq": self.options.frequencies}
 
 
-def _ranks(heads: Heads, ranks: Tensor) -> Tensor:
+def _ranks(heads: HeadBatch, ranks: Tensor) -> Tensor:
     """Frequency rank of every counted key, 1 is the most frequent; 0 for the others [b s]."""
     return ranks.to(heads.keys.device)[heads.key_side.ids] * heads.keys
 
 
-def _rarest(heads: Heads, ranks: Tensor) -> Tensor:
+def _rarest(heads: HeadBatch, ranks: Tensor) -> Tensor:
     """Which keys are the sentence's rarest piece, and which are one of its two rarest [2 b s]."""
     mine = _ranks(heads, ranks)
     first = mine.amax(dim=-1, keepdim=True)
@@ -77,11 +77,11 @@ def _rarest(heads: Heads, ranks: Tensor) -> Tensor:
     return torch.stack([mine == first, mine >= second.clamp(min=1)]) & heads.keys
 
 
-def _outside_frequent(heads: Heads, ranks: Tensor) -> Tensor:
+def _outside_frequent(heads: HeadBatch, ranks: Tensor) -> Tensor:
     return _ranks(heads, ranks).amax(dim=-1) > FREQUENT
 
 
-def _chance(heads: Heads, hits: Tensor, only: Tensor) -> Tensor:
+def _chance(heads: HeadBatch, hits: Tensor, only: Tensor) -> Tensor:
     """Summed over the counted queries of `only` [b t]: the share of the counted keys each sees that are hits [b]."""
     seen = (heads.visible & heads.keys[:, None]).to(heads.weights.dtype)  # [b t s]
     share = torch.einsum("bts,bs->bt", seen, hits.to(seen.dtype)) / seen.sum(dim=-1).clamp(min=1)

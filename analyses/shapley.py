@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
-from headscope.attribution.explained import explained
+from headscope.attribution.explained import explained_batch
 from headscope.attribution.measures import shapley
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch
 from headscope.engine.base import Analysis, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.layer_index import Seats
-from headscope.model.prefix_cache import dependable_seats
+from headscope.model.layer_index import LayerIndex
+from headscope.model.prefix_cache import resumable_layers
 
 
 @analysis
@@ -34,16 +34,16 @@ class Shapley(Analysis):
     sampled = True
     needs = frozenset({"objective"})
     summary = "Shapley value: mean gain by the head over random orders of all heads"
-    seats: Seats | None = None
+    seats: LayerIndex | None = None
 
     def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
-        self.seats = dependable_seats(checkpoint.model)
+        self.seats = resumable_layers(checkpoint.model)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
         samples, seed = self.options.shapley_samples, self.options.seed
         with (
             torch.inference_mode(),
-            explained(checkpoint, self.objective, batch, seats=self.seats, keep="last") as its,
+            explained_batch(checkpoint, self.objective, batch, seats=self.seats, keep="last") as its,
         ):
             return its.ratios("shapley", shapley(its.f, its.gates, samples=samples, seed=seed))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio, interval
-from headscope.engine.base import Analysis, Column, Findings, Heads, Tally, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
 from headscope.engine.gram_matrix import gram
 from headscope.heads import Site
 
@@ -34,14 +34,14 @@ class Similarity(Analysis):
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         b, h, t, k = heads.context.shape
         row = heads.shared("row", lambda: heads.queries.nonzero()[:, 0])  # [n] the sentence of each counted query
         place = heads.shared("place", lambda: heads.queries.flatten().nonzero()[:, 0])  # [n] and where it stands
         flat = heads.context.transpose(1, 2).reshape(b * t, h * k).index_select(0, place)  # [n d]
         tokens = flat.view(-1, h, k)
         first, second = torch.triu_indices(h, h, device=tokens.device)  # [p]: each pair of heads once
-        every = [tokens.new_zeros(b, h, h).index_add_(0, row, measure) for measure in pairwise(tokens)]
+        every = [tokens.new_zeros(b, h, h).index_add_(0, row, measure) for measure in pairwise_similarity(tokens)]
         pairs = torch.stack(every, dim=1)[..., first, second]  # [b 2 p]
         count = heads.shared("count", lambda: heads.queries.sum(dim=-1).to(tokens.dtype)[:, None, None])  # [b 1 1]
         blocks = gram(flat).view(h, k, h, k)[first, :, second]  # [p k k]
@@ -51,13 +51,13 @@ class Similarity(Analysis):
             "tokens": Ratio(count.sum()[None], count.new_ones(1), whole=True),
         }
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
-        findings = Findings()
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+        findings = AnalysisReport()
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
         for place in tally.places("pairs"):
             total, count = tally.bootstrap.sums(tally.kept("pairs", place))
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
-            heads = heads_of(cosine.shape[-1])
+            heads = head_vectors(cosine.shape[-1])
             samples = {
                 "cosine": cosine,
                 "l2": l2,
@@ -84,7 +84,7 @@ class JensenShannon(Analysis):
     summary = "Jensen–Shannon divergence between the weights of a layer's heads (costs H² maps)"
     default = False
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         weights = heads.weights.transpose(1, 2)[heads.queries]  # [n h s]
         n, h, _ = weights.shape
         own = torch.special.entr(weights).sum(dim=-1)  # [n h]
@@ -99,14 +99,14 @@ class JensenShannon(Analysis):
         total = weights.new_zeros(b, h, h).index_add_(0, row, found)
         return {"js": Ratio(total, heads.queries.sum(dim=-1)[:, None, None])}
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
-        findings = Findings()
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+        findings = AnalysisReport()
         for place in tally.places("js"):
             findings.arrays.update(matrices(place, "js", tally.ratio("js", *place)))
         return findings
 
 
-def pairwise(tokens: Tensor) -> tuple[Tensor, Tensor]:
+def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine of c_i and c_j, and ‖c_i − c_j‖, for contexts [n h k]: [n h h] each.
 
     Both come from the dot products. Vectors so near to each other that the difference of squares loses
@@ -126,7 +126,7 @@ def pairwise(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return dots.mul_(inverse[:, :, None]).mul_(inverse[:, None]), away.sqrt_()
 
 
-def cka_samples(tally: Tally, place: tuple[Site, int], heads: int) -> Tensor:
+def cka_samples(tally: Aggregates, place: tuple[Site, int], heads: int) -> Tensor:
     """CKA of the whole corpus, then of each replicate: [1+r p]."""
     kept, counts = tally.kept("moments", place), tally.kept("tokens", place)
     while counts.groups > kept.groups:
@@ -176,7 +176,7 @@ def recentred(samples: Tensor, *, folds: int) -> Tensor:
     return torch.cat([samples[:1], (samples[:1] + away * (folds / max(1, folds - 1)) ** 0.5).clamp(0, 1)])
 
 
-def heads_of(pairs: int) -> int:
+def head_vectors(pairs: int) -> int:
     """How many heads have that many pairs, each with itself included."""
     return (math.isqrt(8 * pairs + 1) - 1) // 2
 

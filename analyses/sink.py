@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Analysis, Findings, Heads, Tally, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
 from headscope.heads import Site
 
 THRESHOLD = 0.5
@@ -26,7 +26,7 @@ class Sink(Analysis):
     order = 90
     summary = "mean weight on the first key, and on special tokens"
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         special = heads.shared("special", lambda: heads.key_side.special.to(heads.weights.dtype)[:, :, None])  # [b s 1]
         later = heads.shared("later", lambda: _later(heads))  # [b t]
         on_special = (heads.weights.flatten(1, 2) @ special).view(heads.weights.shape[:-1])  # [b h t]
@@ -35,7 +35,7 @@ class Sink(Analysis):
             "sink_special": heads.over_queries(on_special, only=later),
         }
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
         findings = super().report(tally)
         first, special = (column.estimates for column in findings.columns)
         for place in first:
@@ -45,7 +45,7 @@ class Sink(Analysis):
         return findings
 
 
-def _later(heads: Heads) -> Tensor:
+def _later(heads: HeadBatch) -> Tensor:
     """The queries of which `sink` is a mean: in self attention not the first position."""
     found = torch.ones_like(heads.queries)
     if heads.site is not Site.CROSS:

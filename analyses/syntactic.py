@@ -12,7 +12,17 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio, interval
 from headscope.data.syntax import Aligned
-from headscope.engine.base import Analysis, Column, Findings, Heads, Options, Tally, analysis, head_ids, peaks
+from headscope.engine.base import (
+    Aggregates,
+    Analysis,
+    AnalysisReport,
+    Column,
+    HeadBatch,
+    Options,
+    analysis,
+    head_ids,
+    max_and_position,
+)
 from headscope.heads import HeadId, Site
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
@@ -49,7 +59,7 @@ class Syntactic(Analysis):
         elif options.relations == "all":
             self.names = list(options.relation_names)
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         if heads.key_side is not heads.batch.source or not heads.batch.aligned:
             return {}
         if "syntactic plan" not in heads.cache:
@@ -65,8 +75,8 @@ class Syntactic(Analysis):
             found["offsets"] = Ratio(plan.offsets, plan.instances[:, :, None])
         return found
 
-    def report(self, tally: Tally) -> Findings:  # noqa: D102
-        findings = Findings()
+    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+        findings = AnalysisReport()
         best: dict[HeadId, tuple[float, float, float, str]] = {}
         tables = []
         for place in tally.places("accuracy"):
@@ -86,7 +96,7 @@ class Syntactic(Analysis):
             findings.texts = {"syntactic_relation": {head: found[3] for head, found in best.items()}}
         return findings
 
-    def _place(self, tally: Tally, place: tuple[Site, int]) -> pd.DataFrame:
+    def _place(self, tally: Aggregates, place: tuple[Site, int]) -> pd.DataFrame:
         """One row per head, relation and direction that has instances enough, for one site and layer."""
         hits, count = tally.bootstrap.sums(tally.kept("accuracy", place))  # [1+r h c], [1+r 1 c]
         first = next(other for other in tally.places("offsets") if other[0] is place[0])
@@ -149,7 +159,7 @@ def _no_rows(place: tuple[Site, int], estimates: Mapping[str, Estimate]) -> pd.D
 
 
 def _margin_column(
-    places: Sequence[tuple[Site, int]], tally: Tally, best: Mapping[HeadId, tuple[float, float, float, str]]
+    places: Sequence[tuple[Site, int]], tally: Aggregates, best: Mapping[HeadId, tuple[float, float, float, str]]
 ) -> Column:
     """The best margin of each head with its interval."""
     estimates = {}
@@ -168,7 +178,7 @@ class _Plan:
     both directions. Built once a batch and used for every layer.
     """
 
-    def __init__(self, heads: Heads, names: Sequence[str]) -> None:
+    def __init__(self, heads: HeadBatch, names: Sequence[str]) -> None:
         self.counted = False
         device = heads.weights.device
         aligned = heads.batch.aligned
@@ -198,7 +208,7 @@ class _Plan:
         to_words = torch.einsum("bhts,bws->bhtw", weights, self.member.to(weights.dtype))
         words = torch.einsum("bhtv,bwt->bhwv", to_words, self.mean.to(weights.dtype))  # [b h w v]
         words = words.masked_fill(~self.is_word[:, None, None, :], -1.0)
-        _, focus = peaks(words)  # [b h w]
+        _, focus = max_and_position(words)  # [b h w]
         return (focus[self.row, :, self.start] == self.end[:, None]).float()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headscope.analyses.gradient import gate_gradients
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Analysis, Heads, analysis
+from headscope.engine.base import Analysis, HeadBatch, analysis
 
 
 @analysis
@@ -27,7 +27,7 @@ class Taylor(Analysis):
     needs = frozenset({"gradient"})
     summary = "squared first-order effect of a head's removal on the objective (Molchanov et al. 2019)"
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
         gates, counts, whole = gate_gradients(heads, self.options.granularity)
         squares = gates.square()
         if self.options.granularity != "token":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Analysis, Findings, Heads, Tally, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
 from headscope.heads import Site
 
 THRESHOLD = 0.5
@@ -26,17 +26,17 @@ class _Pattern(Analysis):
     sites = frozenset({Site.DECODER_SELF})
     passes = frozenset({"text", "random"})
 
-    def keys(self, heads: Heads) -> Tensor:
+    def keys(self, heads: HeadBatch) -> Tensor:
         """The keys [b t s] that the pattern names for each query."""
         raise NotImplementedError
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         named = heads.shared(f"pattern/{self.name}", lambda: self.keys(heads) & heads.visible & heads.keys[:, None])
         score = torch.einsum("bhts,bts->bht", heads.weights, named.to(heads.weights.dtype))
         suffix = "_random" if heads.batch.kind == "random" else ""
         return {f"{self.name}{suffix}": heads.over_queries(score, only=named.any(dim=-1))}
 
-    def report(self, tally: Tally) -> Findings:
+    def report(self, tally: Aggregates) -> AnalysisReport:
         findings = super().report(tally)
         for column in findings.columns:
             for place, estimate in column.estimates.items():
@@ -46,7 +46,7 @@ class _Pattern(Analysis):
         return findings
 
 
-def same_token(heads: Heads) -> Tensor:
+def same_token(heads: HeadBatch) -> Tensor:
     """Whether key and query are the same token [b t s], the key being earlier."""
     ids = heads.query_side.ids
     return (ids[:, :, None] == ids[:, None, :]).tril(-1)
@@ -59,7 +59,7 @@ class PreviousToken(_Pattern):
     name = "previous_token"
     summary = "mean weight on the previous token, on the corpus and on repeated random tokens"
 
-    def keys(self, heads: Heads) -> Tensor:  # noqa: D102
+    def keys(self, heads: HeadBatch) -> Tensor:  # noqa: D102
         b, t = heads.queries.shape
         return torch.eye(t, dtype=torch.bool, device=heads.queries.device).roll(-1, 1).tril(-1).expand(b, t, t)
 
@@ -71,7 +71,7 @@ class DuplicateToken(_Pattern):
     name = "duplicate_token"
     summary = "mean weight on earlier occurrences of the same token"
 
-    def keys(self, heads: Heads) -> Tensor:  # noqa: D102
+    def keys(self, heads: HeadBatch) -> Tensor:  # noqa: D102
         return same_token(heads)
 
 
@@ -82,7 +82,7 @@ class Induction(_Pattern):
     name = "induction"
     summary = "mean weight on the token after an earlier occurrence of the same token"
 
-    def keys(self, heads: Heads) -> Tensor:  # noqa: D102
+    def keys(self, heads: HeadBatch) -> Tensor:  # noqa: D102
         followed = same_token(heads)  # [b t s]
         moved = followed.roll(1, dims=-1)
         moved[..., 0] = False

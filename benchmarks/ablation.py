@@ -24,16 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from headscope.assets import demo_checkpoint
-from headscope.attribution.explained import explained
+from headscope.attribution.explained import explained_batch
 from headscope.attribution.measures import ablation
-from headscope.attribution.objectives.representation import Representation, pooled
-from headscope.data.batching import Losses, batches
+from headscope.attribution.objectives.representation import Representation, mean_pooled
+from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
-from headscope.model.layer_index import Seats
-from headscope.model.prefix_cache import dependable_seats
+from headscope.model.layer_index import LayerIndex
+from headscope.model.prefix_cache import resumable_layers
 
 LIMIT = 0.55
 PEERS = {
@@ -43,9 +43,9 @@ PEERS = {
 }
 
 
-def ours(checkpoint: Checkpoint, seats: Seats | None, batch: Batch) -> Tensor:
+def ours(checkpoint: Checkpoint, seats: LayerIndex | None, batch: Batch) -> Tensor:
     """Damages [b N] as the analysis finds them."""
-    with torch.inference_mode(), explained(checkpoint, Representation(), batch, seats=seats) as its:
+    with torch.inference_mode(), explained_batch(checkpoint, Representation(), batch, seats=seats) as its:
         return ablation(its.f, its.gates)
 
 
@@ -54,11 +54,11 @@ def plain(checkpoint: Checkpoint, outputs: list[nn.Linear], batch: Batch) -> Ten
     place = checkpoint.places.order[0]
     damages = []
     with torch.inference_mode(), through_attend(checkpoint.model, implementation="eager"):
-        intact = pooled(checkpoint.states(batch), batch.source.real)
+        intact = mean_pooled(checkpoint.states(batch), batch.source.real)
         for output in outputs:
             for head in range(place.heads):
                 hook = output.register_forward_pre_hook(partial(_close, head * place.width, place.width))
-                found = pooled(checkpoint.states(batch), batch.source.real)
+                found = mean_pooled(checkpoint.states(batch), batch.source.real)
                 hook.remove()
                 damages.append(1 - torch.nn.functional.cosine_similarity(intact, found, dim=-1))
     return torch.stack(damages, dim=1)
@@ -103,11 +103,11 @@ def main() -> None:
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
     corpus = open_corpus(given.source, max_sentences=given.sentences)
-    spent, found = time.process_time(), dependable_seats(checkpoint.model)
+    spent, found = time.process_time(), resumable_layers(checkpoint.model)
     assert found is not None, "this model has no seats"
     print(f"finding the seats, once a run: {time.process_time() - spent:.2f} s CPU")
     outputs = [found.of[place.site, place.layer].output for place in checkpoint.places.order]
-    read = list(batches(corpus, checkpoint, tokens=given.tokens, limit=512, losses=Losses()))
+    read = list(batches(corpus, checkpoint, tokens=given.tokens, limit=512, losses=Omissions()))
     sides = {"plain": partial(plain, checkpoint, outputs), "ours": partial(ours, checkpoint, found)}
     if given.peers:
         read = read[:1]

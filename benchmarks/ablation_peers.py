@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.representation import pooled
+from headscope.attribution.objectives.representation import mean_pooled
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.interface import through_attend
@@ -30,10 +30,10 @@ def captum_layers(checkpoint: Checkpoint) -> Side:
 
     def run(batch: Batch) -> Tensor:
         with torch.no_grad(), through_attend(model, implementation="eager"):
-            intact = pooled(checkpoint.states(batch), batch.source.real)
+            intact = mean_pooled(checkpoint.states(batch), batch.source.real)
 
             def likeness(_: Tensor) -> Tensor:
-                found = pooled(checkpoint.states(batch), batch.source.real)
+                found = mean_pooled(checkpoint.states(batch), batch.source.real)
                 return torch.nn.functional.cosine_similarity(intact, found, dim=-1)
 
             found = []
@@ -67,7 +67,7 @@ def transformer_lens(checkpoint: Checkpoint) -> Side:
         def vector(hooks: list[Any]) -> Tensor:
             seen.clear()
             bridge.run_with_hooks(batch.source.ids, attention_mask=batch.source.real.long(), fwd_hooks=hooks)
-            return pooled(seen[-1], batch.source.real)
+            return mean_pooled(seen[-1], batch.source.real)
 
         with torch.no_grad():
             intact = vector([])
@@ -100,14 +100,14 @@ def nnsight(checkpoint: Checkpoint) -> Side:
         inputs = {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}
         damages = []
         with torch.no_grad(), through_attend(own, implementation="eager"):
-            intact = pooled(checkpoint.states(batch), batch.source.real)
+            intact = mean_pooled(checkpoint.states(batch), batch.source.real)
             for number in range(len(own.encoder.layer)):
                 for head in range(heads):
                     columns = slice(head * width, (head + 1) * width)
                     with wrapped.trace(**inputs):
                         wrapped.encoder.layer[number].attention.self.output[0][:, :, columns] = 0
                         states = wrapped.output[0].save()
-                    found = pooled(states, batch.source.real)
+                    found = mean_pooled(states, batch.source.real)
                     damages.append(1 - torch.nn.functional.cosine_similarity(intact, found, dim=-1))
         return torch.stack(damages, dim=1)
 

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from headscope.assets import demo_checkpoint
-from headscope.data.batching import BatchingOptions, Losses, batches
+from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.base import Options
-from headscope.engine.plan import analyze, choose
-from headscope.engine.study import Study
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.study import AnalysisResult
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
 
@@ -43,7 +43,7 @@ def seconds(work: Callable[[], object]) -> float:
 def forward(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> None:
     """Forward passes without gradients."""
     with torch.inference_mode():
-        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Losses()):
+        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Omissions()):
             checkpoint.forward(batch)
 
 
@@ -62,7 +62,7 @@ def hooks(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> Tensor:
     handles = [layer.attention.output.dense.register_forward_pre_hook(keep) for layer in layers]
     model.requires_grad_(False)
     total, count = torch.zeros(len(layers), heads), 0
-    for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Losses()):
+    for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Omissions()):
         contexts.clear()
         real = batch.source.real
         states = model(input_ids=batch.source.ids, attention_mask=real.long()).last_hidden_state
@@ -77,10 +77,10 @@ def hooks(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> Tensor:
     return total / count
 
 
-def study(checkpoint: Checkpoint, corpus: Corpus, tokens: int, names: tuple[str, ...]) -> Study:
+def study(checkpoint: Checkpoint, corpus: Corpus, tokens: int, names: tuple[str, ...]) -> AnalysisResult:
     """The package's way."""
     return analyze(
-        checkpoint, corpus, analyses=choose(only=names), options=Options(), pace=BatchingOptions(tokens=tokens)
+        checkpoint, corpus, analyses=choose_analyses(only=names), options=Options(), pace=BatchingOptions(tokens=tokens)
     )
 
 

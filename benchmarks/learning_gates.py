@@ -23,19 +23,19 @@ from headscope.data.corpus import open_corpus
 from headscope.formats.base import IGNORED, Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, batch_loss, smoothing_of
-from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.l0 import L0, L0Options
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.subset import Subset, SubsetOptions
 from headscope.pruning.learning.trainable import trained_parameters
-from headscope.pruning.learning.training_examples import Examples, examples
+from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
 from headscope.training.data.batches import Numbers
 
 LIMIT = 1.1
 RECIPE = Recipe(updates=10_000, lr=1e-6, tokens=2048)
 
 
-def plain(checkpoint: Checkpoint, data: Examples, parameters: list[nn.Parameter]) -> Callable[[Numbers], None]:
+def plain(checkpoint: Checkpoint, data: TrainingExamples, parameters: list[nn.Parameter]) -> Callable[[Numbers], None]:
     """An update without headscope's attention, where the model has its own."""
     model: Any = checkpoint.model
     adam = torch.optim.Adam(parameters, lr=RECIPE.lr, betas=BETAS, eps=ADAM_EPSILON, fused=True)
@@ -74,8 +74,8 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     checkpoint = open_checkpoint(asked.checkpoint, device="cpu", dtype="float32")
-    data = examples(checkpoint, open_corpus(asked.source, target=asked.target, max_sentences=2000), limit=512)
-    parameters, gates = trained_parameters(checkpoint, "none"), gating(checkpoint.places)
+    data = training_examples(checkpoint, open_corpus(asked.source, target=asked.target, max_sentences=2000), limit=512)
+    parameters, gates = trained_parameters(checkpoint, "none"), gate_layout(checkpoint.places)
     noise = torch.Generator().manual_seed(1)
     keep = asked.keep or gates.heads // 3
     learners: dict[str, GateLearner] = {

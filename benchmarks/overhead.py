@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from headscope.assets import demo_checkpoint
-from headscope.data.batching import BatchingOptions, Losses, batches
+from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import open_corpus
 from headscope.engine.base import Options
 from headscope.engine.frequencies import count_pieces, frequency_ranks
-from headscope.engine.plan import analyze, choose
+from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
 
@@ -38,7 +38,7 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 def forward(checkpoint: Checkpoint, corpus: object, tokens: int) -> None:
     """The model's own eager forward over the corpus."""
     with torch.inference_mode(), through_attend(checkpoint.model, implementation="eager"):
-        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Losses()):  # type: ignore[arg-type]
+        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Omissions()):  # type: ignore[arg-type]
             checkpoint.forward(batch)
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     corpus = open_corpus(given.source, max_sentences=given.sentences)
     counts = count_pieces(checkpoint, (sentence.source for sentence in corpus), limit=512)
     options = Options(ranks=frequency_ranks(checkpoint, counts), frequencies="source")
-    analyses = choose(only=tuple(filter(None, given.only.split(","))))
+    analyses = choose_analyses(only=tuple(filter(None, given.only.split(","))))
 
     def study() -> None:
         analyze(checkpoint, corpus, analyses=analyses, options=options, pace=BatchingOptions(tokens=given.tokens))

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from headscope.assets import demo_checkpoint
-from headscope.data.batching import Losses, batches
+from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -57,7 +57,7 @@ def main() -> None:
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
     read = open_corpus(given.source, target=given.target, max_sentences=given.sentences)
-    corpus = list(batches(read, checkpoint, tokens=given.tokens, limit=512, losses=Losses()))
+    corpus = list(batches(read, checkpoint, tokens=given.tokens, limit=512, losses=Omissions()))
     works: dict[tuple[str, ...], Callable[[], None]] = {(): lambda: forward(checkpoint, corpus)}
     for names in SIDES:
         works[names] = lambda names=names: explain(checkpoint, corpus, names)  # type: ignore[misc]

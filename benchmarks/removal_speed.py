@@ -20,9 +20,9 @@ import torch
 from headscope.assets import demo_checkpoint
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import HeadId, all_heads
-from headscope.pruning.removal.export import choose
-from headscope.pruning.removal.kept_heads import plan
-from headscope.pruning.removal.model_inputs import Feed, outputs, texts
+from headscope.pruning.removal.export import choose_export
+from headscope.pruning.removal.kept_heads import plan_removal
+from headscope.pruning.removal.model_inputs import ModelInputs, outputs, texts
 from headscope.pruning.removal.savings import flops, many
 
 LIMIT = 0.85
@@ -34,7 +34,7 @@ def some(checkpoint: Checkpoint, share: float) -> list[HeadId]:
     return random.Random(0).sample(heads, round(share * len(heads)))
 
 
-def seconds(model: torch.nn.Module, one: Feed) -> float:
+def seconds(model: torch.nn.Module, one: ModelInputs) -> float:
     """CPU seconds of one pass."""
     start = time.process_time()
     outputs(model, one)
@@ -62,8 +62,8 @@ def main() -> None:
     tokens = next(iter(one.given.values())).shape[1]
     print(f"{checkpoint.model_type}, {given.batch} sentences of {tokens} pieces, {given.threads} thread(s)")
     for share in map(float, given.shares.split(",")):
-        removal = plan(checkpoint.places, some(checkpoint, share))
-        shrunk = choose(None, checkpoint).build(checkpoint, removal)
+        removal = plan_removal(checkpoint.places, some(checkpoint, share))
+        shrunk = choose_export(None, checkpoint).build(checkpoint, removal)
         models = (checkpoint.model, shrunk.model)
         for model in models:
             outputs(model, one)

@@ -27,8 +27,8 @@ from torch.utils.data import SequentialSampler
 
 from headscope.cli.train import value_of
 from headscope.training.config import PRESETS, TrainConfig
-from headscope.training.data.batches import Batch, collate, epoch_plan
-from headscope.training.run_state import Run
+from headscope.training.data.batches import TrainingBatch, collate, epoch_plan
+from headscope.training.run_state import TrainingRun
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
 
@@ -81,7 +81,7 @@ def settings(asked: argparse.Namespace, out: Path) -> TrainConfig:
     return TrainConfig(out=out, source=asked.source, target=asked.target, **values)
 
 
-def variant_run(asked: argparse.Namespace, out: Path) -> Run:
+def variant_run(asked: argparse.Namespace, out: Path) -> TrainingRun:
     """The run of `--variant`."""
     kind = VARIANTS.get(asked.variant)
     given = dict(pair.split("=", 1) for pair in asked.option)
@@ -90,7 +90,7 @@ def variant_run(asked: argparse.Namespace, out: Path) -> Run:
     return make_run(settings(asked, out), kind(options))
 
 
-def update_all(run: Run, batches: Sequence[Batch]) -> float:
+def update_all(run: TrainingRun, batches: Sequence[TrainingBatch]) -> float:
     """Seconds of an update for each batch, the first one left out."""
     began = 0.0
     for number, batch in enumerate(batches):
@@ -102,7 +102,7 @@ def update_all(run: Run, batches: Sequence[Batch]) -> float:
     return clock(run.device) - began
 
 
-def marian(run: Run) -> Any:
+def marian(run: TrainingRun) -> Any:
     """A Marian model of the same sizes; its sinusoids interleave otherwise, which costs nothing."""
     config = run.config
     its = run.data.target
@@ -151,7 +151,7 @@ class Clock(transformers.TrainerCallback):
         self.ended = clock(self.device)
 
 
-def trained(model: Any, run: Run, batches: Sequence[Batch], folder: Path) -> float:
+def trained(model: Any, run: TrainingRun, batches: Sequence[TrainingBatch], folder: Path) -> float:
     """Seconds of Trainer for the same batches, the first one left out."""
     table = [for_trainer(batch) for batch in batches]
     watch = Clock(run.device)
@@ -183,7 +183,7 @@ def trained(model: Any, run: Run, batches: Sequence[Batch], folder: Path) -> flo
     return watch.ended - watch.began
 
 
-def for_trainer(batch: Batch) -> dict[str, Any]:
+def for_trainer(batch: TrainingBatch) -> dict[str, Any]:
     """A batch by the names of transformers; padding has label -100 there too."""
     assert batch.source is not None
     mask = torch.ones_like(batch.source) if batch.source_mask is None else batch.source_mask.long()
@@ -212,7 +212,9 @@ def measured(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, li
     return found
 
 
-def report(asked: argparse.Namespace, run: Run, other: Any, batches: Sequence[Batch], took: dict[str, float]) -> None:
+def report(
+    asked: argparse.Namespace, run: TrainingRun, other: Any, batches: Sequence[TrainingBatch], took: dict[str, float]
+) -> None:
     """Print the ratio, tokens/s, and on a GPU the share of its peak."""
     tokens = sum(batch.tokens for batch in batches[1:])
     counts = [sum(each.numel() for each in model.parameters()) for model in (run.model, other)]
@@ -231,7 +233,7 @@ def report(asked: argparse.Namespace, run: Run, other: Any, batches: Sequence[Ba
         print(f"about {work(run, batches[1:]) / took['headscope'] / asked.peak / 1e12:.1%} of the bf16 peak")
 
 
-def work(run: Run, batches: Sequence[Batch]) -> float:
+def work(run: TrainingRun, batches: Sequence[TrainingBatch]) -> float:
     """Floating-point operations of forward and backward: 6 for every weight of a matrix and position it is used at."""
     encoder = 0 if run.model.encoder is None else matrices(run.model.encoder)
     decoder = matrices(run.model.decoder) + run.model.output.weight.numel()

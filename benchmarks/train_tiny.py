@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headscope.distributed import together
+from headscope.distributed import process_group
 from headscope.evaluation.quality import text_scores
 from headscope.evaluation.translation import translate_lines
 from headscope.files.lines import read_lines
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--max-sentences", type=int, help="a slice of the training text, to try the script")
     parser.add_argument("--max-updates", type=int, default=PRESETS["tiny"]["max_updates"])
     asked = parser.parse_args()
-    with together() as processes:
+    with process_group() as processes:
         found = train(settings(asked, processes.world), Baseline(Baseline.Options()), resume=True)
     if not processes.main:
         return

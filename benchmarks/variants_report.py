@@ -20,7 +20,7 @@ from headscope.heads import SITES, Site
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headscope.report.readers.run import Run
+    from headscope.report.readers.run import AnalysisRun
 
 TEST = "test_2016_flickr"
 SPREAD = {site: f"confidence_spread.{site}" for site in SITES}
@@ -247,7 +247,7 @@ def draw(out: Path, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """The figures that the analyses of the first seed allow, and those that are there already, with what each shows."""
     from headscope.report.figures.alphas import alphas_figure
     from headscope.report.figures.compare import compare_figure
-    from headscope.report.figures.training import load_course, training_figure
+    from headscope.report.figures.training import load_history, training_figure
     from headscope.report.layout.save import write_figure
     from headscope.report.readers.run import load_run
 
@@ -261,7 +261,7 @@ def draw(out: Path, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     for arm in ("mixing", "mixing-free"):
         text = f"Matrices of {arm}, seed 1 ({'with' if arm == 'mixing' else 'without'} the nuclear-norm loss)"
         wanted.append((f"alphas-{arm}.png", text, partial(alphas_figure, runs[arm]) if arm in runs else None))
-    course = partial(training_figure, [load_course(path) for path in done]) if done else None
+    course = partial(training_figure, [load_history(path) for path in done]) if done else None
     wanted.append(("training.png", "Loss and histories of variants, seed 1", course))
     for name, _, make in wanted:
         if make:
@@ -269,7 +269,7 @@ def draw(out: Path, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     return [(name, text) for name, text, _ in wanted if (out / "figures" / name).exists()]
 
 
-def of_site(run: Run, site: Site) -> Run:
+def of_site(run: AnalysisRun, site: Site) -> AnalysisRun:
     """A run with the heads of one site only."""
     layout = {site.value: run.meta["layout"][site.value]}
     return replace(run, meta={**run.meta, "layout": layout}, heads=run.heads[run.heads["site"] == site.value])

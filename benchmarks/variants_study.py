@@ -39,7 +39,7 @@ from headscope.training.variant import VARIANTS
 
 if TYPE_CHECKING:
     from headscope.training.losses.cross_entropy import Sums
-    from headscope.training.run_state import Run
+    from headscope.training.run_state import TrainingRun
     from headscope.training.validate import Validation
 
 RECIPE: Mapping[str, Any] = {
@@ -227,7 +227,7 @@ class Clock:
         """Of all updates, validation included."""
         return max(self.found.values(), default=0.0)
 
-    def updated(self, run: Run, sums: Sums) -> None:
+    def updated(self, run: TrainingRun, sums: Sums) -> None:
         """Starts at the first update of a process; notes the time where the state is saved."""
         update = run.moment.update
         if not self.began:
@@ -237,7 +237,7 @@ class Clock:
         if update % RECIPE["save_every"] == 0:
             self._note(update)
 
-    def validated(self, run: Run, found: Validation, *, best: bool) -> None:
+    def validated(self, run: TrainingRun, found: Validation, *, best: bool) -> None:
         """Notes the time at the end of an epoch."""
         self._note(run.moment.update)
 

@@ -123,7 +123,7 @@ Config = Annotated[
 ]
 
 
-class Companions:
+class CompanionOptions:
     """What belongs to a checkpoint and is not in it."""
 
     format: FormatName = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside 
     from matplotlib.figure import Figure
 
     from headscope.heads import HeadId
-    from headscope.report.readers.run import Run
+    from headscope.report.readers.run import AnalysisRun
 
 app = typer.Typer(help="Draw figures from the files of finished runs.", no_args_is_help=True, add_completion=False)
 
@@ -113,7 +113,7 @@ def similarity(
     from headscope.report.figures.similarity import similarity_matrices, similarity_measures
     from headscope.report.readers.fork import ForkRun, similarity_run
 
-    def drawn(run: Run) -> Figure:
+    def drawn(run: AnalysisRun) -> Figure:
         only = similarity_measures(run)[0] if isinstance(run, ForkRun) else "cosine"
         return similarity_matrices(run, measure or only)
 
@@ -222,11 +222,11 @@ def training(
     as_json: AsJson = False,
 ) -> None:
     """Loss, BLEU, and histories of gates, mixing matrices and swaps, of several training runs together."""
-    from headscope.report.figures.training import load_course, training_figure
+    from headscope.report.figures.training import load_history, training_figure
     from headscope.report.layout.save import check_path, write_figure
 
     check_path(out, force=force)
-    courses = [load_course(path) for path in runs]
+    courses = [load_history(path) for path in runs]
     figure = training_figure(courses, axis=axis)
     written = write_figure(figure, out, dpi=dpi, force=force)
     _say("training", [([course.name for course in courses], written)], as_json=as_json)
@@ -302,9 +302,9 @@ class _Draw:
         name: str,
         draw: Callable[[Any], Figure],
         *,
-        from_pickle: Callable[[Path], Run] | None = None,
-        from_checkpoint: Callable[[Path], Run] | None = None,
-        load: Callable[[Path], Run] | None = None,
+        from_pickle: Callable[[Path], AnalysisRun] | None = None,
+        from_checkpoint: Callable[[Path], AnalysisRun] | None = None,
+        load: Callable[[Path], AnalysisRun] | None = None,
     ) -> None:
         self.name = name
         self.draw = draw
@@ -325,7 +325,7 @@ class _Draw:
         _say(self.name, written, as_json=as_json)
 
 
-def _of_one_site(names: str, run: Run) -> list[HeadId]:
+def _of_one_site(names: str, run: AnalysisRun) -> list[HeadId]:
     """The heads that `--heads` selects; pieces differ between sites, so a figure shows only one."""
     from headscope.heads import select_heads
 

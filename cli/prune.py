@@ -14,7 +14,7 @@ from headscope.cli.options import (
     MODEL,
     OUTPUT,
     CheckpointName,
-    Companions,
+    CompanionOptions,
     Device,
     Dtype,
     Ending,
@@ -99,7 +99,7 @@ class Removal:
 
 
 @app.command()
-@takes(Removal, Companions, Ending)
+@takes(Removal, CompanionOptions, Ending)
 def remove(given: dict[str, Any]) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 
@@ -107,13 +107,13 @@ def remove(given: dict[str, Any]) -> None:
     folder is self-contained: headscope opens it, and transformers does with trust_remote_code=True, without
     headscope. Differences, savings and times are printed and kept in pruning.json.
     """
-    from headscope.pruning.removal.remove import RemoveConfig, record, run_removal
+    from headscope.pruning.removal.remove import RemoveConfig, removal_record, run_removal
 
     json, settings = settings_of(given, lists=("export",))
     asked = RemoveConfig(**settings)
     found = run_removal(asked)
     if json:
-        console.print_json({"out": str(found.path), **record(found, asked)})
+        console.print_json({"out": str(found.path), **removal_record(found, asked)})
         return
     show_removed(found)
 

@@ -11,7 +11,7 @@ from headscope.cli import console
 from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, Device, Dtype, MaxSentences
 
 if TYPE_CHECKING:
-    from headscope.pruning.selection import Choice
+    from headscope.pruning.selection import Selection
 
 HEADS, LEARNING = "Which heads", "Learning"
 
@@ -151,7 +151,7 @@ class Running:
     dtype: Dtype = "auto"
 
 
-def show_choice(choice: Choice, *, json: bool) -> None:
+def show_choice(choice: Selection, *, json: bool) -> None:
     """Print what was chosen, and what can be done next."""
     if json:
         console.print_json({"out": str(choice.folder), **choice.record()})
@@ -173,7 +173,7 @@ def show_choice(choice: Choice, *, json: bool) -> None:
     screen.print(Text(str(choice.signature), style="dim"), soft_wrap=True)
 
 
-def _lines(choice: Choice) -> list[str]:
+def _lines(choice: Selection) -> list[str]:
     lines = []
     if choice.nll:
         lines.append("-log p of a token: " + ", ".join(f"{name} {value:.4f}" for name, value in choice.nll.items()))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import DATA, Companions, Ending, settings_of, takes
+from headscope.cli.options import DATA, CompanionOptions, Ending, settings_of, takes
 from headscope.cli.prune_options import (
     HEADS,
     Keep,
@@ -61,7 +61,7 @@ class Ranking:
     ] = 500
 
 
-@takes(Start, Ranking, Texts, Placed, Tuning, Result, Running, Companions, Ending)
+@takes(Start, Ranking, Texts, Placed, Tuning, Result, Running, CompanionOptions, Ending)
 def rank(given: dict[str, Any]) -> None:
     """Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.
 

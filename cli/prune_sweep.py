@@ -13,7 +13,7 @@ from headscope.cli.options import (
     MODEL,
     OUTPUT,
     Beam,
-    Companions,
+    CompanionOptions,
     Config,
     Device,
     Dtype,
@@ -203,7 +203,7 @@ class Last:
     ] = False
 
 
-@takes(Start, Cells, Texts, Placed, Learning, Measures, Running, Companions, Last)
+@takes(Start, Cells, Texts, Placed, Learning, Measures, Running, CompanionOptions, Last)
 def sweep(given: dict[str, Any]) -> None:
     """Prune by several methods, to several sizes, with several seeds, and measure every result: one table.
 
@@ -262,10 +262,10 @@ def _table(found: Sweep) -> Any:
     from rich.table import Table
 
     from headscope.pruning.sweep.quality import METRICS
-    from headscope.pruning.sweep.table import summary
+    from headscope.pruning.sweep.table import survivor_summary
 
     metric = METRICS[found.bench.metric].title
-    rows = summary(found.table)
+    rows = survivor_summary(found.table)
     priced = rows["size"].str.startswith("lambda").any()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)

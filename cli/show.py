@@ -20,14 +20,14 @@ def show(
     json: Json = False,
 ) -> None:
     """Print format, architecture, sites × layers × heads, parameters by part, tokenizer, fitting analyses."""
-    from headscope.engine.overview import overview
+    from headscope.engine.overview import checkpoint_overview
     from headscope.formats.base import Companions, open_checkpoint
     from headscope.heads import select_heads
 
     opened = open_checkpoint(
         checkpoint, format=format, device=device, dtype=dtype, companions=Companions(dicts, hp, bpe)
     )
-    found = overview(opened)
+    found = checkpoint_overview(opened)
     if mask:
         found["mask"] = [str(head) for head in select_heads(mask, opened.layout)]
     if json:

@@ -16,7 +16,7 @@ from headscope.cli.options import Config, Force, Json, check_config, declared, p
 
 if TYPE_CHECKING:
     from headscope.training.config import TrainConfig
-    from headscope.training.trainer import Outcome
+    from headscope.training.trainer import TrainingResult
     from headscope.training.variant import Variant
 
 
@@ -178,7 +178,7 @@ def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, 
         raise typer.Exit(130)
 
 
-def _show(found: Outcome, *, json: bool) -> None:
+def _show(found: TrainingResult, *, json: bool) -> None:
     if json:
         console.print_json({**vars(found), "folder": str(found.folder)})
         return

@@ -205,7 +205,7 @@ def added_together(ratios: Sequence[Ratio]) -> Ratio:
     return Ratio(torch.stack(total, dim=1), torch.stack(count, dim=1))
 
 
-def apart(kept: GroupSums) -> list[GroupSums]:
+def unstack(kept: GroupSums) -> list[GroupSums]:
     """The statistics that `side_by_side` puts into one, each in tensors of its own."""
     found = []
     for total, count in zip(kept.total.unbind(dim=1), kept.count.unbind(dim=1), strict=True):

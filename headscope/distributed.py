@@ -38,7 +38,7 @@ class Processes:
         found: list[float] = table.tolist()
         return found
 
-    def told(self, value: T | None) -> T:
+    def broadcast(self, value: T | None) -> T:
         """What the first process says."""
         if self.world == 1:
             assert value is not None
@@ -56,7 +56,7 @@ class Processes:
         distributed.all_gather_object(found, value)
         return found
 
-    def gathered(self, value: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """What every process says, told to the first one; to the others what they say themselves."""
         if self.world == 1:
             return [value]
@@ -70,7 +70,7 @@ class Processes:
             distributed.barrier()
 
 
-def join() -> Processes:
+def join_processes() -> Processes:
     """Take part in what torchrun started, if it did: nccl on GPUs, else gloo."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -82,24 +82,24 @@ def join() -> Processes:
     return Processes(distributed.get_rank(), distributed.get_world_size())
 
 
-def leave() -> None:
-    """End what `join` began."""
+def leave_processes() -> None:
+    """End what `join_processes` began."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 @contextmanager
-def together() -> Iterator[Processes]:
+def process_group() -> Iterator[Processes]:
     """What torchrun started, within the block; within another such block that one's processes, which go on after it.
 
     Processes of one torchrun can meet only once: trainings one after the other belong into one such block.
     """
     begins = not (distributed.is_available() and distributed.is_initialized())
     try:
-        yield join()
+        yield join_processes()
     finally:
         if begins:
-            leave()
+            leave_processes()
 
 
 def _device() -> torch.device:

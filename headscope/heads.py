@@ -74,7 +74,7 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
         found = [head for head in all_heads(layout) if _matches(name, head)]
         if not found:
-            raise ConfigError(f"no head of this model is called {name[:60]!r}; it has {describe(layout)}")
+            raise ConfigError(f"no head of this model is called {name[:60]!r}; it has {describe_heads(layout)}")
         chosen.update(dict.fromkeys(found))
     return list(chosen)
 
@@ -86,7 +86,7 @@ def all_heads(layout: Layout) -> Iterable[HeadId]:
             yield HeadId(site, layer, head)
 
 
-def describe(layout: Layout) -> str:
+def describe_heads(layout: Layout) -> str:
     """`encoder-self 6 × 12, cross 6 × 8`; head counts that differ between layers are listed."""
     parts = []
     for site in SITES:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, added_together, apart, interval, widened
+from headscope.bootstrap import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, added_together, interval, unstack, widened
 from tests.oracles import bootstrap
 
 SHAPE = (3, 5)
@@ -56,7 +56,7 @@ def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> 
     for part in torch.split(torch.randperm(sentences, generator=torch.Generator().manual_seed(2)), 7):
         ratios = [Ratio(total[part], count[part]) for total, count in zip(totals, numbers, strict=True)]
         stack.add(part, added_together(ratios))
-    found = apart(stack)
+    found = unstack(stack)
     for one, total, count in zip(found, totals, numbers, strict=True):
         alone = kept(total, count)
         assert torch.equal(one.total, alone.total) and torch.equal(one.count, alone.count) and one.used == alone.used

@@ -13,17 +13,17 @@ from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.syntax import Parse, parse_with_stanza
-from headscope.distributed import Processes, together
+from headscope.distributed import Processes, process_group
 from headscope.engine.base import Analysis, Options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
-from headscope.engine.plan import ALONE, analyze, choose
-from headscope.engine.run_files import ANALYSIS, Description, describe, write_run
-from headscope.engine.runner import explained
-from headscope.engine.study import Study
+from headscope.engine.plan import ALONE, analyze, choose_analyses
+from headscope.engine.run_files import ANALYSIS, Description, describe_run, write_run
+from headscope.engine.runner import needs_objective
+from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError, OutputError
-from headscope.evaluation.likelihood import Reading
+from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.files.folders import Build
 from headscope.files.lines import read_lines
 from headscope.files.rule import check_folder, inputs_of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Finished:
     """A run that has been written; `main` is False in those of several processes that wrote nothing."""
 
-    study: Study
+    study: AnalysisResult
     folder: Path
     signature: Signature
     figures: list[Path]
@@ -57,7 +57,7 @@ class Measurement:
     several processes that write nothing `description` is None.
     """
 
-    study: Study
+    study: AnalysisResult
     description: Description | None
     pickles: Mapping[str, Any]
 
@@ -70,7 +70,7 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
     Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
     """
     inputs = inputs_of(config)
-    with together() as processes:
+    with process_group() as processes:
         if not processes.main:
             check_folder(config.out, ANALYSIS, inputs=inputs, force=config.force)
             return _run(config, processes, no_progress)
@@ -92,14 +92,14 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build:
         dtype=config.dtype,
         companions=Companions(config.dicts, config.hp, config.bpe),
     )
-    found = measure(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
+    found = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
     if found.description is None or build is None:
         return Finished(found.study, config.out, Signature({}), [], main=False)
     out, figures = save_measurement(found, build, figures=config.figures)
     return Finished(found.study, out, found.description.signature, figures)
 
 
-def measure(
+def measure_heads(
     checkpoint: Checkpoint,
     corpus: Corpus,
     options: AnalyzeOptions,
@@ -144,7 +144,7 @@ def measure(
                 checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=options.batch_tokens, size=batch
             )
     settings = {**options.settings(), **(about or {}), "limit": limit, "mask": ",".join(map(str, off)) or None}
-    return Measurement(study, describe(study, checkpoint, corpus, settings, command), pickles)
+    return Measurement(study, describe_run(study, checkpoint, corpus, settings, command), pickles)
 
 
 def save_measurement(found: Measurement, build: Build, *, figures: bool) -> tuple[Path, list[Path]]:
@@ -165,8 +165,8 @@ def chosen_analyses(options: AnalyzeOptions) -> list[type[Analysis]]:
     """The analyses that options ask for; ConfigError where an option is about none of them."""
     wanted = options.importance or (options.faithfulness and not options.only)
     also = (*options.also, *(["importance"] if wanted else []))
-    analyses = choose(only=options.only, skip=options.skip, also=also)
-    if options.objective and not any(map(explained, analyses)):
+    analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
+    if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
     if (options.rules or options.steps or options.target_token != "top1") and not any(
         one.name == "lrp" for one in analyses
@@ -176,7 +176,7 @@ def chosen_analyses(options: AnalyzeOptions) -> list[type[Analysis]]:
 
 
 def _try_rankings(
-    study: Study,
+    study: AnalysisResult,
     checkpoint: Checkpoint,
     corpus: Corpus,
     config: AnalyzeOptions,
@@ -187,9 +187,9 @@ def _try_rankings(
 ) -> None:
     """Add the tables of `headscope.engine.faithfulness` to a study."""
     from headscope.engine.faithfulness.orders import ranks
-    from headscope.engine.faithfulness.run import Trial, try_rankings
+    from headscope.engine.faithfulness.run import FaithfulnessOptions, try_rankings
 
-    trial = Trial(
+    trial = FaithfulnessOptions(
         steps=config.faithfulness_steps,
         random_orders=config.faithfulness_seeds,
         bleu=config.faithfulness_bleu,
@@ -197,7 +197,9 @@ def _try_rankings(
         seed=config.seed,
         replicates=config.bootstrap,
     )
-    reading = Reading(tokens=config.batch_tokens, limit=limit, long=config.long, hiding="random", seed=config.seed)
+    reading = LikelihoodOptions(
+        tokens=config.batch_tokens, limit=limit, long=config.long, hiding="random", seed=config.seed
+    )
 
     def again() -> pd.DataFrame:
         chosen = [cls for cls in analyses if ranks(cls)]

@@ -17,7 +17,7 @@ from headscope.api.study import Study
 from headscope.api.texts import Text
 from headscope.errors import ConfigError
 from headscope.evaluation.quality import Evaluation
-from headscope.pruning.selection import Choice
+from headscope.pruning.selection import Selection
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from headscope.training.trainer import Outcome
+    from headscope.training.trainer import TrainingResult
 
 
 def analyze(
@@ -85,7 +85,7 @@ def prune(
     force: bool = False,
     progress: Report = False,
     **options: Any,
-) -> Choice:
+) -> Selection:
     """Choose which heads go, by a ranking or by gates that learn it, and write that: `headscope prune METHOD`.
 
     checkpoint: a path or a hub id.
@@ -128,7 +128,7 @@ def train(
     force: bool = False,
     progress: Report = False,
     **options: Any,
-) -> Outcome:
+) -> TrainingResult:
     """Train a Transformer, plain or in one of the variants, and write it to `out`: `headscope train VARIANT`.
 
     variant: "baseline", "wide", "mixing", "swap", "mae", …, or several, "mixing+swap".

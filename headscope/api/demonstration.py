@@ -18,7 +18,7 @@ from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import SubsetOptions
 from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, Removed, run_removal
-from headscope.pruning.selection import CHOICE, Choice
+from headscope.pruning.selection import CHOICE, Selection
 from headscope.version import VERSION
 
 DEMONSTRATION = OutputKind(
@@ -38,7 +38,7 @@ class Demonstration:
     """What came of it; `before` and `after` are scores of the captions that nothing has learnt from."""
 
     analysis: Finished
-    choice: Choice
+    choice: Selection
     removed: Removed
     before: Evaluation
     after: Evaluation

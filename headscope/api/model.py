@@ -11,7 +11,7 @@ from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_
 from headscope.api.removing import save_shrunk, shrunk_copy, sizes_of
 from headscope.api.reporting import Report
 from headscope.api.scoring import evaluation_of, head_scores_of, translations_of
-from headscope.api.selection import Heads, heads_of
+from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study, study_of
 from headscope.api.texts import Text, given
 from headscope.data.batching import BatchingOptions
@@ -21,7 +21,7 @@ from headscope.formats.base import Companions, TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.removal.remove import Removed, Shrunk
-from headscope.pruning.removal.verify import Verified
+from headscope.pruning.removal.verify import Verification
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +152,7 @@ class Model(OpenModel):
         """
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
-        gone = heads_of(heads, self.layout)
+        gone = head_ids_of(heads, self.layout)
         done = shrunk_copy(self.checkpoint, gone, export=export, text=text, target=target, max_sentences=max_sentences)
         return SmallModel(done, companions=self._companions)
 
@@ -224,7 +224,7 @@ class Model(OpenModel):
         options = TranslateOptions(
             beam=beam, power=lenpen, max_ratio=max_len_a, max_extra=max_len_b, keep_pieces=keep_pieces
         )
-        with masked(self.model, [] if mask is None else heads_of(mask, self.layout)):
+        with masked(self.model, [] if mask is None else head_ids_of(mask, self.layout)):
             return translations_of(self.checkpoint, text, options, tokens=batch_tokens, progress=progress)
 
 
@@ -245,7 +245,7 @@ class SmallModel(Model):
         return self._shrunk.removal.removed
 
     @property
-    def verified(self) -> Verified:
+    def verified(self) -> Verification:
         """How near it came to what the whole model computes with these heads masked."""
         return self._shrunk.verified
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.api.options import in_python, python_errors
-from headscope.api.selection import GateValues, Heads, gates_name, gates_of, heads_of
+from headscope.api.selection import GateValues, Heads, gates_name, gates_of, head_ids_of
 from headscope.api.texts import Text, given
 from headscope.data.encoded import Batch, side
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, Companions
-from headscope.heads import HeadId, Layout, all_heads, describe
+from headscope.heads import HeadId, Layout, all_heads, describe_heads
 from headscope.model.capture import Captured, capture
-from headscope.model.discovery import still
+from headscope.model.discovery import eval_mode
 from headscope.model.gating import gated, masked
 
 LONGEST = 512  # pieces of a sentence of a single forward pass, where the model sets no limit
@@ -61,7 +61,7 @@ class OpenModel:
         opened = self.checkpoint
         what = f"{opened.path} ({opened.format}, {opened.model_type})"
         try:
-            return f"<{type(self).__name__} {what}: {describe(opened.layout)}>"
+            return f"<{type(self).__name__} {what}: {describe_heads(opened.layout)}>"
         except HeadscopeError:  # every method that needs the heads says why they cannot be seen
             return f"<{type(self).__name__} {what}>"
 
@@ -77,7 +77,7 @@ class OpenModel:
         if corpus.has_target and not opened.two_sided:
             raise ConfigError(f"a model of type {opened.model_type!r} reads one side only; leave out target")
         batch = one_batch(opened, [(each.source, each.target) for each in corpus]).to(opened.device)
-        with still(opened.model), torch.no_grad():
+        with eval_mode(opened.model), torch.no_grad():
             if opened.predicts == "classes":
                 return opened.class_scores(batch)
             if opened.predicts == "words" and (corpus.has_target or not opened.two_sided):
@@ -115,7 +115,7 @@ class OpenModel:
     def masked(self, heads: Heads) -> Iterator[None]:
         """Within the block these heads attend to nothing, before any mixing; for models without mixing, as `gated`."""
         with python_errors():
-            chosen = heads_of(heads, self.layout)
+            chosen = head_ids_of(heads, self.layout)
             with masked(self.model, chosen), self._noted(",".join(f"{head}=masked" for head in chosen)):
                 yield
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headscope.api.options import PathName
 from headscope.api.reporting import Report, progress_of
-from headscope.api.selection import Heads, heads_of
+from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study
 from headscope.api.texts import Given
 from headscope.data.batching import BatchingOptions
@@ -18,11 +18,11 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
-from headscope.model.discovery import still
-from headscope.pruning.learning.gate_layout import Gating, gating
-from headscope.pruning.ranking.criterion import Question, column_named, criterion_named
-from headscope.pruning.ranking.rank_run import table
-from headscope.pruning.ranking.ranking import rank
+from headscope.model.discovery import eval_mode
+from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.ranking.criterion import ScoringContext, column_named, criterion_named
+from headscope.pruning.ranking.rank_run import ranking_table
+from headscope.pruning.ranking.ranking import rank_heads
 from headscope.results import Signature
 from headscope.version import VERSION
 
@@ -37,7 +37,7 @@ class Ranking:
     together (those that share keys and values, or layers that share a module) have the mean of their scores.
     """
 
-    def __init__(self, scores: Scores, gating: Gating, *, by: str, signature: Signature) -> None:
+    def __init__(self, scores: Scores, gating: GateLayout, *, by: str, signature: Signature) -> None:
         self._scores, self._gating = scores, gating
         self.by = by
         self.signature = str(signature)
@@ -45,8 +45,8 @@ class Ranking:
     @property
     def scores(self) -> pd.DataFrame:
         """A row per head that may go, the best first: site, layer, head, score, rank."""
-        everything = rank(self._gating, self._gating.heads, lambda gone: self._scores)
-        return table(self._gating, everything)[["site", "layer", "head", "score", "rank"]]
+        everything = rank_heads(self._gating, self._gating.heads, lambda gone: self._scores)
+        return ranking_table(self._gating, everything)[["site", "layer", "head", "score", "rank"]]
 
     def lowest(self, count: int, *, per_layer: bool = False) -> list[HeadId]:
         """The `count` heads that go first, by site, layer and head; `per_layer` takes the same share of every layer.
@@ -57,7 +57,7 @@ class Ranking:
         if not 0 <= count <= most:
             raise ConfigError(f"{count} heads cannot go; there are {most} that may")
         try:
-            found = rank(self._gating, self._gating.heads - count, lambda gone: self._scores, per_layer=per_layer)
+            found = rank_heads(self._gating, self._gating.heads - count, lambda gone: self._scores, per_layer=per_layer)
         except ConfigError as error:
             raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None
         return self._gating.closed(found.kept)
@@ -78,14 +78,14 @@ class Ranking:
         return table
 
 
-def gating_of(checkpoint: Checkpoint, *, sites: str | Iterable[str], protect: Heads | None) -> Gating:
+def gating_of(checkpoint: Checkpoint, *, sites: str | Iterable[str], protect: Heads | None) -> GateLayout:
     """Which heads can go, and together with which."""
     names = [each.strip() for each in sites.split(",")] if isinstance(sites, str) else list(sites)
-    safe = [] if protect is None else heads_of(protect, checkpoint.layout)
-    return gating(checkpoint.places, sites=names, protect=safe)
+    safe = [] if protect is None else head_ids_of(protect, checkpoint.layout)
+    return gate_layout(checkpoint.places, sites=names, protect=safe)
 
 
-def ranking_of_study(checkpoint: Checkpoint, gates: Gating, study: Study, by: str, *, lowest: bool) -> Ranking:
+def ranking_of_study(checkpoint: Checkpoint, gates: GateLayout, study: Study, by: str, *, lowest: bool) -> Ranking:
     """A ranking by a column of a study, as its criterion counts it; ConfigError for a column that is not there."""
     scores = _signed(column_named(by).of(study.heads), lowest)
     if strange := [head for head in scores if head.head >= checkpoint.layout.get((head.site, head.layer), 0)]:
@@ -95,7 +95,7 @@ def ranking_of_study(checkpoint: Checkpoint, gates: Gating, study: Study, by: st
 
 def measured_ranking(
     checkpoint: Checkpoint,
-    gates: Gating,
+    gates: GateLayout,
     by: str,
     text: Given | None,
     *,
@@ -115,8 +115,8 @@ def measured_ranking(
     corpus = None if text is None else text.corpus(parse=parse, max_sentences=first)
     if criterion.reads_text and corpus is None:
         raise ConfigError(f"by={by!r} is measured on text: give text=, or a study= that has it")
-    with still(checkpoint.model), progress_of(progress)("ranking", 1) as step:
-        found = criterion.scores(Question(checkpoint, corpus, pace, Options(seed=seed)))
+    with eval_mode(checkpoint.model), progress_of(progress)("ranking", 1) as step:
+        found = criterion.scores(ScoringContext(checkpoint, corpus, pace, Options(seed=seed)))
         step(1)
     shaped = {"seed": str(seed), **({"gates": at_work} if at_work else {})}
     signature = _signature(checkpoint, corpus, {"by": f"{by}{'-lowest' if lowest else ''}", **shaped})

@@ -15,9 +15,9 @@ from headscope.files.folders import Build
 from headscope.files.rule import inputs_of
 from headscope.formats.base import Checkpoint, Companions
 from headscope.heads import HeadId
-from headscope.model.discovery import still
+from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
-from headscope.pruning.removal.export import as_export, choose
+from headscope.pruning.removal.export import as_export, choose_export
 from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, Removed, Shrunk, shrink, write_shrunk
 from headscope.pruning.removal.savings import size
@@ -33,16 +33,16 @@ def shrunk_copy(
     max_sentences: int,
 ) -> Shrunk:
     """A copy without heads, compared with the whole model with them masked."""
-    chosen = choose(export, checkpoint)
+    chosen = choose_export(export, checkpoint)
     source = given(text, target)
-    with still(checkpoint.model):
+    with eval_mode(checkpoint.model):
         data = texts(checkpoint, source.source, source.target, sentences=max_sentences)
         return shrink(checkpoint, heads, export=chosen, data=data)
 
 
 def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:
     """How large the model was before, and is now."""
-    with still(done.checkpoint.model):
+    with eval_mode(done.checkpoint.model):
         after = size(done.checkpoint, done.data)
     return {"before": asdict(done.before), "after": asdict(after)}
 
@@ -69,7 +69,7 @@ def save_shrunk(
 
             require_packages()
         model = done.checkpoint.model
-        with still(model):
+        with eval_mode(model):
             with through_attend(model), torch.no_grad():
                 wanted = outputs(model, done.data.feeds[0])
             if export is not None:

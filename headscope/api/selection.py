@@ -22,7 +22,7 @@ GateValues: TypeAlias = "Mapping[str | HeadId, float | Tensor] | Mapping[tuple[S
 SHOWN = 8  # heads that a signature names one by one
 
 
-def heads_of(heads: Heads, layout: Layout) -> list[HeadId]:
+def head_ids_of(heads: Heads, layout: Layout) -> list[HeadId]:
     """The heads of a model that are meant, each once; ConfigError for a name that selects none."""
     entries = [heads] if isinstance(heads, (str, HeadId)) else heads
     if isinstance(entries, (bytes, Mapping)) or not isinstance(entries, Iterable):
@@ -35,9 +35,9 @@ def heads_of(heads: Heads, layout: Layout) -> list[HeadId]:
     return list(chosen)
 
 
-def joined(heads: Heads | None, layout: Layout) -> str | None:
+def heads_option(heads: Heads | None, layout: Layout) -> str | None:
     """The heads with commas between them, as options have them; None where none are meant."""
-    found = [] if heads is None else heads_of(heads, layout)
+    found = [] if heads is None else head_ids_of(heads, layout)
     return ",".join(map(str, found)) or None
 
 
@@ -47,13 +47,13 @@ def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
     ConfigError for heads and layers that the model lacks.
     """
     if not isinstance(gates, Mapping):
-        return closed(heads_of(gates, layout), layout)
+        return closed(head_ids_of(gates, layout), layout)
     found: dict[tuple[Site, int], Tensor] = {}
     for key, value in gates.items():
         if isinstance(key, tuple):
             found[_site_layer(key, layout)] = torch.as_tensor(value)
             continue
-        for head in heads_of(key, layout):
+        for head in head_ids_of(key, layout):
             where = (head.site, head.layer)
             row = found.setdefault(where, torch.ones(layout[where]))
             found[where] = torch.where(

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from headscope.api.analysis import Measurement, chosen_analyses, measure, save_measurement
+from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, save_measurement
 from headscope.api.options import PathName, configured, in_python, python_words
 from headscope.api.reporting import Report, progress_of
-from headscope.api.selection import Heads, joined
+from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Text, given
 from headscope.bootstrap import Array
 from headscope.config import AnalyzeOptions
@@ -23,14 +23,14 @@ from headscope.files.folders import Build, check_writable
 from headscope.files.rule import Input, check_folder, inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.discovery import still
+from headscope.model.discovery import eval_mode
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from headscope.report.readers.run import Run
+    from headscope.report.readers.run import AnalysisRun
 
 SHOWN = 12  # rows of the table in a notebook
 
@@ -133,7 +133,7 @@ class Study:
 
         return draw(self.run(), name, **options)
 
-    def run(self) -> Run:
+    def run(self) -> AnalysisRun:
         """The study as the figures of `headscope.report` read it."""
         from headscope.report.readers.study_run import study_run
 
@@ -202,7 +202,7 @@ def study_of(
 
     What can be checked before the pass is checked first: options, the text, the folder.
     """
-    chosen = configured(AnalyzeOptions, {**options, "mask": joined(mask, checkpoint.layout)}, function="analyze")
+    chosen = configured(AnalyzeOptions, {**options, "mask": heads_option(mask, checkpoint.layout)}, function="analyze")
     chosen_analyses(chosen)
     texts = given(text, target)
     if out is not None:
@@ -211,8 +211,8 @@ def study_of(
         check_writable(Path(out))
     corpus = texts.corpus(parse=chosen.parse, max_sentences=chosen.max_sentences)
     about = {**texts.settings(), **({"gates": gates} if gates else {})}
-    with still(checkpoint.model):
-        found = measure(checkpoint, corpus, chosen, about=about, command=COMMAND, progress=progress_of(progress))
+    with eval_mode(checkpoint.model):
+        found = measure_heads(checkpoint, corpus, chosen, about=about, command=COMMAND, progress=progress_of(progress))
     study = Study(found)
     if out is not None:
         study.save(out, figures=figures, force=force)

@@ -10,21 +10,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headscope.attribution.gatevector import Contexts, GateFunction, Keep, split
-from headscope.attribution.objectives.base import Objective, Outcome
+from headscope.attribution.gatevector import Contexts, GateFunction, Keep, split_gates
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput
 from headscope.attribution.replacements import replacement
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site
 from headscope.model.allocator import reuse_freed_memory
-from headscope.model.layer_index import Seats
+from headscope.model.layer_index import LayerIndex
 
 Of = Literal["damage", "value"]
 
 
 @dataclass
-class Verdict:
+class GatedObjective:
     """What an objective says to one batch under whatever gates are set; the first pass is taken as the intact one.
 
     Higher is better. "damage": minus the objective's damage, 0 where nothing is closed. "value": the objective's
@@ -36,7 +36,7 @@ class Verdict:
     objective: Objective
     batch: Batch
     of: Of
-    intact: Outcome | None = None
+    intact: ObjectiveOutput | None = None
     ready: Batch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Verdict:
     def __call__(self) -> Tensor:
         """One forward pass: [b]."""
         output = self.objective.output(self.checkpoint, self.ready)
-        outcome = self.objective.judge(
+        outcome = self.objective.evaluate(
             self.checkpoint, output, self.ready, None if self.intact is None else self.intact.aim
         )
         if self.intact is None:
@@ -56,7 +56,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedBatch:
     """f(gates) of a batch and its open gates [b N]; what turns importances [b N] into sums and counts per sentence."""
 
     f: GateFunction
@@ -68,28 +68,28 @@ class Explained:
         """Sums and counts of a statistic at every (site, layer)."""
         return {
             (name, site, layer): Ratio(part, self.counts[:, None])
-            for (site, layer), part in split(importances, self.layout).items()
+            for (site, layer), part in split_gates(importances, self.layout).items()
         }
 
 
 @contextmanager
-def explained(
+def explained_batch(
     checkpoint: Checkpoint,
     objective: Objective,
     batch: Batch,
     *,
-    seats: Seats | None,
+    seats: LayerIndex | None,
     of: Of = "damage",
     keep: Keep = "first",
     ablate_with: str = "zero",
-) -> Iterator[Explained]:
+) -> Iterator[ExplainedBatch]:
     """Within the block: what every sentence of a batch is worth under head gates.
 
     Closed heads give what `ablate_with` says (see `headscope.attribution.replacements`). The process reuses freed
     memory from here on (`headscope.model.allocator`): hundreds of passes over one batch follow.
     """
     reuse_freed_memory()
-    verdict = Verdict(checkpoint, objective, batch, of)
+    verdict = GatedObjective(checkpoint, objective, batch, of)
     replace = replacement(ablate_with)
     instead: Callable[[Contexts], Contexts] = lambda contexts: replace(contexts, batch, objective.seed)  # noqa: E731
     runs = frozenset(Site) if batch.target is not None or not checkpoint.two_sided else frozenset({Site.ENCODER_SELF})
@@ -97,4 +97,6 @@ def explained(
     with f.entered():
         assert verdict.intact is not None
         dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32
-        yield Explained(f, torch.ones(len(batch.indices), f.size, dtype=dtype), verdict.intact.counts.cpu(), f.layout)
+        yield ExplainedBatch(
+            f, torch.ones(len(batch.indices), f.size, dtype=dtype), verdict.intact.counts.cpu(), f.layout
+        )

@@ -15,24 +15,24 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Layout, Site
-from headscope.model.discovery import places_of
+from headscope.model.discovery import find_attention
 from headscope.model.gating import gated
-from headscope.model.gradients import frozen
-from headscope.model.layer_index import Seats
-from headscope.model.prefix_cache import Rerun
+from headscope.model.gradients import frozen_parameters
+from headscope.model.layer_index import LayerIndex
+from headscope.model.prefix_cache import PrefixCache
 
 Keep = Literal["first", "last"]
 Contexts = Mapping[tuple[Site, int], list[Tensor]]
 """Contexts [b h t k] of every (site, layer), call by call."""
 
 
-def split(vector: Tensor, layout: Layout) -> dict[tuple[Site, int], Tensor]:
+def split_gates(vector: Tensor, layout: Layout) -> dict[tuple[Site, int], Tensor]:
     """Values [… N] of all heads, cut into those of every (site, layer) [… h], in the order of `all_heads`."""
     places = sorted(layout, key=lambda place: (SITES.index(place[0]), place[1]))
     return dict(zip(places, torch.split(vector, [layout[place] for place in places], dim=-1), strict=True))
 
 
-def joined(parts: Mapping[tuple[Site, int], Tensor]) -> Tensor:
+def join_gates(parts: Mapping[tuple[Site, int], Tensor]) -> Tensor:
     """The other way round: values [… h] of every (site, layer) as one vector [… N]."""
     places = sorted(parts, key=lambda place: (SITES.index(place[0]), place[1]))
     return torch.cat([parts[place] for place in places], dim=-1)
@@ -55,22 +55,24 @@ class GateFunction:
         model: nn.Module,
         worth: Callable[[], Tensor],
         *,
-        seats: Seats | None,
+        seats: LayerIndex | None,
         keep: Keep = "first",
         sites: frozenset[Site] = frozenset(Site),
         instead: Callable[[Contexts], Contexts] = lambda contexts: {},
     ) -> None:
         self.model, self.worth, self.keep, self.instead = model, worth, keep, instead
-        self.layout = {place: heads for place, heads in places_of(model).layout.items() if heads and place[0] in sites}
+        self.layout = {
+            place: heads for place, heads in find_attention(model).layout.items() if heads and place[0] in sites
+        }
         self.size = sum(self.layout.values())
-        self.rerun = Rerun(model, worth, seats)
+        self.rerun = PrefixCache(model, worth, seats)
 
     @contextmanager
     def entered(self) -> Iterator[GateFunction]:
         """Within the block the function can be called; it begins with a pass with all heads open."""
         with self.rerun.entered():
             with torch.no_grad():
-                self.rerun.value(split(torch.ones(self.size), self.layout), keep=True)
+                self.rerun.value(split_gates(torch.ones(self.size), self.layout), keep=True)
             self.rerun.instead = self.instead(self.rerun.kept.contexts)
             yield self
 
@@ -83,11 +85,11 @@ class GateFunction:
         with torch.no_grad():
             if not bool((gates == gates[:1]).all()):
                 return self._wholly(gates).to(gates.device)
-            alike = split(gates[0].detach().cpu(), self.layout)
+            alike = split_gates(gates[0].detach().cpu(), self.layout)
             return self.rerun.value(alike, keep=self.keep == "last").to(gates.device)
 
     def _wholly(self, gates: Tensor) -> Tensor:
         if self.rerun.instead:
             raise ConfigError("closed heads that give something else take gates that are the same for all sentences")
-        with frozen(self.model), gated(self.model, split(gates, self.layout)):
+        with frozen_parameters(self.model), gated(self.model, split_gates(gates, self.layout)):
             return self.worth()

@@ -21,8 +21,8 @@ from headscope.data.encoded import Batch, Encoded, side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.discovery import still
-from headscope.model.gradients import frozen
+from headscope.model.discovery import eval_mode
+from headscope.model.gradients import frozen_parameters
 
 PROBE = 5
 FAR = 100.0  # a state so large that the norm's epsilon does not matter, and its square fits half precision
@@ -33,7 +33,7 @@ SHAPES = frozenset(
 
 
 @dataclass(frozen=True)
-class Norm:
+class FinalNorm:
     """y = gain · (x − mean) / σ + shift; `centred` says whether the mean is taken off (LayerNorm, not RMSNorm)."""
 
     module: nn.Module
@@ -57,7 +57,7 @@ class Readout:
 
     weight: Tensor
     factor: float
-    norm: Norm | None
+    norm: FinalNorm | None
 
     def direction(self, labels: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """What a vector added to x [n d] is worth to the logit of labels [n], less the mean logit: [n d].
@@ -74,7 +74,7 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
         layer, weight = checkpoint.unembedding()
     except CheckpointError as error:
         return str(error)
-    with torch.enable_grad(), still(checkpoint.model), frozen(checkpoint.model, trainable=True):
+    with torch.enable_grad(), eval_mode(checkpoint.model), frozen_parameters(checkpoint.model, trainable=True):
         seen = _Probe()
         with seen.watching(checkpoint, layer):
             logits = checkpoint.logits(_probe(checkpoint)).detach()
@@ -162,14 +162,14 @@ def _direct(seen: _Probe, x: Tensor) -> str | None:
     return None
 
 
-def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
+def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | None:
     """Gain, shift and kind of a norm, from what it makes of a few states; None where y [… d] does not follow from x."""
     far = FAR * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)).to(x.dtype)  # [d]
     shift = module(torch.zeros_like(far))
     for centred in (True, False):
         middle = far - far.mean() if centred else far
         gain = (module(far) - shift) * middle.square().mean().sqrt() / middle
-        norm = Norm(module, gain, shift, centred)
+        norm = FinalNorm(module, gain, shift, centred)
         if _near(norm.gain * norm.middle(x) * norm.scale(x, y) + shift, y):
             return norm
     return None

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headscope.data.offsets import Span, fold
+from headscope.data.offsets import Span, fold_characters
 from headscope.data.parses import Parse
 
 NO_PIECE = "token without piece"
@@ -84,7 +84,7 @@ def _cut_off(parse: Parse, spans: Sequence[Span | None]) -> bool:
     """Whether tokens go on after the last piece; marks and control characters may have been dropped."""
     end = max((span[1] for span in spans if span is not None), default=0)
     rest = "".join(parse.text[max(token.start, end) : token.end] for token in parse.tokens)
-    return bool(fold(rest, "bare"))
+    return bool(fold_characters(rest, "bare"))
 
 
 def _unit_numbers(count: int, joined: set[int]) -> list[int]:

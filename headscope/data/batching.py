@@ -53,7 +53,7 @@ def sentence_limit(model: Limited, options: BatchingOptions) -> int:
 
 
 @dataclass
-class Losses:
+class Omissions:
     """What was cut off or could not be used while the corpus was read."""
 
     truncated: int = 0
@@ -69,7 +69,7 @@ def batches(
     tokens: int,
     limit: int,
     long: Long = "truncate",
-    losses: Losses,
+    losses: Omissions,
     labels: bool = False,
 ) -> Iterator[Batch]:
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
@@ -99,7 +99,7 @@ class _Ready(NamedTuple):
 
 
 def _encode(
-    window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Losses
+    window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
 ) -> list[_Ready]:
     sources = encoder.encode([s.source for s in window], side="source", limit=limit)
     losses.unknown.add("source", sources)
@@ -138,7 +138,7 @@ def _cut(ready: list[_Ready], tokens: int) -> Iterator[list[_Ready]]:
         yield group
 
 
-def _collate(group: list[_Ready], fold: int, encoder: Encoder, losses: Losses) -> Batch:
+def _collate(group: list[_Ready], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
     targets = [entry.target for entry in group if entry.target is not None]
     labels = [entry.labels for entry in group if entry.labels is not None]
     return Batch(
@@ -151,7 +151,7 @@ def _collate(group: list[_Ready], fold: int, encoder: Encoder, losses: Losses) -
     )
 
 
-def _align(entry: _Ready, encoder: Encoder, losses: Losses) -> Aligned | None:
+def _align(entry: _Ready, encoder: Encoder, losses: Omissions) -> Aligned | None:
     parse = entry.sentence.parse
     assert parse is not None
     spans = encoder.spans(entry.sentence.source, entry.source.ids)

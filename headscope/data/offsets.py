@@ -114,7 +114,7 @@ def _spells(text: str, group: list[int], spans: Sequence[Span | None], spelled: 
         said = b"".join(spelled[n] for n in group).decode()
     except UnicodeDecodeError:
         return False
-    return fold(said, "letters") == fold(covered, "letters")
+    return fold_characters(said, "letters") == fold_characters(covered, "letters")
 
 
 # Other tokenizers: pieces searched in the text.
@@ -139,7 +139,7 @@ class _Page:
     """A text as it is compared: folded characters, and where in the text each of them comes from."""
 
     def __init__(self, text: str, level: Level) -> None:
-        folds = [fold(character, level) for character in text]
+        folds = [fold_characters(character, level) for character in text]
         self.level = level
         self.folded = "".join(folds)
         self.origin = [n for n, folded in enumerate(folds) for _ in folded]
@@ -208,7 +208,7 @@ def _read(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | No
         return None
     folded, of_byte = "", list[Span]()
     for character in said:
-        part = fold(character, level)
+        part = fold_characters(character, level)
         of_byte += [(len(folded), len(folded) + len(part))] * len(character.encode())
         folded += part
     ranges, begin = list[Span](), 0
@@ -266,7 +266,7 @@ _PUNCTUATION = str.maketrans(
 )
 
 
-def fold(text: str, level: Level) -> str:
+def fold_characters(text: str, level: Level) -> str:
     """Text as it is compared: no case, compatibility forms, plain quotes and dashes, no whitespace.
 
     `written` keeps all else, `marks` drops control and format characters (a tokenizer may), `bare` combining

@@ -1,6 +1,6 @@
 """What an analysis is: one file in `analyses/` that measures heads of one site and layer at a time.
 
-An analysis sees each attention call once, as `Heads`, and returns sums and counts per sentence; the
+An analysis sees each attention call once, as `HeadBatch`, and returns sums and counts per sentence; the
 driver (`headscope.engine.plan`) adds them up over the corpus and hands them back for the report. It keeps
 nothing per sentence and never loops over heads, tokens or sentences.
 """
@@ -34,7 +34,7 @@ Granularity = Literal["token", "example", "batch"]
 
 
 @dataclass
-class Heads:
+class HeadBatch:
     """One site and layer at work on one batch, with what analyses share computed once.
 
     weights [b h t s], context [b h t k] (before mixing and gates), in float32 at least, whatever the model
@@ -64,7 +64,7 @@ class Heads:
     def _peak(self) -> tuple[Tensor, Tensor]:
         weights = self.weights  # no weight is above one, so two less is below all that are seen
         hidden = self.shared("hidden", lambda: (self.visible & self.keys[:, None])[:, None].to(weights.dtype) * 2 - 2)
-        return peaks(weights + hidden)  # [b h t s] + [b 1 t s]
+        return max_and_position(weights + hidden)  # [b h t s] + [b 1 t s]
 
     @property
     def peak(self) -> Tensor:
@@ -73,7 +73,7 @@ class Heads:
 
     @property
     def focus(self) -> Tensor:
-        """Position of that key [b h t]; the first one where several tie (see `peaks`)."""
+        """Position of that key [b h t]; the first one where several tie (see `max_and_position`)."""
         return self._peak[1]
 
     def shared(self, name: str, make: Callable[[], Tensor]) -> Tensor:
@@ -104,7 +104,7 @@ class Heads:
 TIE = {torch.float32: 2.5e-7, torch.float64: 1e-12}
 
 
-def peaks(values: Tensor) -> tuple[Tensor, Tensor]:
+def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
     """The largest value along the last axis, and its first place.
 
     Values that differ by rounding only (see `TIE`) count as tied.
@@ -128,7 +128,7 @@ class Column:
 
 
 @dataclass
-class Findings:
+class AnalysisReport:
     """What an analysis found: columns of heads.csv, its own tables and arrays, labels, and remarks.
 
     `detail` has arrays of single sentences beside those that the driver collects, by file and by name in it.
@@ -152,7 +152,7 @@ Sums = Mapping[tuple[str, Site, int], GroupSums]
 
 
 @dataclass(frozen=True)
-class Tally:
+class Aggregates:
     """The sums of one analysis after the corpus, with the bootstrap that turns them into estimates."""
 
     sums: Sums
@@ -247,7 +247,7 @@ class Analysis:
         """What this run explains; for analyses that need an objective."""
         return OBJECTIVES.get(self.options.objective)(seed=self.options.seed)
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         """Sums and counts per sentence of every statistic, for one site and layer of one batch."""
         return {}
 
@@ -274,10 +274,10 @@ class Analysis:
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Look at the checkpoint itself, once, before the corpus (analyses of parameters)."""
 
-    def report(self, tally: Tally) -> Findings:
+    def report(self, tally: Aggregates) -> AnalysisReport:
         """Turn sums into columns, tables and labels. Default: every statistic is a column."""
         names = dict.fromkeys(name for name, _, _ in tally.sums)
-        return Findings(columns=[tally.column(name) for name in names])
+        return AnalysisReport(columns=[tally.column(name) for name in names])
 
     def own(self) -> Any:
         """What this instance has from the corpus beside its sums, if anything; `add` takes it in another process."""

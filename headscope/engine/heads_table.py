@@ -10,12 +10,12 @@ import pandas as pd
 from torch import Tensor
 
 from headscope.bootstrap import Array
-from headscope.engine.base import Findings
+from headscope.engine.base import AnalysisReport
 from headscope.heads import HeadId, Site
 
 
 def heads_table(
-    heads: Sequence[HeadId], findings: Sequence[Findings], labels: Mapping[HeadId, list[str]]
+    heads: Sequence[HeadId], findings: Sequence[AnalysisReport], labels: Mapping[HeadId, list[str]]
 ) -> pd.DataFrame:
     """One row per head: site, layer, head, every measure with its interval, the labels."""
     columns: dict[str, list[Any]] = {

@@ -9,7 +9,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import SITES
 
 
-def overview(checkpoint: Checkpoint) -> dict[str, Any]:
+def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
     """Format, architecture, attention by site, parameters by part, tokenizer, and which analyses fit.
 
     CheckpointError where the model's heads cannot be seen.

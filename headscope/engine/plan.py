@@ -10,13 +10,13 @@ import torch
 
 from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
-from headscope.data.batching import BatchingOptions, Losses, batches, sentence_limit
+from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, side
 from headscope.distributed import Processes
 from headscope.engine.base import ANALYSES, Analysis, Options
-from headscope.engine.runner import Survey, explained
-from headscope.engine.study import LeftOut, Study
+from headscope.engine.runner import AnalysisRunner, needs_objective
+from headscope.engine.study import AnalysisResult, LeftOut
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
@@ -25,7 +25,9 @@ ALONE = Processes()
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
 
 
-def choose(*, only: Sequence[str] = (), skip: Sequence[str] = (), also: Sequence[str] = ()) -> list[type[Analysis]]:
+def choose_analyses(
+    *, only: Sequence[str] = (), skip: Sequence[str] = (), also: Sequence[str] = ()
+) -> list[type[Analysis]]:
     """The analyses to run: the default ones, or `only` these; plus `also`, minus `skip`.
 
     Names are those of analyses or of their groups. ConfigError for an unknown name, with the nearest known one.
@@ -58,7 +60,7 @@ def analyze(
     detail: bool = False,
     progress: Callable[[int], None] = lambda sentences: None,
     processes: Processes = ALONE,
-) -> Study:
+) -> AnalysisResult:
     """Measure every head of a checkpoint on a corpus with all `analyses` in one pass.
 
     Of several `processes` each takes its share of the batches, and the first one's study is that of all of them;
@@ -69,12 +71,12 @@ def analyze(
     model's heads cannot be seen, DataError where the corpus cannot be read.
     """
     began = time.monotonic()
-    if any(map(explained, analyses)):
+    if any(map(needs_objective, analyses)):
         name = choose_objective(options.objective, checkpoint, has_target=corpus.has_target)
         options = replace(options, objective=name)
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
-    survey = Survey(checkpoint, running, options, detail=detail)
-    losses, complete, done = Losses(), True, 0
+    survey = AnalysisRunner(checkpoint, running, options, detail=detail)
+    losses, complete, done = Omissions(), True, 0
     limit = sentence_limit(checkpoint, pace or BatchingOptions())
     try:
         for one in running:
@@ -92,7 +94,7 @@ def analyze(
         if done == 0:
             raise
         complete = False
-    _, *others = processes.gathered((survey.part(), done, complete))
+    _, *others = processes.gather((survey.part(), done, complete))
     for part, its_done, its_complete in others:
         survey.take(part)
         done, complete = done + its_done, complete and its_complete
@@ -149,7 +151,7 @@ def _streams(
     options: Options,
     pace: BatchingOptions,
     limit: int,
-    losses: Losses,
+    losses: Omissions,
 ) -> Iterator[Batch]:
     passes = {name for one in running for name in one.passes}
     if "text" in passes:
@@ -168,7 +170,7 @@ def _streams(
 
 def _labelled(checkpoint: Checkpoint, corpus: Corpus, running: Sequence[Analysis]) -> bool:
     """Whether batches must say what the decoder should predict."""
-    asked = any(explained(type(one)) or "labels" in one.needs for one in running)
+    asked = any(needs_objective(type(one)) or "labels" in one.needs for one in running)
     predicts = checkpoint.decodes and checkpoint.predicts == "words"
     return asked and predicts and (corpus.has_target or not checkpoint.two_sided)
 

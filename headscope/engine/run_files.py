@@ -14,7 +14,7 @@ import pandas as pd
 
 from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
-from headscope.engine.study import Study
+from headscope.engine.study import AnalysisResult
 from headscope.files.kinds import OutputKind
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
@@ -31,7 +31,9 @@ LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
 _LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
 
 
-def signature(checkpoint: Checkpoint, corpus: Corpus, study: Study, settings: Mapping[str, Any]) -> Signature:
+def run_signature(
+    checkpoint: Checkpoint, corpus: Corpus, study: AnalysisResult, settings: Mapping[str, Any]
+) -> Signature:
     """What shapes every number of a run; the entry `m` (the analysis) is put first for each table."""
     count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
     return Signature(
@@ -54,7 +56,7 @@ def signature(checkpoint: Checkpoint, corpus: Corpus, study: Study, settings: Ma
     )
 
 
-def analysis_signature(common: Signature, study: Study, name: str) -> Signature:
+def analysis_signature(common: Signature, study: AnalysisResult, name: str) -> Signature:
     """The signature of one analysis: its name and own settings, then the common part."""
     return common.having(**study.signatures[name])
 
@@ -67,16 +69,18 @@ class Description:
     record: Mapping[str, Any]
 
 
-def describe(
-    study: Study, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any], command: Sequence[str]
+def describe_run(
+    study: AnalysisResult, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any], command: Sequence[str]
 ) -> Description:
     """Describe a study while the checkpoint and the corpus are as they were measured."""
-    common = signature(checkpoint, corpus, study, settings)
+    common = run_signature(checkpoint, corpus, study, settings)
     whole = common.having(m="+".join(study.signatures), **_own_settings(study))
     return Description(whole, _meta(study, checkpoint, corpus, settings, command, whole, common))
 
 
-def write_run(folder: Path, study: Study, description: Description, pickles: Mapping[str, Any] | None = None) -> None:
+def write_run(
+    folder: Path, study: AnalysisResult, description: Description, pickles: Mapping[str, Any] | None = None
+) -> None:
     """Write everything but the figures, with the record of the run.
 
     `pickles` are further files for the folder of that name (see `headscope.engine.fork.pickles`).
@@ -95,12 +99,12 @@ def write_run(folder: Path, study: Study, description: Description, pickles: Map
     write_json(folder / "run.json", description.record)
 
 
-def _own_settings(study: Study) -> dict[str, str]:
+def _own_settings(study: AnalysisResult) -> dict[str, str]:
     return {key: value for each in study.signatures.values() for key, value in each.items() if key != "m" and value}
 
 
 def _meta(
-    study: Study,
+    study: AnalysisResult,
     checkpoint: Checkpoint,
     corpus: Corpus,
     settings: Mapping[str, Any],
@@ -148,7 +152,7 @@ def _meta(
     }
 
 
-def nested_measures(study: Study) -> dict[str, Any]:
+def nested_measures(study: AnalysisResult) -> dict[str, Any]:
     """Every numeric measure, and every similarity matrix, in the nesting of the MHR fork's pickles.
 
     `{"encoder": [{"self_attn": [h]}], "decoder": [{"self_attn": [h], "enc_attn": [h]}]}` of plain numpy

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.bootstrap import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, added_together, apart
-from headscope.data.batching import Losses
+from headscope.bootstrap import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, added_together, unstack
+from headscope.data.batching import Omissions
 from headscope.data.encoded import Batch, Side
-from headscope.engine.base import Analysis, Findings, Heads, Options, Tally, refuse_non_finite
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, Options, refuse_non_finite
 from headscope.engine.heads_table import heads_table, stacked
-from headscope.engine.study import LeftOut, Study
+from headscope.engine.study import AnalysisResult, LeftOut
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
@@ -24,14 +24,14 @@ from headscope.heads import HeadId, Site, all_heads
 from headscope.model.allocator import reuse_freed_memory
 from headscope.model.attention import AttentionCall
 from headscope.model.capture import observing
-from headscope.model.discovery import Place
-from headscope.model.gradients import differentiable_contexts, frozen, gradients_of
+from headscope.model.discovery import AttentionSite
+from headscope.model.gradients import differentiable_contexts, frozen_parameters, gradients_of
 from headscope.model.overflow import is_finite, sums_are_finite
-from headscope.model.threads import spread, threads_for_pass
+from headscope.model.threads import parallel_map, threads_for_pass
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialResult:
     """What one of several processes has found: its sums, values of single sentences, what it left out, the rest."""
 
     sums: dict[str, dict[tuple[str, Site, int], GroupSums]]
@@ -40,12 +40,12 @@ class Part:
     own: dict[str, Any]
 
 
-class Enough(BaseException):
+class StopForward(BaseException):
     """Ends a forward pass whose last attention has been seen. No Exception: none that a model catches."""
 
 
 @dataclass
-class Survey:
+class AnalysisRunner:
     """Sums of every running analysis, batch by batch.
 
     A pass that only shows attention ends with the last attention there is: what the model would make of it, the
@@ -61,7 +61,7 @@ class Survey:
     here: Batch = field(init=False)
     seeing: Sequence[Analysis] = ()
     cache: dict[str, Any] = field(default_factory=dict)
-    kept: list[tuple[Heads, Tensor]] = field(default_factory=list)
+    kept: list[tuple[HeadBatch, Tensor]] = field(default_factory=list)
     found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
     refused: list[LeftOut] = field(default_factory=list)
     stacks: dict[tuple[tuple[str, tuple[str, Site, int]], ...], GroupSums] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Survey:
             for one in self.running:
                 stack.enter_context(one.watching(self.checkpoint))
             if self.differentiated or any(map(explains, self.running)):
-                stack.enter_context(frozen(self.checkpoint.model))
+                stack.enter_context(frozen_parameters(self.checkpoint.model))
             stack.enter_context(observing(self.checkpoint.model, self.see))
             stack.callback(self._take_apart)
             yield
@@ -121,7 +121,7 @@ class Survey:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
         with torch.inference_mode(), self._seen(batch, seeing):
             self.unseen = set() if any(map(watches, self.running)) else set(self.places)
-            with suppress(Enough):
+            with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.kept:
                 self._observe(heads, afterwards=True)
@@ -140,7 +140,7 @@ class Survey:
         ready = objective.prepared(self.checkpoint, batch)
         with self._seen(ready, seeing):
             with differentiable_contexts():
-                outcome = objective.judge(self.checkpoint, objective.output(self.checkpoint, ready), ready)
+                outcome = objective.evaluate(self.checkpoint, objective.output(self.checkpoint, ready), ready)
             gradients = gradients_of(outcome.values, [context for _, context in self.kept])
             with torch.no_grad():
                 for (heads, _), gradient in zip(self.kept, gradients, strict=True):
@@ -159,7 +159,7 @@ class Survey:
         if not finite:
             refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
-    def see(self, place: Place, call: AttentionCall) -> None:
+    def see(self, place: AttentionSite, call: AttentionCall) -> None:
         """Every analysis sees every call of the batch that is on its way."""
         if not self.seeing:
             return
@@ -172,18 +172,18 @@ class Survey:
         if self.unseen:
             self.unseen.discard((place.site, place.layer))
             if not self.unseen:
-                raise Enough
+                raise StopForward
 
-    def _concerns(self, one: Analysis, heads: Heads) -> bool:
+    def _concerns(self, one: Analysis, heads: HeadBatch) -> bool:
         return self.here.kind in one.passes and heads.site in one.sites
 
-    def _observe(self, heads: Heads, *, afterwards: bool) -> None:
+    def _observe(self, heads: HeadBatch, *, afterwards: bool) -> None:
         for one in self.seeing:
             if later(one) is afterwards and self._concerns(one, heads):
                 for name, ratio in one.observe(heads).items():
                     self.found.append((one, (name, heads.site, heads.layer), ratio))
 
-    def _heads(self, place: Place, call: AttentionCall, batch: Batch) -> Heads:
+    def _heads(self, place: AttentionSite, call: AttentionCall, batch: Batch) -> HeadBatch:
         text = batch.source if batch.target is None else batch.target
         query_side = batch.source if place.site is Site.ENCODER_SELF else text
         key_side = text if place.site is Site.DECODER_SELF else batch.source
@@ -194,7 +194,7 @@ class Survey:
                 f"positions where the text has {expected[0]} and {expected[1]}; it cannot be analysed token by token"
             )
         queries, keys = self._counted(query_side, key_side)
-        return Heads(
+        return HeadBatch(
             site=place.site,
             layer=place.layer,
             weights=_precise(call.weights.detach()),
@@ -255,7 +255,7 @@ class Survey:
     def _take_apart(self) -> None:
         """Give every statistic sums of its own, when the corpus has been read."""
         for keys, stack in self.stacks.items():
-            for (name, key), sums in zip(keys, apart(stack), strict=True):
+            for (name, key), sums in zip(keys, unstack(stack), strict=True):
                 self._include(name, key, sums)
         self.stacks.clear()
 
@@ -272,11 +272,11 @@ class Survey:
         for sentence, value in zip(batch.indices.tolist(), values, strict=True):
             self.detailed.setdefault(name, {}).setdefault(f"{sentence}/{site}", {})[layer] = value
 
-    def part(self) -> Part:
+    def part(self) -> PartialResult:
         """What this process found, for the one that concludes."""
-        return Part(self.sums, self.detailed, self.refused, {one.name: one.own() for one in self.running})
+        return PartialResult(self.sums, self.detailed, self.refused, {one.name: one.own() for one in self.running})
 
-    def take(self, part: Part) -> None:
+    def take(self, part: PartialResult) -> None:
         """Add what another process found in its share of the batches."""
         gone = {each.analysis for each in part.refused}
         self.running = [one for one in self.running if one.name not in gone]
@@ -290,11 +290,11 @@ class Survey:
             if part.own.get(one.name) is not None:
                 one.add(part.own[one.name])
 
-    def conclude(self, bootstrap: Bootstrap) -> Study:
+    def conclude(self, bootstrap: Bootstrap) -> AnalysisResult:
         """Turn sums into columns, tables and labels."""
         empty = [one for one in self.running if one.passes and not self.sums.get(one.name)]
         reporting = [one for one in self.running if one not in empty]
-        found = spread(lambda one: one.report(Tally(self.sums.get(one.name, {}), bootstrap)), reporting)
+        found = parallel_map(lambda one: one.report(Aggregates(self.sums.get(one.name, {}), bootstrap)), reporting)
         findings = list(zip(reporting, found, strict=True))
         left_out = [*self.refused, *(LeftOut(one.name, "found nothing to measure") for one in empty)]
         remarks = [remark for each in found for remark in each.remarks]
@@ -302,7 +302,7 @@ class Survey:
         for each in found:
             for head, texts in each.labels.items():
                 labels.setdefault(head, []).extend(texts)
-        return Study(
+        return AnalysisResult(
             heads=heads_table(self._measured(), found, labels),
             tables={name: frame for each in found for name, frame in each.tables.items()},
             arrays={name: array for each in found for name, array in each.arrays.items()},
@@ -311,7 +311,7 @@ class Survey:
             remarks=remarks,
             signatures={one.name: self._signature(one) for one, _ in findings},
             detail=self._detail(found),
-            losses=Losses(),
+            losses=Omissions(),
             sentences=0,
             complete=True,
             seconds=0.0,
@@ -319,11 +319,11 @@ class Survey:
 
     def _signature(self, one: Analysis) -> dict[str, str]:
         its = {"m": f"{one.name}.v{one.version}"}
-        if explained(type(one)):
+        if needs_objective(type(one)):
             its["objective"] = f"{one.objective.name}.v{one.objective.version}"
         return its | one.signature()
 
-    def _detail(self, findings: Sequence[Findings]) -> dict[str, dict[str, Array]]:
+    def _detail(self, findings: Sequence[AnalysisReport]) -> dict[str, dict[str, Array]]:
         found = {name: {key: stacked(layers) for key, layers in its.items()} for name, its in self.detailed.items()}
         for each in findings:
             for name, arrays in each.detail.items():
@@ -352,7 +352,7 @@ def later(one: Analysis) -> bool:
     return one.afterwards or "gradient" in one.needs
 
 
-def explained(one: type[Analysis]) -> bool:
+def needs_objective(one: type[Analysis]) -> bool:
     """Whether an analysis needs an objective."""
     return not one.needs.isdisjoint({"objective", "gradient"})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from headscope.bootstrap import Array
-from headscope.data.batching import Losses
+from headscope.data.batching import Omissions
 from headscope.heads import HeadId
 
 
@@ -20,7 +20,7 @@ class LeftOut:
 
 
 @dataclass
-class Study:
+class AnalysisResult:
     """Everything measured: a row per head, the analyses' own tables and arrays, labels, and what was left out."""
 
     heads: pd.DataFrame
@@ -31,7 +31,7 @@ class Study:
     remarks: list[str]
     signatures: dict[str, dict[str, str]]
     detail: dict[str, dict[str, Array]]
-    losses: Losses
+    losses: Omissions
     sentences: int
     complete: bool
     seconds: float

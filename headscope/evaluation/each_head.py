@@ -15,12 +15,12 @@ from headscope.config import EvaluateConfig
 from headscope.evaluation.likelihood import Likelihood, likelihood
 from headscope.evaluation.quality import (
     OF_TRANSLATIONS,
-    Opened,
+    OpenedEvaluation,
+    evaluation_signature,
     look_tokenised,
     open_all,
     perplexity,
     reference_texts,
-    signature,
     text_scores,
     translated,
     translates,
@@ -62,7 +62,7 @@ def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -
     return found
 
 
-def score_each_head(opened: Opened, *, progress: Progress = no_progress) -> EachHead:
+def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> EachHead:
     """Measure the model as it is (with the mask of its config), then with each further head off; writes nothing.
 
     The heads that matter most come first. Interrupted by Ctrl-C while references are scored, it gives what was
@@ -92,10 +92,10 @@ def score_each_head(opened: Opened, *, progress: Progress = no_progress) -> Each
     opened.remarks += opened.unknown.remarks(opened.checkpoint)
     by = next((name for name in OF_TRANSLATIONS if name in columns), "nll_per_token")
     done = opened.corpus.count if scored is None else scored.sentences
-    return EachHead(_sorted(columns, by), by, signature(opened, done=done), opened.remarks, done, complete)
+    return EachHead(_sorted(columns, by), by, evaluation_signature(opened, done=done), opened.remarks, done, complete)
 
 
-def _likelihoods(opened: Opened, heads: Sequence[HeadId], progress: Progress) -> Likelihood | None:
+def _likelihoods(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> Likelihood | None:
     if not set(opened.metrics) - set(OF_TRANSLATIONS):
         return None
     masks = [[], *([head] for head in heads)]
@@ -124,7 +124,7 @@ def likelihood_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, An
     }
 
 
-def _text_columns(opened: Opened, heads: Sequence[HeadId], progress: Progress) -> dict[str, list[float]]:
+def _text_columns(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> dict[str, list[float]]:
     references = reference_texts(opened)
     opened.remarks += look_tokenised(references, opened.config.text)
     found: dict[str, list[float]] = {}

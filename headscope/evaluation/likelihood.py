@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import Long, Losses
+from headscope.data.batching import Long, Omissions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, Encoded, side
 from headscope.errors import DataError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
-from headscope.model.native.partial_forward import Reuse
+from headscope.model.native.partial_forward import PartialForward
 from headscope.model.native.transformer import Transformer
 from headscope.model.threads import threads_for_pass
 
@@ -34,7 +34,7 @@ SHARE = 0.15
 PART = 512  # positions whose logits are copied at a time
 
 
-class Row(NamedTuple):
+class LabelledSentence(NamedTuple):
     """What goes through the model for (a part of) one sentence; `last` closes the sentence."""
 
     number: int
@@ -58,7 +58,7 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LikelihoodOptions:
     """How a corpus is read: positions a batch, pieces a sentence, and what encoders hide."""
 
     tokens: int
@@ -79,7 +79,7 @@ class Likelihood:
     right: GroupSums = field(default_factory=GroupSums)
     first: Array = field(default_factory=lambda: np.zeros(0))
     counts: Array = field(default_factory=lambda: np.zeros(0))
-    losses: Losses = field(default_factory=Losses)
+    losses: Omissions = field(default_factory=Omissions)
     sentences: int = 0
     complete: bool = True
 
@@ -87,7 +87,7 @@ class Likelihood:
 def likelihood(
     checkpoint: Checkpoint,
     corpus: Corpus,
-    reading: Reading,
+    reading: LikelihoodOptions,
     *,
     masks: Sequence[Sequence[HeadId]] = ((),),
     progress: Callable[[int], None] = lambda sentences: None,
@@ -124,7 +124,7 @@ def _under_masks(
     """
     batch, labels = each.batch.to(checkpoint.device), each.labels.to(checkpoint.device)
     columns = []
-    reuse = Reuse()
+    reuse = PartialForward()
     with reuse.recorded():
         shared: Any = checkpoint.memory(batch)
         plain = token_sums(checkpoint.logits(batch, shared), labels) if () in map(tuple, masks) else None
@@ -164,15 +164,17 @@ def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return sums[0], sums[1], sums[2]
 
 
-def labelled(checkpoint: Checkpoint, corpus: Corpus, reading: Reading, losses: Losses) -> Iterator[Labelled]:
+def labelled(
+    checkpoint: Checkpoint, corpus: Corpus, reading: LikelihoodOptions, losses: Omissions
+) -> Iterator[Labelled]:
     """The corpus in batches of at most `reading.tokens` positions a side, sorted by length within windows."""
     hides = not checkpoint.two_sided and any(place.site is Site.ENCODER_SELF for place in checkpoint.places.order)
     sentences = iter(corpus)
     while window := list(islice(sentences, WINDOW["hidden" if hides else "text"])):
         rows = (_hidden if hides else _texts)(checkpoint, window, reading, losses)
         _count_cut(rows, corpus, reading, losses)
-        group: list[Row] = []
-        for row in sorted(rows, key=Row.length):
+        group: list[LabelledSentence] = []
+        for row in sorted(rows, key=LabelledSentence.length):
             if group and row.length() * (len(group) + 1) > reading.tokens:
                 yield _collate(group)
                 group = []
@@ -180,7 +182,9 @@ def labelled(checkpoint: Checkpoint, corpus: Corpus, reading: Reading, losses: L
         yield _collate(group)
 
 
-def _texts(checkpoint: Checkpoint, window: list[Sentence], reading: Reading, losses: Losses) -> list[Row]:
+def _texts(
+    checkpoint: Checkpoint, window: list[Sentence], reading: LikelihoodOptions, losses: Omissions
+) -> list[LabelledSentence]:
     said = [sentence.source if sentence.target is None else sentence.target for sentence in window]
     sources = checkpoint.encode([each.source for each in window], side="source", limit=reading.limit)
     losses.unknown.add("source", sources)
@@ -191,13 +195,15 @@ def _texts(checkpoint: Checkpoint, window: list[Sentence], reading: Reading, los
         targets = translations
     labels = checkpoint.labels(said, limit=reading.limit)
     columns = zip(window, sources, targets, labels, strict=True)
-    return [Row(sentence.number, source, target, wanted) for sentence, source, target, wanted in columns]
+    return [LabelledSentence(sentence.number, source, target, wanted) for sentence, source, target, wanted in columns]
 
 
-def _hidden(checkpoint: Checkpoint, window: list[Sentence], reading: Reading, losses: Losses) -> list[Row]:
+def _hidden(
+    checkpoint: Checkpoint, window: list[Sentence], reading: LikelihoodOptions, losses: Omissions
+) -> list[LabelledSentence]:
     """Sentences with one token hidden in each row, or one row each with a random share of its tokens hidden."""
     mask = checkpoint.mask_id()
-    rows: list[Row] = []
+    rows: list[LabelledSentence] = []
     encoded = checkpoint.encode([each.source for each in window], side="source", limit=reading.limit)
     losses.unknown.add("source", encoded)
     for sentence, source in zip(window, encoded, strict=True):
@@ -208,7 +214,7 @@ def _hidden(checkpoint: Checkpoint, window: list[Sentence], reading: Reading, lo
         for hidden in groups:
             ids = [mask if place in hidden else own for place, own in enumerate(source.ids)]
             labels = [own if place in hidden else IGNORED for place, own in enumerate(source.ids)]
-            rows.append(Row(sentence.number, source._replace(ids=ids), None, labels, hidden is groups[-1]))
+            rows.append(LabelledSentence(sentence.number, source._replace(ids=ids), None, labels, hidden is groups[-1]))
     return rows
 
 
@@ -219,7 +225,7 @@ def hidden_at_random(plain: Sequence[int], number: int, *, seed: int) -> list[in
     return found
 
 
-def _count_cut(rows: list[Row], corpus: Corpus, reading: Reading, losses: Losses) -> None:
+def _count_cut(rows: list[LabelledSentence], corpus: Corpus, reading: LikelihoodOptions, losses: Omissions) -> None:
     for row in rows:
         cut = max(row.source.cut, row.target.cut if row.target else 0)
         if cut and reading.long == "refuse":
@@ -231,7 +237,7 @@ def _count_cut(rows: list[Row], corpus: Corpus, reading: Reading, losses: Losses
         losses.truncated += bool(cut) and row.last
 
 
-def _collate(group: list[Row]) -> Labelled:
+def _collate(group: list[LabelledSentence]) -> Labelled:
     targets = [row.target for row in group if row.target is not None]
     longest = max(len(row.labels) for row in group)
     batch = Batch(

@@ -22,7 +22,7 @@ from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.unknown_subwords import UnknownPieces
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.likelihood import Likelihood, Reading, likelihood
+from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, likelihood
 from headscope.evaluation.translation import translate_lines
 from headscope.files.folders import kept_apart
 from headscope.files.rule import check_file, inputs_of
@@ -77,7 +77,7 @@ class Evaluation:
 
 
 @dataclass
-class Opened:
+class OpenedEvaluation:
     """A checkpoint and a corpus that fit each other, and what a config asks of them."""
 
     config: EvaluateOptions
@@ -85,7 +85,7 @@ class Opened:
     corpus: Corpus
     metrics: tuple[str, ...]
     off: list[HeadId]
-    reading: Reading
+    reading: LikelihoodOptions
     options: TranslateOptions
     remarks: list[str] = field(default_factory=list)
     unknown: UnknownPieces = field(default_factory=UnknownPieces)
@@ -108,7 +108,7 @@ def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) 
     return found
 
 
-def score_corpus(opened: Opened, *, progress: Progress = no_progress) -> Evaluation:
+def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:
     """Score an open checkpoint on a text; writes nothing."""
     began = time.monotonic()
     with masked(opened.checkpoint.model, opened.off):
@@ -117,7 +117,7 @@ def score_corpus(opened: Opened, *, progress: Progress = no_progress) -> Evaluat
     return found
 
 
-def open_all(config: EvaluateConfig) -> Opened:
+def open_all(config: EvaluateConfig) -> OpenedEvaluation:
     """The checkpoint and corpus of a config, checked against each other and against what is asked."""
     corpus = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
     checkpoint = open_checkpoint(
@@ -130,7 +130,7 @@ def open_all(config: EvaluateConfig) -> Opened:
     return matched(checkpoint, corpus, config)
 
 
-def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> Opened:
+def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> OpenedEvaluation:
     """A checkpoint and a corpus, checked against each other and against what is asked; ConfigError if they differ."""
     if checkpoint.two_sided is not corpus.has_target:
         problem = (
@@ -140,7 +140,7 @@ def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> 
     metrics = _metrics(config, checkpoint)
     pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
     limit = sentence_limit(checkpoint, pace)
-    reading = Reading(config.batch_tokens, limit, config.long, config.hiding, config.seed)
+    reading = LikelihoodOptions(config.batch_tokens, limit, config.long, config.hiding, config.seed)
     options = TranslateOptions(
         beam=config.beam,
         power=config.lenpen,
@@ -151,7 +151,7 @@ def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> 
     if translates(metrics):
         checkpoint.search_facts(options)
     off = select_heads(config.mask, checkpoint.layout) if config.mask else []
-    return Opened(config, checkpoint, corpus, metrics, off, reading, options)
+    return OpenedEvaluation(config, checkpoint, corpus, metrics, off, reading, options)
 
 
 def _metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def translates(metrics: Sequence[str]) -> bool:
     return any(name in OF_TRANSLATIONS for name in metrics)
 
 
-def _evaluate(opened: Opened, progress: Progress) -> Evaluation:
+def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
     scores: list[Score] = []
     hypotheses: list[str] = []
     scored: Likelihood | None = None
@@ -202,7 +202,7 @@ def _evaluate(opened: Opened, progress: Progress) -> Evaluation:
     return Evaluation(
         scores=scores,
         sentences=_per_sentence(corpus.count, scored, hypotheses),
-        signature=signature(opened, done=None if scored is None else scored.sentences),
+        signature=evaluation_signature(opened, done=None if scored is None else scored.sentences),
         remarks=opened.remarks,
         unknown=opened.unknown,
         tokens=None if scored is None else int(scored.counts.sum()),
@@ -211,7 +211,7 @@ def _evaluate(opened: Opened, progress: Progress) -> Evaluation:
     )
 
 
-def translated(opened: Opened, step: Callable[[int], None]) -> list[str]:
+def translated(opened: OpenedEvaluation, step: Callable[[int], None]) -> list[str]:
     """The best translation of every source line, as the model and its masks are now."""
     lines, unknown = (sentence.source for sentence in opened.corpus), UnknownPieces()
     cut: list[int] = []
@@ -231,7 +231,7 @@ def translated(opened: Opened, step: Callable[[int], None]) -> list[str]:
     return texts
 
 
-def _tell_cut(opened: Opened, lines: Sequence[int]) -> None:
+def _tell_cut(opened: OpenedEvaluation, lines: Sequence[int]) -> None:
     """A remark that lines (by number from 1) were translated from their first pieces, or DataError, as is asked."""
     limit = opened.checkpoint.reads(opened.options.longest)
     if opened.config.long == "refuse":
@@ -243,7 +243,7 @@ def _tell_cut(opened: Opened, lines: Sequence[int]) -> None:
     opened.remarks += [remark] if remark not in opened.remarks else []
 
 
-def reference_texts(opened: Opened) -> list[str]:
+def reference_texts(opened: OpenedEvaluation) -> list[str]:
     """References as translations are written, pieces put together."""
     return [opened.checkpoint.joined(sentence.target or "") for sentence in opened.corpus]
 
@@ -288,7 +288,7 @@ def text_scores(
     return found
 
 
-def likelihood_scores(scored: Likelihood, opened: Opened) -> list[Score]:
+def likelihood_scores(scored: Likelihood, opened: OpenedEvaluation) -> list[Score]:
     """Perplexity = exp(Σ -log p / tokens) and the share of tokens that the model finds likeliest."""
     bootstrap = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap)
     ratios = bootstrap.ratio(scored.nll), bootstrap.ratio(scored.right)
@@ -326,7 +326,7 @@ def _per_sentence(count: int, scored: Likelihood | None, hypotheses: Sequence[st
     )
 
 
-def signature(opened: Opened, *, done: int | None = None) -> Signature:
+def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -> Signature:
     """Everything that shapes the numbers, whatever metric they are of."""
     checkpoint, corpus, config = opened.checkpoint, opened.corpus, opened.config
     whole = done is None or done == corpus.count

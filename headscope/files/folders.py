@@ -61,7 +61,7 @@ class Build:
 
         What is `partial` replaces nothing: where `out` holds a run it goes to OUT.new.
         """
-        out = replacement(self.out) if partial and contents(self.out, self.kind) else self.out
+        out = replacing_folder(self.out) if partial and contents(self.out, self.kind) else self.out
         with self.writing() as made, deferred():
             self._check(out)
             seal(made, self.kind, dict(record), out)
@@ -112,7 +112,7 @@ def workplace(
 
     OutputError by the rule of `check_folder`. What lies in `out` may be a `leftover` of a run that could not begin.
     """
-    new = replacement(out)
+    new = replacing_folder(out)
     for place in (out, new):
         recover(place, kind)
     path = resume or out
@@ -144,11 +144,11 @@ def workplace(
 
 def to_resume(out: Path, kind: OutputKind) -> Path:
     """Which directory --resume means: OUT.new where a run lies that would have replaced another one, else `out`."""
-    new = replacement(out)
+    new = replacing_folder(out)
     return new if _is_of(contents(new, kind), kind) else out
 
 
-def replacement(out: Path) -> Path:
+def replacing_folder(out: Path) -> Path:
     """OUT.new, where a run is made that will replace another one."""
     out = out if out.name else out.resolve()
     return out.with_name(f"{out.name}.new")
@@ -156,7 +156,7 @@ def replacement(out: Path) -> Path:
 
 def kept_apart(path: Path, *, complete: bool) -> Path:
     """Where a file goes that may be unfinished: it replaces none, but is FILE.new where there is one."""
-    return path if complete or not path.exists() else replacement(path)
+    return path if complete or not path.exists() else replacing_folder(path)
 
 
 def check_writable(out: Path) -> None:

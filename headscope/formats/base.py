@@ -21,7 +21,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.files.reading import exists
 from headscope.formats.finite import refuse_damaged_model
 from headscope.heads import Layout, Site
-from headscope.model.discovery import Places, places_of
+from headscope.model.discovery import AttentionSites, find_attention
 from headscope.model.projections import Projections, projections
 from headscope.registry import Registry
 
@@ -101,9 +101,9 @@ class Checkpoint(ABC):
             self.__dict__.pop(name, None)
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> AttentionSites:
         """All attention of the model; CheckpointError where its heads cannot be seen."""
-        return places_of(self.model)
+        return find_attention(self.model)
 
     @property
     def layout(self) -> Layout:

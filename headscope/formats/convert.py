@@ -16,7 +16,7 @@ from headscope.files.folders import Build
 from headscope.files.kinds import MODEL_FILES, OutputKind
 from headscope.files.rule import Input
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.huggingface.from_native import make, silent, special_ids, write_vocabulary
+from headscope.formats.huggingface.from_native import make, quiet_transformers, special_ids, write_vocabulary
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
@@ -96,7 +96,7 @@ def _huggingface(checkpoint: TransformerCheckpoint, folder: Path) -> tuple[str, 
     auto: Any = transformers.AutoModelForSeq2SeqLM if checkpoint.two_sided else transformers.AutoModelForCausalLM
     probe = source, real, target = _probe(checkpoint)
     dtype = torch.float32 if name.startswith(OWN_CODE) else torch.float64
-    with silent(), torch.no_grad():
+    with quiet_transformers(), torch.no_grad():
         again = auto.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
         if checkpoint.two_sided:
             given = {"input_ids": source, "attention_mask": real.long(), "decoder_input_ids": target}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headscope.data.encoded import Batch, Side
 from headscope.errors import CheckpointError, NumericalError
-from headscope.model.discovery import walking
+from headscope.model.discovery import track_calls
 from headscope.model.overflow import first_non_finite, is_finite
 
 NAMED = 3  # tensors that a message lists
@@ -108,7 +108,7 @@ def at_tokens(values: Tensor, batch: Batch) -> Tensor:
 def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Batch | None = None) -> NoReturn:
     """NumericalError naming the layer where NaN or infinite numbers first arise in `run`, a pass that had some."""
     counted = (lambda values: values) if batch is None else (lambda values: at_tokens(values, batch))
-    with walking(checkpoint.model) as walk:
+    with track_calls(checkpoint.model) as walk:
 
         def place_of(attention: nn.Module) -> str | None:
             place = walk.place(attention)

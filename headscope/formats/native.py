@@ -28,7 +28,7 @@ from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
 from headscope.files.swap import replacing
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
 from headscope.formats.finite import refuse_damaged_file
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
@@ -89,7 +89,7 @@ class NativeFormat(CheckpointFormat):
         content = _read_config(folder)
         state = _read_weights(folder / WEIGHTS)
         refuse_damaged_file(folder / WEIGHTS, state)
-        model = build(path, content.model, state)
+        model = build_transformer(path, content.model, state)
         stored = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
         chosen = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
         model = model.to(chosen)

@@ -1,6 +1,6 @@
 """Pickles that others wrote, read without running anything: containers, numbers, text, numpy arrays.
 
-Classes that a pickle names are not looked up: those that are expected become an `Inert` object that keeps
+Classes that a pickle names are not looked up: those that are expected become an `PlainStub` object that keeps
 its arguments and its state, any other is an error. The pure Python unpickler is used with a short list of
 operations; the C one can be made to allocate gigabytes by a file of twenty bytes.
 """
@@ -23,13 +23,13 @@ from headscope.files.reading import read_bytes
 MOST_BYTES = 2 << 30  # batches of matrices between heads grow with the corpus
 
 
-class Inert:
+class PlainStub:
     """Stands for an object of a class that a pickle names; knows what it was made from, does nothing."""
 
     args: tuple[object, ...]
     state: object
 
-    def __new__(cls, *args: object) -> Inert:  # noqa: D102 — NEWOBJ calls this alone
+    def __new__(cls, *args: object) -> PlainStub:  # noqa: D102 — NEWOBJ calls this alone
         made = super().__new__(cls)
         made.args, made.state = args, None
         return made
@@ -38,20 +38,20 @@ class Inert:
         self.state = state
 
 
-class InertDtype(Inert):
+class DtypeStub(PlainStub):
     """A numpy dtype."""
 
 
-class InertArray(Inert):
+class ArrayStub(PlainStub):
     """A numpy array."""
 
 
-Classes = Mapping[tuple[str, str], type[Inert]]
+Classes = Mapping[tuple[str, str], type[PlainStub]]
 NUMPY: Classes = {
-    ("numpy", "ndarray"): Inert,
-    ("numpy", "dtype"): InertDtype,
-    ("numpy.core.multiarray", "_reconstruct"): InertArray,
-    ("numpy._core.multiarray", "_reconstruct"): InertArray,
+    ("numpy", "ndarray"): PlainStub,
+    ("numpy", "dtype"): DtypeStub,
+    ("numpy.core.multiarray", "_reconstruct"): ArrayStub,
+    ("numpy._core.multiarray", "_reconstruct"): ArrayStub,
 }
 NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "b1")
 KEYS = (str, int, float, bytes, type(None))
@@ -74,7 +74,7 @@ class _Unpickler(_BASE):  # type: ignore[misc]
         super().__init__(io.BytesIO(data))
         self.classes = classes
 
-    def find_class(self, module: str, name: str) -> type[Inert]:
+    def find_class(self, module: str, name: str) -> type[PlainStub]:
         found = self.classes.get((str(module), str(name)))
         if found is None:
             raise pickle.UnpicklingError(f"it names {str(module)[:40]!r} {str(name)[:40]!r}, which is not allowed")
@@ -121,7 +121,7 @@ BROKEN = (
 
 
 def read_pickle(path: Path, classes: Classes = NUMPY) -> Any:
-    """What a pickle holds, with `Inert` objects for `classes`; DataError in one line for anything else."""
+    """What a pickle holds, with `PlainStub` objects for `classes`; DataError in one line for anything else."""
     data = read_bytes(path, most=MOST_BYTES)
     try:
         return _Unpickler(data, classes).load()
@@ -158,13 +158,13 @@ def rows_of(value: object) -> list[NDArray[Any]] | None:
 
 def _described(value: object) -> tuple[tuple[int, ...], str, object] | None:
     """Shape, type and content as an array's state says them."""
-    state = value.state if isinstance(value, InertArray) else None
+    state = value.state if isinstance(value, ArrayStub) else None
     if not (isinstance(state, tuple) and len(state) == 5 and isinstance(state[1], tuple)):
         return None
     shape, its = state[1], state[2]
     if not all(isinstance(size, int) and 0 <= size < 2**40 for size in shape) or len(shape) > 8:
         return None
-    if not (isinstance(its, InertDtype) and its.args and isinstance(its.args[0], str)):
+    if not (isinstance(its, DtypeStub) and its.args and isinstance(its.args[0], str)):
         return None
     order = its.state[1] if isinstance(its.state, tuple) and len(its.state) > 1 else "|"
     return shape, (order if order in ("<", ">") else "") + its.args[0], state[4]

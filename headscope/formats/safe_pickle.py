@@ -57,7 +57,7 @@ class Name:
 
 
 @dataclass(eq=False)
-class Inert:
+class StubType:
     """What a pickle would have made an object of: its class, arguments and state."""
 
     name: str
@@ -201,7 +201,7 @@ class Machine:
         if len(values) % 2:
             raise Refused("its pickle is broken; copy it again")
         target = self.stack[-1]
-        if isinstance(target, Inert):
+        if isinstance(target, StubType):
             target.state = target.state if isinstance(target.state, dict) else {}
             target = target.state
         for key, value in zip(values[::2], values[1::2], strict=True):
@@ -228,7 +228,7 @@ class Machine:
             state = _as(dict, state)
             self._spend(len(state))
             vars(target).update({_as(str, key): value for key, value in state.items()})
-        elif isinstance(target, Inert):
+        elif isinstance(target, StubType):
             target.state = state
         elif not isinstance(target, (dict, StoredTensor)):  # an OrderedDict's or tensor's extra attributes
             raise Refused(f"its pickle sets the state of a {type(target).__name__}; {ADVICE}")
@@ -267,7 +267,7 @@ class Machine:
             return args[0].encode("latin-1")
         if name.endswith("multiarray.scalar"):
             return _scalar(*args)
-        return Inert(name, args)
+        return StubType(name, args)
 
 
 CALLED = {
@@ -308,7 +308,7 @@ def _unexpected(kind: type, value: Any) -> NoReturn:
 
 def _key(value: Any) -> Any:
     """A key that can be hashed at once: tuples within tuples can be made to take forever."""
-    plain = (str, int, float, bytes, type(None), Inert, Name)
+    plain = (str, int, float, bytes, type(None), StubType, Name)
     if isinstance(value, plain) or (
         isinstance(value, tuple) and len(value) < 64 and all(isinstance(part, plain) for part in value)
     ):
@@ -330,14 +330,14 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> StoredTensor:
     return StoredTensor(storage, offset if total else 0, shape, stride)
 
 
-def _scalar(dtype: Any, data: Any = b"") -> int | float | bool | Inert:
+def _scalar(dtype: Any, data: Any = b"") -> int | float | bool | StubType:
     """A numpy number as a Python one."""
     import numpy
 
-    kind: Sequence[Any] = _as(Inert, dtype).args
+    kind: Sequence[Any] = _as(StubType, dtype).args
     spelled = kind[0] if kind else None
     if not isinstance(spelled, str) or spelled not in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "b1"):
-        return Inert("numpy.scalar", ())
+        return StubType("numpy.scalar", ())
     if not isinstance(data, bytes) or len(data) != int(spelled[1]):
         raise Refused("its pickle has a number of the wrong length; the file is broken")
     found: int | float | bool = numpy.frombuffer(data, dtype=f"<{spelled}")[0].item()

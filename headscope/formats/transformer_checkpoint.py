@@ -260,7 +260,7 @@ def _mask(real: Tensor) -> Tensor | None:
     return None if bool(real.all()) else real
 
 
-def build(path: str, config: TransformerConfig, state: Mapping[str, Tensor]) -> Transformer:
+def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, Tensor]) -> Transformer:
     """The model of a config, filled with `state`; tied copies may be left out of it.
 
     The model has no memory of its own before its weights are known to fit, so a config with absurd sizes

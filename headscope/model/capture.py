@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, repeat_groups, tapped
-from headscope.model.discovery import Place, walking
+from headscope.model.discovery import AttentionSite, track_calls
 
 FIELDS = ("query", "key", "value", "weights", "context")
 
 
 @contextmanager
-def observing(model: nn.Module, see: Callable[[Place, AttentionCall], None]) -> Iterator[None]:
+def observing(model: nn.Module, see: Callable[[AttentionSite, AttentionCall], None]) -> Iterator[None]:
     """Within the block `see(place, call)` is called for every attention call of `model`."""
-    with walking(model) as walk:
+    with track_calls(model) as walk:
 
         def tap(call: AttentionCall, _: Tensor) -> None:
             place = walk.place(call.module)
@@ -82,7 +82,7 @@ def capture(model: nn.Module, wanted: Iterable[str] = ("weights",)) -> Iterator[
         raise ConfigError(f"cannot capture {', '.join(unknown)}; what can be captured: {', '.join(FIELDS)}")
     captured = Captured()
 
-    def see(place: Place, call: AttentionCall) -> None:
+    def see(place: AttentionSite, call: AttentionCall) -> None:
         kept: dict[str, Tensor] = {name: getattr(call, name) for name in names}
         for name in {"key", "value"} & set(names):
             kept[name] = repeat_groups(kept[name], place.heads)

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.heads import SITES, Layout, Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.interface import hushed, is_half, refuse_head_masks, through_attend
+from headscope.model.interface import is_half, refuse_head_masks, suppress_warnings, through_attend
 from headscope.model.overflow import first_non_finite, is_finite
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 
 
 @dataclass(frozen=True)
-class Place:
+class AttentionSite:
     """One attention module at work: heads query heads in groups key/value groups, each width wide."""
 
     site: Site
@@ -41,33 +41,33 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Places:
+class AttentionSites:
     """All places of a model, in the order in which a forward pass reaches them.
 
     `calls` maps the id of an attention module to the places that its successive calls are.
     """
 
-    order: tuple[Place, ...]
-    calls: dict[int, tuple[Place, ...]]
+    order: tuple[AttentionSite, ...]
+    calls: dict[int, tuple[AttentionSite, ...]]
 
     @property
     def layout(self) -> Layout:
         """Number of heads of every (site, layer)."""
         return {(place.site, place.layer): place.heads for place in self.order}
 
-    def at(self, site: Site) -> list[Place]:
+    def at(self, site: Site) -> list[AttentionSite]:
         """Places of one site, by layer."""
         return sorted((place for place in self.order if place.site is site), key=lambda place: place.layer)
 
 
 @dataclass
-class Walk:
+class CallTracker:
     """Tells for each call, in the order in which they come, which place it is."""
 
-    places: Places
+    places: AttentionSites
     seen: Counter[int] = field(default_factory=Counter)
 
-    def place(self, module: nn.Module) -> Place | None:
+    def place(self, module: nn.Module) -> AttentionSite | None:
         """The place of this call, or None where `module` is not of this model."""
         known = self.places.calls.get(id(module))
         if known is None:
@@ -83,11 +83,11 @@ class Walk:
 
 
 @contextmanager
-def walking(model: nn.Module) -> Iterator[Walk]:
+def track_calls(model: nn.Module) -> Iterator[CallTracker]:
     """Within the block `model` goes through `attend`, and the walk knows the place of every call."""
-    places = places_of(model)
+    places = find_attention(model)
     refuse_recomputation(model)
-    walk = Walk(places)
+    walk = CallTracker(places)
     with ExitStack() as stack:
         stack.enter_context(through_attend(model))
         for part in {id(part): part for part in (model, base_of(model))}.values():
@@ -105,20 +105,20 @@ def refuse_recomputation(model: nn.Module) -> None:
 
 
 @runtime_checkable
-class KnowsItsPlaces(Protocol):
+class DeclaresAttention(Protocol):
     """A model that calls `attend` itself and can say where (`headscope.model.native.transformer`)."""
 
-    def attention_places(self) -> Places:
+    def attention_places(self) -> AttentionSites:
         """All places, by site and layer."""
         ...
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, tuple[list[Any], Places]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[list[Any], AttentionSites]] = WeakKeyDictionary()
 
 
-def places_of(model: nn.Module) -> Places:
+def find_attention(model: nn.Module) -> AttentionSites:
     """The places of a model: those it names itself, else probed once and remembered until it is rebuilt."""
-    if isinstance(model, KnowsItsPlaces):
+    if isinstance(model, DeclaresAttention):
         return model.attention_places()
     build = _build(model)
     known = _KNOWN.get(model)
@@ -137,16 +137,16 @@ def base_of(model: nn.Module) -> nn.Module:
     return getattr(model, "base_model", model)
 
 
-def probe(model: nn.Module) -> Places:
+def probe(model: nn.Module) -> AttentionSites:
     """Send the probe through `attend` and through eager attention; compare, and name every call.
 
     CheckpointError where no call arrives, where the encoder or decoder of a model bypasses the interface,
     where attention is called more than once in a layer, or where the two outputs differ.
     """
-    kind = kind_of(model)
+    kind = attention_kind(model)
     calls: list[AttentionCall] = []
     inputs = probe_inputs(model)
-    with still(model), hushed(), torch.no_grad():
+    with eval_mode(model), suppress_warnings(), torch.no_grad():
         with through_attend(model), _once_a_layer(model, kind), tapped(lambda call, context: calls.append(call)):
             output = _probed(model, inputs, kind)
         with through_attend(model, implementation="eager"):
@@ -158,7 +158,7 @@ def probe(model: nn.Module) -> Places:
         )
     half = is_half(next(model.parameters()).dtype)
     if not is_finite(expected):
-        with still(model), hushed(), through_attend(model, implementation="eager"):
+        with eval_mode(model), suppress_warnings(), through_attend(model, implementation="eager"):
             where = first_non_finite(model, lambda: _probed(model, inputs, kind))
         hint = "its numbers may be too large for this type, try float32" if half else "its weights are damaged"
         raise CheckpointError(
@@ -200,7 +200,7 @@ def _once_a_layer(model: nn.Module, kind: str) -> Iterator[None]:
         yield
 
 
-def kind_of(model: nn.Module) -> str:
+def attention_kind(model: nn.Module) -> str:
     """The model type as its config writes it, for messages."""
     return str(getattr(model.config, "model_type", type(model).__name__))
 
@@ -266,7 +266,7 @@ def text_config(config: Any, *, target: bool = False) -> Any:
 
 
 @contextmanager
-def still(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Within the block the model is in evaluation mode; every module's own mode is restored after it."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
@@ -284,7 +284,7 @@ def _ids(text: Any, length: int, device: torch.device) -> Tensor:
     return torch.tensor([[plain[(3 * i) % len(plain)] for i in range(length)]], device=device)
 
 
-def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Places:
+def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> AttentionSites:
     names = {id(part): name for name, part in model.named_modules()}
     two_sided = bool(getattr(model.config, "is_encoder_decoder", False))
     sites = [_site(call, two_sided, kind) for call in calls]
@@ -294,12 +294,12 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Plac
             f"the {missing} of model type {kind!r} computes attention in its own code, past the attention "
             "interface of transformers 5; headscope cannot see or gate its heads"
         )
-    order: list[Place] = []
-    by_module: dict[int, list[Place]] = {}
+    order: list[AttentionSite] = []
+    by_module: dict[int, list[AttentionSite]] = {}
     for site in SITES:
         mine = [call for call, its in zip(calls, sites, strict=True) if its is site]
         for layer, call in zip(_layers([call.module for call in mine]), mine, strict=True):
-            place = Place(
+            place = AttentionSite(
                 site,
                 layer,
                 call.query.shape[1],
@@ -309,7 +309,7 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Plac
             )
             order.append(place)
             by_module.setdefault(id(call.module), []).append(place)
-    return Places(tuple(order), {key: tuple(found) for key, found in by_module.items()})
+    return AttentionSites(tuple(order), {key: tuple(found) for key, found in by_module.items()})
 
 
 def _site(call: AttentionCall, two_sided: bool, kind: str) -> Site:

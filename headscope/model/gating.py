@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, Site, describe
+from headscope.heads import HeadId, Layout, Site, describe_heads
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.discovery import places_of, walking
+from headscope.model.discovery import find_attention, track_calls
 
 Gates = Mapping[tuple[Site, int], Tensor]
 """Gates of every gated (site, layer): [h], or [b h] for a gate per sentence."""
@@ -33,7 +33,7 @@ def closed(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int], Te
     for head in heads:
         place = (head.site, head.layer)
         if head.head >= layout.get(place, 0):
-            raise ConfigError(f"this model has no head {head}; it has {describe(layout)}")
+            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
         gates.setdefault(place, torch.ones(layout[place]))[head.head] = 0.0
     return gates
 
@@ -53,16 +53,16 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
     heads closes these. Gradients flow into the gates. ConfigError where a gate's size is not the number
     of heads.
     """
-    layout = places_of(model).layout
+    layout = find_attention(model).layout
     chosen = gates if isinstance(gates, Mapping) else closed(gates, layout)
     for place, gate in chosen.items():
         if gate.shape[-1] != layout.get(place, 0):
             site, layer = place
             raise ConfigError(
                 f"{gate.shape[-1]} gates for {site}.{layer}, which has {layout.get(place, 0)} heads; "
-                f"the model has {describe(layout)}"
+                f"the model has {describe_heads(layout)}"
             )
-    with walking(model) as walk:
+    with track_calls(model) as walk:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             place = walk.place(call.module)

@@ -16,7 +16,7 @@ from headscope.model.attention import AttentionCall, tapped
 
 
 @contextmanager
-def frozen(model: nn.Module, *, trainable: bool = False) -> Iterator[None]:
+def frozen_parameters(model: nn.Module, *, trainable: bool = False) -> Iterator[None]:
     """Within the block no parameter takes part in gradients (with `trainable` every one does); then as before."""
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     for parameter, _ in before:

@@ -149,7 +149,7 @@ def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """Within the block transformers logs nothing: it warns of models that ignore the implementation's name."""
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.heads import Site
-from headscope.model.discovery import Place, places_of
+from headscope.model.discovery import AttentionSite, find_attention
 from headscope.model.projections import Slices, projections
 
 Where = tuple[Site, int]
@@ -26,7 +26,7 @@ END = 9  # after every attention of a layer
 
 
 @dataclass(frozen=True)
-class Seat:
+class LayerEntry:
     """One (site, layer): the attention module, the module of its output projection, and the heads' slices of it."""
 
     rank: Rank
@@ -48,20 +48,20 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Seats:
+class LayerIndex:
     """Seats of every (site, layer) that has heads, every layer of every stack with its rank, and the embeddings.
 
     `embeddings` are the parts outside all layers that look up tokens and positions, which no head has a say in.
     """
 
-    of: dict[Where, Seat]
+    of: dict[Where, LayerEntry]
     layers: tuple[tuple[Rank, nn.Module], ...]
     embeddings: tuple[nn.Module, ...]
 
 
-def seats_of(model: nn.Module) -> Seats | None:
+def index_layers(model: nn.Module) -> LayerIndex | None:
     """The seats of a model, None where its build is another one."""
-    places = places_of(model)
+    places = find_attention(model)
     if any(len(calls) != 1 for calls in places.calls.values()):
         return None
     modules = {id(part): part for part in model.modules()}
@@ -75,7 +75,7 @@ def seats_of(model: nn.Module) -> Seats | None:
         owners.setdefault(id(getattr(part, "weight", None)), []).append(part)
     numbers = {site: number for number, (sites, _) in enumerate(stacks) for site in sites}
     rows = {id(layer): row for _, stack in stacks for row, layer in enumerate(stack)}
-    seats: dict[Where, Seat] = {}
+    seats: dict[Where, LayerEntry] = {}
     for place, module in mine:
         if not place.heads:
             continue
@@ -86,11 +86,11 @@ def seats_of(model: nn.Module) -> Seats | None:
         stack = stacks[numbers[place.site]][1]
         row = next(rows[id(layer)] for layer in stack if any(part is module for part in layer.modules()))
         rank = (numbers[place.site], row, list(Site).index(place.site))
-        seats[place.site, place.layer] = Seat(rank, module, owner[0], output)
+        seats[place.site, place.layer] = LayerEntry(rank, module, owner[0], output)
     layers = [
         ((number, row, END), layer) for number, (_, stack) in enumerate(stacks) for row, layer in enumerate(stack)
     ]
-    return Seats(seats, tuple(layers), tuple(_embeddings(model, {id(layer) for _, layer in layers})))
+    return LayerIndex(seats, tuple(layers), tuple(_embeddings(model, {id(layer) for _, layer in layers})))
 
 
 def _embeddings(part: nn.Module, layers: set[int]) -> Iterator[nn.Module]:
@@ -105,7 +105,7 @@ def _embeddings(part: nn.Module, layers: set[int]) -> Iterator[nn.Module]:
             yield from _embeddings(child, layers)
 
 
-def _stacks(model: nn.Module, mine: list[tuple[Place, nn.Module]]) -> list[tuple[set[Site], nn.ModuleList]]:
+def _stacks(model: nn.Module, mine: list[tuple[AttentionSite, nn.Module]]) -> list[tuple[set[Site], nn.ModuleList]]:
     """Outermost lists of layers, each with all attention of its sites; an encoder before its decoder."""
     found: list[tuple[set[Site], nn.ModuleList]] = []
     for part in model.modules():
@@ -116,9 +116,9 @@ def _stacks(model: nn.Module, mine: list[tuple[Place, nn.Module]]) -> list[tuple
     return sorted(found, key=lambda stack: min(list(Site).index(site) for site in stack[0]))
 
 
-def _sites(layers: nn.ModuleList, mine: list[tuple[Place, nn.Module]]) -> set[Site]:
+def _sites(layers: nn.ModuleList, mine: list[tuple[AttentionSite, nn.Module]]) -> set[Site]:
     """The sites of a stack; none where a list is no stack."""
-    inside: list[Place] = []
+    inside: list[AttentionSite] = []
     last = -1
     for layer in layers:
         parts = {id(part) for part in layer.modules()}

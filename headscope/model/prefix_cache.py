@@ -17,9 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.discovery import KnowsItsPlaces, Walk, base_of, places_of, probe_inputs, still, walking
-from headscope.model.interface import hushed, is_half
-from headscope.model.layer_index import Rank, Seat, Seats, Where, seats_of
+from headscope.model.discovery import (
+    CallTracker,
+    DeclaresAttention,
+    base_of,
+    eval_mode,
+    find_attention,
+    probe_inputs,
+    track_calls,
+)
+from headscope.model.interface import is_half, suppress_warnings
+from headscope.model.layer_index import LayerEntry, LayerIndex, Rank, Where, index_layers
 
 BEFORE_ALL: Rank = (-1, 0, 0)
 EMBEDDINGS: Rank = (-1, 1, 0)
@@ -27,7 +35,7 @@ _ABSENT = object()
 
 
 @dataclass
-class Kept:
+class CachedPrefix:
     """What a pass left behind, call by call: outputs of modules, contexts before gates, its gates and result."""
 
     outputs: dict[nn.Module, list[Any]] = field(default_factory=dict)
@@ -37,7 +45,7 @@ class Kept:
 
 
 @dataclass
-class Pass:
+class PassPlan:
     """The pass that is on its way: its gates, and after which point what is computed is kept (None: nothing)."""
 
     gates: Mapping[Where, Tensor]
@@ -47,7 +55,7 @@ class Pass:
 
 
 @dataclass
-class Rerun:
+class PrefixCache:
     """Runs `work` (forward passes of `model` on one batch, the same ones every time) under given gates.
 
     `work` must not need gradients. `instead` has, for each (site, layer), what a closed head gives in each call
@@ -57,15 +65,15 @@ class Rerun:
 
     model: nn.Module
     work: Callable[[], Tensor]
-    seats: Seats | None
+    seats: LayerIndex | None
     instead: Mapping[Where, list[Tensor]] = field(default_factory=dict)
-    kept: Kept = field(default_factory=Kept)
-    _now: Pass = field(default_factory=lambda: Pass({}), init=False, repr=False)
+    kept: CachedPrefix = field(default_factory=CachedPrefix)
+    _now: PassPlan = field(default_factory=lambda: PassPlan({}), init=False, repr=False)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Within the block passes can be run; the model is as it was after it."""
-        with still(self.model), walking(self.model) as walk:
+        with eval_mode(self.model), track_calls(self.model) as walk:
 
             def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
                 return self._see(walk, call, context)
@@ -90,7 +98,7 @@ class Rerun:
         with self._passing(gates, BEFORE_ALL if keep else None):
             return self._finish(gates, self.work(), keep=keep)
 
-    def _partly(self, seats: Seats, gates: Mapping[Where, Tensor], changed: list[Where], keep: bool) -> Tensor:
+    def _partly(self, seats: LayerIndex, gates: Mapping[Where, Tensor], changed: list[Where], keep: bool) -> Tensor:
         first = min(changed, key=lambda where: seats.of[where].rank)
         seat, kept = seats.of[first], self.kept
         moved = self._moved(seat, first, gates[first])
@@ -103,7 +111,7 @@ class Rerun:
             if seat.rank[:2] == other.rank[:2] and other.rank < seat.rank:
                 answers |= {module: kept.outputs[module] for module in (other.attention, other.output)}
         answers |= {seat.output: moved, seat.attention: results}
-        with self._passing(gates, seat.rank if keep else None), answering(answers):
+        with self._passing(gates, seat.rank if keep else None), stored_output(answers):
             value = self.work()
         if keep:
             kept.outputs |= {seat.output: moved, seat.attention: results}
@@ -114,7 +122,7 @@ class Rerun:
             self.kept.gates, self.kept.value = dict(gates), value
         return value
 
-    def _moved(self, seat: Seat, where: Where, gate: Tensor) -> list[Tensor]:
+    def _moved(self, seat: LayerEntry, where: Where, gate: Tensor) -> list[Tensor]:
         """The results of an output projection under another gate, call by call."""
         step = gate - self.kept.gates[where]
         heads = step.nonzero()[:, 0]
@@ -126,7 +134,7 @@ class Rerun:
             found.append(result + seat.through(context * step[heads].to(context)[:, None, None], heads))
         return found
 
-    def _see(self, walk: Walk, call: AttentionCall, context: Tensor) -> Tensor | None:
+    def _see(self, walk: CallTracker, call: AttentionCall, context: Tensor) -> Tensor | None:
         """Keep and gate the contexts of one call."""
         now, place = self._now, walk.place(call.module)
         if place is None or (place.site, place.layer) not in now.gates:
@@ -146,14 +154,14 @@ class Rerun:
     @contextmanager
     def _passing(self, gates: Mapping[Where, Tensor], keep_after: Rank | None) -> Iterator[None]:
         """Within the block heads are gated, and what is computed after `keep_after` is kept."""
-        self._now = Pass(gates, keep_after)
+        self._now = PassPlan(gates, keep_after)
         try:
             with ExitStack() as stack:
                 if keep_after is not None:
                     self._keep(keep_after, stack)
                 yield
         finally:
-            self._now = Pass({})
+            self._now = PassPlan({})
 
     def _keep(self, after: Rank, stack: ExitStack) -> None:
         """Hooks that keep outputs; what was kept of later parts is thrown away first."""
@@ -177,7 +185,7 @@ class Rerun:
         self.kept.outputs[module].append(output if weights is None else _replaced(output, weights, None))
 
 
-def _with_moved(seat: Seat, kept: Kept, moved: list[Tensor]) -> list[Any] | None:
+def _with_moved(seat: LayerEntry, kept: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
     """Outputs of an attention module, the projection's result in them replaced; None where it is not among them."""
     results: list[Any] = kept.outputs[seat.attention]
     if not seat.inside:
@@ -200,7 +208,7 @@ def _replaced(output: Any, old: Tensor, new: Tensor | None) -> Any:
 
 
 @contextmanager
-def answering(answers: Mapping[nn.Module, list[Any]]) -> Iterator[None]:
+def stored_output(answers: Mapping[nn.Module, list[Any]]) -> Iterator[None]:
     """Within the block these modules compute nothing and give these outputs, one a call."""
     before: dict[nn.Module, Any] = {}
     try:
@@ -221,24 +229,24 @@ def _replies(outputs: list[Any]) -> Callable[..., Any]:
     return lambda *_, **__: next(left)
 
 
-def dependable_seats(model: nn.Module) -> Seats | None:
+def resumable_layers(model: nn.Module) -> LayerIndex | None:
     """The seats of a model; None where it has none, or where passes that start in the middle come out different.
 
     Tried on a probe of a few tokens, with one head of every (site, layer) closed in turn.
     """
-    seats = seats_of(model)
-    if seats is None or isinstance(model, KnowsItsPlaces):
+    seats = index_layers(model)
+    if seats is None or isinstance(model, DeclaresAttention):
         return seats
     inputs = probe_inputs(model)
-    every = {where: torch.ones(heads) for where, heads in places_of(model).layout.items()}
+    every = {where: torch.ones(heads) for where, heads in find_attention(model).layout.items()}
     tolerance = 0.05 if is_half(next(model.parameters()).dtype) else 1e-4
 
     def work() -> Tensor:
         found: Tensor = base_of(model)(**inputs)[0]
         return found.float()
 
-    partly, wholly = Rerun(model, work, seats), Rerun(model, work, None)
-    with hushed(), torch.no_grad(), partly.entered(), wholly.entered():
+    partly, wholly = PrefixCache(model, work, seats), PrefixCache(model, work, None)
+    with suppress_warnings(), torch.no_grad(), partly.entered(), wholly.entered():
         partly.value(every, keep=True)
         for where in seats.of:
             gate = every[where].clone()

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.discovery import Walk, base_of, places_of, probe_inputs, still
+from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
 from headscope.model.interface import through_attend
 
 
@@ -53,7 +53,7 @@ class Projections:
 
 
 @runtime_checkable
-class KnowsItsProjections(Protocol):
+class DeclaresProjections(Protocol):
     """A model that can say which rows and columns are whose (`headscope.model.native.transformer`)."""
 
     def attention_projections(self) -> dict[tuple[Site, int], Projections]:
@@ -66,9 +66,9 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
 
     The model is left as it was.
     """
-    if isinstance(model, KnowsItsProjections):
+    if isinstance(model, DeclaresProjections):
         return model.attention_projections()
-    walk = Walk(places_of(model))
+    walk = CallTracker(find_attention(model))
     found: dict[tuple[Site, int], Projections] = {}
     outputs: dict[tuple[Site, int], Slices] = {}
     waiting: list[tuple[tuple[Site, int], Tensor]] = []
@@ -90,7 +90,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
                 waiting.clear()
 
     with (
-        still(model),
+        eval_mode(model),
         through_attend(model),
         _hooked(model, receive),
         _trainable(model),

@@ -19,7 +19,7 @@ from torch import nn
 T = TypeVar("T")
 R = TypeVar("R")
 MOST = 4
-"""Workers of `spread`, as each needs memory of its own."""
+"""Workers of `parallel_map`, as each needs memory of its own."""
 LARGE = 2**26
 """Multiply-adds of a product that is worth several threads: one to two milliseconds of one core."""
 LEAST_ROWS = 16
@@ -77,7 +77,7 @@ def _set_threads(number: int) -> None:
         torch.set_num_threads(number)
 
 
-def spread(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def parallel_map(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """`work` of every item, in the order of the items; the last ones are begun first.
 
     For independent pieces of work that are each too small for torch to split. The `allowed` threads are divided among

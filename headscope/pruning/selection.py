@@ -24,8 +24,8 @@ from headscope.files.kinds import MODEL_FILES, OutputKind
 from headscope.files.writing import written
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
-from headscope.pruning.learning.gate_layout import Gating, gating
-from headscope.pruning.removal.export import Written, choose
+from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.removal.export import ExportedFiles, choose_export
 from headscope.results import Signature
 from headscope.version import VERSION
 
@@ -44,7 +44,7 @@ CHOICE = OutputKind(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceConfig:
+class SelectionConfig:
     """Options that every way to choose heads has.
 
     `sites` empty is all; heads of `protect` stay; `source` and `target` are the text, `valid_source` and
@@ -92,18 +92,18 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass
-class Opened:
+class OpenedSelection:
     """A checkpoint, its gates, and texts that were checked (None: not given)."""
 
     checkpoint: Checkpoint
-    gating: Gating
+    gating: GateLayout
     corpus: Corpus | None
     valid: Corpus | None
     limit: int
     remarks: list[str] = field(default_factory=list)
 
 
-def open_choice(config: ChoiceConfig, *, trains: bool) -> Opened:
+def open_selection(config: SelectionConfig, *, trains: bool) -> OpenedSelection:
     """Open what a config names; with `trains` in float32 unless told otherwise. Writes nothing."""
     corpus = valid = None
     if config.source is not None:
@@ -121,12 +121,12 @@ def open_choice(config: ChoiceConfig, *, trains: bool) -> Opened:
     )
     _check_export(config, checkpoint)
     protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
-    found = gating(checkpoint.places, sites=config.sites, protect=protect)
+    found = gate_layout(checkpoint.places, sites=config.sites, protect=protect)
     limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
     remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
     if config.valid_source is None and trains:
         remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
-    return Opened(checkpoint, found, corpus, valid, limit, remarks)
+    return OpenedSelection(checkpoint, found, corpus, valid, limit, remarks)
 
 
 def _unknown(checkpoint: Checkpoint, corpus: Corpus, limit: int) -> list[str]:
@@ -137,13 +137,13 @@ def _unknown(checkpoint: Checkpoint, corpus: Corpus, limit: int) -> list[str]:
         return []
 
 
-def _check_export(config: ChoiceConfig, checkpoint: Checkpoint) -> None:
+def _check_export(config: SelectionConfig, checkpoint: Checkpoint) -> None:
     """What can be known of a removal before hours of learning."""
     if config.export and not config.remove:
         raise ConfigError("--export says what --remove writes; give --remove too")
     kinds = [name for name in config.export if name != "onnx"]
     if config.remove:
-        choose(kinds[0] if kinds else None, checkpoint)
+        choose_export(kinds[0] if kinds else None, checkpoint)
     if "onnx" in config.export:
         from headscope.pruning.removal.export_onnx import require_packages
 
@@ -151,7 +151,7 @@ def _check_export(config: ChoiceConfig, checkpoint: Checkpoint) -> None:
 
 
 @dataclass
-class Choice:
+class Selection:
     """Which heads go and stay, and what is known of it.
 
     `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt; `nll` mean
@@ -161,7 +161,7 @@ class Choice:
 
     folder: Path
     method: str
-    gating: Gating
+    gating: GateLayout
     removed: list[HeadId]
     ranking: pd.DataFrame
     facts: dict[str, Any]
@@ -207,11 +207,11 @@ class Choice:
         }
 
 
-def _heads_at(gates: Gating, site: Site) -> int:
+def _heads_at(gates: GateLayout, site: Site) -> int:
     return sum(count for place, count in gates.counts.items() if place[0] is site)
 
 
-def write_choice(choice: Choice, checkpoint: Checkpoint, config: ChoiceConfig, build: Build) -> None:
+def write_selection(choice: Selection, checkpoint: Checkpoint, config: SelectionConfig, build: Build) -> None:
     """Write the directory, with the smaller checkpoint where `config.remove` says so, and swap it in.
 
     What was chosen is there even if an export refuses these heads.
@@ -241,14 +241,14 @@ def _write_lines(path: Path, heads: Sequence[HeadId]) -> None:
     written(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
-def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -> Written:
+def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -> ExportedFiles:
     """The checkpoint with all its heads, in its own format, under OUT/model; what to open."""
     place = folder / MODEL
     place.mkdir()
-    return choose(None, checkpoint).write(checkpoint, place, companions)
+    return choose_export(None, checkpoint).write(checkpoint, place, companions)
 
 
-def _remove(folder: Path, trained: Written | None, config: ChoiceConfig) -> Path:
+def _remove(folder: Path, trained: ExportedFiles | None, config: SelectionConfig) -> Path:
     """Cut the heads out of the trained model, or of the input where nothing was trained."""
     from headscope.pruning.removal.remove import RemoveConfig, run_removal
 
@@ -268,7 +268,7 @@ def _remove(folder: Path, trained: Written | None, config: ChoiceConfig) -> Path
     return found.path
 
 
-def signature(method: str, opened: Opened, config: ChoiceConfig, **more: str) -> Signature:
+def selection_signature(method: str, opened: OpenedSelection, config: SelectionConfig, **more: str) -> Signature:
     """What shapes a choice."""
     checkpoint, corpus = opened.checkpoint, opened.corpus
     text = {} if corpus is None else {"data": f"sha1={corpus.digest[:12]},n={corpus.count}"}

@@ -13,9 +13,9 @@ from headscope.attribution.objectives.predictions import precise, predicting
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.relevance.gradient.recording import Recorded, recording
+from headscope.relevance.gradient.recording import RecordedPass, recording
 from headscope.relevance.gradient.rules import Rules
-from headscope.relevance.readout import join
+from headscope.relevance.readout import join_relevance
 from headscope.relevance.rulesets import Explanation, RuleSet, Steps, Target, explained_quantity, register
 
 
@@ -63,14 +63,20 @@ def explain_backward(
 
 
 def _explanation(
-    recorded: Recorded, rule_set: Backward, starts: Sequence[Tensor], values: Tensor, counts: Tensor, *, retain: bool
+    recorded: RecordedPass,
+    rule_set: Backward,
+    starts: Sequence[Tensor],
+    values: Tensor,
+    counts: Tensor,
+    *,
+    retain: bool,
 ) -> Explanation:
     """One backward pass for each start; the last of them frees the graph unless it is to be retained."""
     parts = [
         recorded.relevance(start, rule_set.rules, retain=retain or number < len(starts) - 1)
         for number, start in enumerate(starts)
     ]
-    return Explanation({where: join([part[where] for part in parts]) for where in parts[0]}, counts, values)
+    return Explanation({where: join_relevance([part[where] for part in parts]) for where in parts[0]}, counts, values)
 
 
 def _output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tensor, str]:
@@ -84,7 +90,7 @@ def _output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tenso
 def _quantities(checkpoint: Checkpoint, output: Tensor, batch: Batch, quantity: str) -> tuple[Tensor, Tensor]:
     """The numbers to be explained [b p], zero where there is none, and whether there is one [b p]."""
     if quantity == "representation":
-        outcome = OBJECTIVES.get(quantity)().judge(checkpoint, output, batch)
+        outcome = OBJECTIVES.get(quantity)().evaluate(checkpoint, output, batch)
         return outcome.values[:, None], outcome.counts[:, None]
     logits = output[:, None] if output.ndim == 2 else output  # [b p V]
     chosen, counted = _chosen(checkpoint, batch, logits, quantity)

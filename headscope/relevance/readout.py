@@ -46,7 +46,7 @@ def over_heads(raw: Tensor) -> Tensor:
     return size / size.sum(dim=-1, keepdim=True)
 
 
-def join(parts: list[Relevance]) -> Relevance:
+def join_relevance(parts: list[Relevance]) -> Relevance:
     """Relevances of different explained positions, one after the other along `p`."""
     shares = ([part.value_share for part in parts], [part.qk_share for part in parts])
     value, qk = (None if any(each is None for each in share) else torch.cat(share) for share in shares)  # type: ignore[arg-type]

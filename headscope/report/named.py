@@ -17,34 +17,34 @@ from headscope.report.figures.headmap import heads_figure
 from headscope.report.figures.offsets import offset_histograms
 from headscope.report.figures.relations import relation_accuracy
 from headscope.report.figures.similarity import similarity_matrices
-from headscope.report.readers.run import Run
+from headscope.report.readers.run import AnalysisRun
 
 
-def _heads(run: Run, *, measure: str | Sequence[str] | None = None, sort: bool = False) -> Figure:
+def _heads(run: AnalysisRun, *, measure: str | Sequence[str] | None = None, sort: bool = False) -> Figure:
     return heads_figure(run, [measure] if isinstance(measure, str) else measure, sort=sort)
 
 
-def _functions(run: Run) -> Figure:
+def _functions(run: AnalysisRun) -> Figure:
     return functions_figure(run)
 
 
-def _positional(run: Run) -> Figure:
+def _positional(run: AnalysisRun) -> Figure:
     return offset_histograms(run)
 
 
-def _syntactic(run: Run) -> Figure:
+def _syntactic(run: AnalysisRun) -> Figure:
     return relation_accuracy(run)
 
 
-def _similarity(run: Run, *, measure: str = "cosine") -> Figure:
+def _similarity(run: AnalysisRun, *, measure: str = "cosine") -> Figure:
     return similarity_matrices(run, measure)
 
 
-def _alphas(run: Run) -> Figure:
+def _alphas(run: AnalysisRun) -> Figure:
     return alphas_figure(run)
 
 
-def _faithfulness(run: Run, *, metric: str | None = None) -> Figure:
+def _faithfulness(run: AnalysisRun, *, metric: str | None = None) -> Figure:
     return faithfulness_figure(run, metric)
 
 
@@ -59,7 +59,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
 }
 
 
-def draw(run: Run, name: str, **options: Any) -> Figure:
+def draw(run: AnalysisRun, name: str, **options: Any) -> Figure:
     """Draw a figure of a run; ConfigError for an unknown name or option, with those that there are."""
     if name not in FIGURES:
         raise ConfigError(unknown("figure", name, list(FIGURES)))

@@ -12,23 +12,23 @@ from matplotlib.figure import Figure
 from headscope.errors import ConfigError
 from headscope.report.figures.compare import compare_figure
 from headscope.report.figures.pruning import pruning_figure
-from headscope.report.figures.training import load_course, training_figure
+from headscope.report.figures.training import load_history, training_figure
 from headscope.report.readers.pruning_runs import load_pruned
-from headscope.report.readers.run import Run, load_run
+from headscope.report.readers.run import AnalysisRun, load_run
 
-Source = Run | Path
+Source = AnalysisRun | Path
 """A run that was read already, or its folder."""
 
 
 def _compare(runs: Sequence[Source], *, measure: str = "confidence") -> Figure:
     if len(runs) != 2:
         raise ConfigError(f"the figure 'compare' is of two runs; {len(runs)} given")
-    first, second = (run if isinstance(run, Run) else load_run(run) for run in runs)
+    first, second = (run if isinstance(run, AnalysisRun) else load_run(run) for run in runs)
     return compare_figure(first, second, measure)
 
 
 def _training(runs: Sequence[Source], *, axis: str = "update") -> Figure:
-    return training_figure([load_course(folder) for folder in _folders(runs, "training")], axis=axis)
+    return training_figure([load_history(folder) for folder in _folders(runs, "training")], axis=axis)
 
 
 def _pruning(runs: Sequence[Source], *, figure: str | None = None, functions: str | Path | None = None) -> Figure:
@@ -37,7 +37,7 @@ def _pruning(runs: Sequence[Source], *, figure: str | None = None, functions: st
 
 
 def _folders(runs: Sequence[Source], name: str) -> list[Path]:
-    if wrong := [run for run in runs if isinstance(run, Run)]:
+    if wrong := [run for run in runs if isinstance(run, AnalysisRun)]:
         raise ConfigError(f"the figure {name!r} is of runs on disk; {wrong[0].name} is a study")
     return [run for run in runs if isinstance(run, Path)]
 

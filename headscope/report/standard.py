@@ -15,9 +15,9 @@ from headscope.report.figures.offsets import offset_histograms
 from headscope.report.figures.relations import relation_accuracy
 from headscope.report.figures.similarity import similarity_matrices, similarity_measures
 from headscope.report.layout.save import DPI, write_figure
-from headscope.report.readers.run import MissingTable, Run, load_run
+from headscope.report.readers.run import AnalysisRun, MissingTable, load_run
 
-STANDARD: dict[str, Callable[[Run], Figure]] = {
+STANDARD: dict[str, Callable[[AnalysisRun], Figure]] = {
     "heads": heads_figure,
     "functions": functions_figure,
     "offsets": offset_histograms,
@@ -41,6 +41,6 @@ def draw_standard(run_dir: Path | str, *, dpi: int = DPI) -> list[Path]:
     return written
 
 
-def _first_similarity(run: Run) -> str:
+def _first_similarity(run: AnalysisRun) -> str:
     found = similarity_measures(run)
     return "cosine" if "cosine" in found or not found else found[0]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
-    from headscope.training.data.batches import Batch
+    from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses.cross_entropy import Sums
-    from headscope.training.run_state import Run
+    from headscope.training.run_state import TrainingRun
 
 
 class VariantChain(Variant):
@@ -56,46 +56,46 @@ class VariantChain(Variant):
             found = intersected(found, part.groups(model))
         return found
 
-    def prepare(self, run: Run) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
         for part in self.parts:
             part.prepare(run)
 
-    def resumed(self, run: Run) -> None:  # noqa: D102
+    def resumed(self, run: TrainingRun) -> None:  # noqa: D102
         for part in self.parts:
             part.resumed(run)
 
-    def before_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
         for part in self.parts:
             part.before_epoch(run, moment)
 
-    def after_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
         for part in self.parts:
             part.after_epoch(run, moment)
 
-    def before_update(self, run: Run, moment: Moment) -> None:  # noqa: D102
+    def before_update(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
         for part in self.parts:
             part.before_update(run, moment)
 
-    def after_update(self, run: Run, moment: Moment) -> None:  # noqa: D102
+    def after_update(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
         for part in self.parts:
             part.after_update(run, moment)
 
-    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
         for part in reversed(self.parts):
             gradients = partial(part.step, run, gradients=gradients)
         return gradients(batches)
 
-    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:  # noqa: D102
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:  # noqa: D102
         losses = [loss for part in self.parts if (loss := part.extra_loss(run, batch)) is not None]
         return sum(losses[1:], start=losses[0]) if losses else None
 
     def remedies(self) -> list[str]:  # noqa: D102
         return [option for part in self.parts for option in part.remedies()]
 
-    def remarks(self, run: Run, *, ended: bool) -> list[str]:  # noqa: D102
+    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:  # noqa: D102
         return [text for part in self.parts for text in part.remarks(run, ended=ended)]
 
-    def history(self, run: Run) -> dict[str, float]:  # noqa: D102
+    def history(self, run: TrainingRun) -> dict[str, float]:  # noqa: D102
         return {name: value for part in self.parts for name, value in part.history(run).items()}
 
     def state_dict(self) -> Mapping[str, Any]:  # noqa: D102

@@ -19,7 +19,7 @@ from headscope.errors import TrainingError
 from headscope.formats.base import IGNORED
 from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig
-from headscope.training.data.batches import Batch, batches, plan
+from headscope.training.data.batches import TrainingBatch, plan_batches, training_batches
 from headscope.training.data.prepare import Prepared
 from headscope.training.losses.cross_entropy import Sums, smoothed_cross_entropy
 from headscope.training.moment import Moment
@@ -29,7 +29,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken
 
 
-class Criterion(nn.Module):
+class TrainingLoss(nn.Module):
     """A batch to its label-smoothed cross-entropy and -log p, both sums over target tokens."""
 
     def __init__(self, model: Transformer, *, smoothing: float, chunked: bool = True) -> None:
@@ -37,7 +37,7 @@ class Criterion(nn.Module):
         self.model, self.smoothing, self.chunked = model, smoothing, chunked
         self.extra: Any = None
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """The criterion, with the extra loss in training, and Σ -log p in nats."""
         states = self.states(batch)
         seen = batch.labels != IGNORED
@@ -46,7 +46,7 @@ class Criterion(nn.Module):
         more = self.extra(batch) if self.training and self.extra is not None else None
         return loss if more is None else loss + more.to(loss.dtype), nll
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: TrainingBatch) -> Tensor:
         """The decoder's output [b t d]."""
         model, memory = self.model, None
         if batch.source is not None:
@@ -71,7 +71,9 @@ class UpdateRule(Protocol):
 
     name: ClassVar[str]
 
-    def step(self, run: Any, batches: Sequence[Batch], gradients: Callable[[Sequence[Batch]], Sums]) -> Sums:
+    def step(
+        self, run: Any, batches: Sequence[TrainingBatch], gradients: Callable[[Sequence[TrainingBatch]], Sums]
+    ) -> Sums:
         """Leave the gradients of one update in the parameters."""
         ...
 
@@ -89,7 +91,7 @@ class UpdateRule(Protocol):
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """What a training run is made of. `model` is never wrapped; `criterion` may be, for several processes.
 
     `generator` is for the variant's own random numbers: seeded by the run, on the CPU, the same in every
@@ -119,7 +121,7 @@ class Run:
         """The parameters of the main optimizer."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def gradients(self, batches: Sequence[Batch]) -> Sums:
+    def gradients(self, batches: Sequence[TrainingBatch]) -> Sums:
         """One forward and backward for each micro-batch; gradients are of all processes, per target token.
 
         Adds to gradients that are there. TrainingError where the criterion is no finite number.
@@ -148,7 +150,7 @@ class Run:
         kind = AUTOCAST.get(self.config.precision)
         return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
 
-    def update(self, batches: Sequence[Batch]) -> tuple[Sums, float]:
+    def update(self, batches: Sequence[TrainingBatch]) -> tuple[Sums, float]:
         """One optimizer update: the variant's step, clipping, the learning rate of the moment; also the norm."""
         self.clear_gradients()
         self.criterion.train()
@@ -163,7 +165,9 @@ class Run:
                 raise TrainingError(self._broken("the scale of the loss, lowered at every overflow,", scale, batches))
         return found, norm
 
-    def descend(self, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], *, clip: float = 0.0) -> float:
+    def descend(
+        self, optimizer: torch.optim.Optimizer, batches: Sequence[TrainingBatch], *, clip: float = 0.0
+    ) -> float:
         """A step of an optimizer by the gradients that its parameters have; their norm, 0 where none has any.
 
         A scaled gradient that overflowed makes no step (the norm is then no finite number), and `update` lowers the
@@ -182,15 +186,17 @@ class Run:
         self.descended = True
         return float(norm)
 
-    def validation(self) -> Iterator[Batch]:
+    def validation(self) -> Iterator[TrainingBatch]:
         """The validation sentences in a fixed order, on the run's device; nothing where there are none."""
         if self.data.valid is None:
             return
-        for batch in batches(self.data.valid, plan(self.data.valid, tokens=self.config.max_tokens, chance=None)):
+        for batch in training_batches(
+            self.data.valid, plan_batches(self.data.valid, tokens=self.config.max_tokens, chance=None)
+        ):
             yield batch.to(self.device)
 
     @torch.no_grad()
-    def measure(self, batch: Batch) -> Sums:
+    def measure(self, batch: TrainingBatch) -> Sums:
         """The criterion of a batch without dropout, smoothing and extra loss."""
         self.criterion.eval()
         with self.autocast():
@@ -198,11 +204,11 @@ class Run:
         return Sums(float(loss), float(nll), batch.tokens, len(batch))
 
     @property
-    def bare(self) -> Criterion:
+    def bare(self) -> TrainingLoss:
         """The criterion without its wrapping for several processes, which one process alone can call."""
         wrapped = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
         found = self.criterion.module if wrapped else self.criterion
-        assert isinstance(found, Criterion)
+        assert isinstance(found, TrainingLoss)
         return found
 
     def _alone(self, alone: bool) -> AbstractContextManager[Any]:
@@ -210,7 +216,7 @@ class Run:
         wrapped = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
         return self.criterion.no_sync() if alone and wrapped else nullcontext()  # type: ignore[operator]
 
-    def _broken(self, what: str, value: float, batches: Sequence[Batch]) -> str:
+    def _broken(self, what: str, value: float, batches: Sequence[TrainingBatch]) -> str:
         lines = [line for batch in batches for line in batch.lines]
         shown = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
         moment, last = self.moment, self.config.out / "last"

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from headscope.training.data.batches import Batch, Numbers, collate, epoch_plan
+from headscope.training.data.batches import Numbers, TrainingBatch, collate, epoch_plan
 from headscope.training.files import checkpoints
 from headscope.training.files.history import History
 from headscope.training.files.state import save_state
 from headscope.training.losses.cross_entropy import Sums
 from headscope.training.progress import Progress
-from headscope.training.run_state import Run
+from headscope.training.run_state import TrainingRun
 from headscope.training.schedules import rate
 from headscope.training.validate import Validation, validate
 from headscope.training.variant import Variant
@@ -25,11 +25,11 @@ Reason = Literal["updates", "epochs", "patience", "interrupted"]
 class Listener(Protocol):
     """Who is told how training goes, in the first process."""
 
-    def updated(self, run: Run, sums: Sums) -> None:
+    def updated(self, run: TrainingRun, sums: Sums) -> None:
         """After every update."""
         ...
 
-    def validated(self, run: Run, found: Validation, *, best: bool) -> None:
+    def validated(self, run: TrainingRun, found: Validation, *, best: bool) -> None:
         """After every validation."""
         ...
 
@@ -41,10 +41,10 @@ class Listener(Protocol):
 class Silent:
     """Tells nobody."""
 
-    def updated(self, run: Run, sums: Sums) -> None:
+    def updated(self, run: TrainingRun, sums: Sums) -> None:
         """Nothing."""
 
-    def validated(self, run: Run, found: Validation, *, best: bool) -> None:
+    def validated(self, run: TrainingRun, found: Validation, *, best: bool) -> None:
         """Nothing."""
 
     def remarked(self, text: str) -> None:
@@ -55,7 +55,7 @@ class Silent:
 class Loop:
     """Trains a run to its end. `settings` go into the state; `interrupted` says that somebody wants to stop."""
 
-    run: Run
+    run: TrainingRun
     variant: Variant
     progress: Progress
     settings: Mapping[str, Any]
@@ -112,7 +112,7 @@ class Loop:
         if run.moment.update % run.config.log_every == 0 and not self._validates():
             self._log({})
 
-    def _mine(self, groups: list[Numbers]) -> list[Batch]:
+    def _mine(self, groups: list[Numbers]) -> list[TrainingBatch]:
         """This process's micro-batches; every process has as many."""
         rank, world = self.run.processes.rank, self.run.processes.world
         mine = [collate(self.run.data.train, group) for group in groups[rank::world]]

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from headscope.bounds import check_numbers
-from headscope.distributed import Processes, together
+from headscope.distributed import Processes, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.interrupts import ending_signals, note
 from headscope.formats.base import parameters_by_part, pick_device
@@ -32,14 +32,14 @@ from headscope.training.files.state import check_settings, load_state, read_stat
 from headscope.training.moment import Moment
 from headscope.training.options import check_choices
 from headscope.training.progress import Progress
-from headscope.training.run_state import Criterion, Run
+from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import Listener, Loop, Reason, Silent
 from headscope.training.variant import Variant
 from headscope.version import VERSION
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """How a run ended: why, in which epoch, after how many updates.
 
     `best` is the best validation value, -log p or BLEU, None without validation text; `nll` and `bleu` are the
@@ -70,7 +70,7 @@ def train(
     force: bool = False,
     listener: Listener | None = None,
     command: Sequence[str] = (),
-) -> Outcome:
+) -> TrainingResult:
     """Train a variant in `config.out`. `resume` goes on with the run there, or begins one where there is none.
 
     Under torchrun every process calls this (several trainings: within `processes.together`). OutputError where the
@@ -81,7 +81,7 @@ def train(
     check_numbers(variant.options)
     if resume and force:
         raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
-    with together() as processes, ExitStack() as stack:
+    with process_group() as processes, ExitStack() as stack:
         place = training_place(config, processes, stack, resume=resume, force=force)
         here = replace(config, out=place.path)
         with _settled(config), _stoppable() as wanted, cleaned(place, processes):
@@ -101,7 +101,7 @@ def _train(
     listener: Listener,
     wanted: Callable[[], bool],
     command: Sequence[str],
-) -> Outcome:
+) -> TrainingResult:
     begun = time.time()
     options = {each.name: plain_value(getattr(variant.options, each.name)) for each in fields(variant.options)}
     settings = {**config.plain(), "variant": variant.name, **{f"{variant.name}.{k}": v for k, v in options.items()}}
@@ -150,7 +150,7 @@ def _recorded(folder: Path, about: Mapping[str, Any], history: History | None) -
             history.close()
 
 
-def make_run(config: TrainConfig, variant: Variant, processes: Processes | None = None) -> Run:
+def make_run(config: TrainConfig, variant: Variant, processes: Processes | None = None) -> TrainingRun:
     """Data, model and optimizer of a run that has not begun; `variant.prepare` is called."""
     processes = processes or Processes()
     if config.save_confidence != "none":
@@ -170,7 +170,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
     model = build_model(config, variant, init, data.source, data.target)
     model = model.to(device, torch.float64 if config.precision == "float64" else torch.float32)
     model.tie()
-    run = Run(
+    run = TrainingRun(
         config=config,
         variant=variant,
         model=model,
@@ -189,9 +189,9 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
     return run
 
 
-def _criterion(run: Run, variant: Variant) -> nn.Module:
+def _criterion(run: TrainingRun, variant: Variant) -> nn.Module:
     config = run.config
-    made = Criterion(run.model, smoothing=config.label_smoothing, chunked=config.precision != "fp16")
+    made = TrainingLoss(run.model, smoothing=config.label_smoothing, chunked=config.precision != "fp16")
     made.extra = lambda batch: variant.extra_loss(run, batch)
     whole: nn.Module = made
     if config.compile:
@@ -264,7 +264,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _about(run: Run, options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
     """What run.json says of a run before it has begun."""
     libraries = ("torch", "numpy", "sentencepiece", "sacrebleu")
     parameters = parameters_by_part(run.model)
@@ -293,7 +293,7 @@ def _about(run: Run, options: Mapping[str, Any], command: Sequence[str]) -> dict
     }
 
 
-def _signature(run: Run, options: Mapping[str, Any]) -> Signature:
+def _signature(run: TrainingRun, options: Mapping[str, Any]) -> Signature:
     config = run.config
     return Signature(
         {
@@ -311,10 +311,10 @@ def _signature(run: Run, options: Mapping[str, Any]) -> Signature:
     )
 
 
-def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> Outcome:
+def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> TrainingResult:
     run, progress = loop.run, loop.progress
     measured = run.data.valid is not None and progress.best is not None
-    return Outcome(
+    return TrainingResult(
         folder=run.config.out,
         reason=reason,
         epoch=run.moment.last_epoch,

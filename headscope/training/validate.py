@@ -10,7 +10,7 @@ from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import TranslateOptions
 from headscope.training.files.checkpoints import checkpoint
 from headscope.training.losses.cross_entropy import Sums
-from headscope.training.run_state import Run
+from headscope.training.run_state import TrainingRun
 
 LENGTHS = TranslateOptions(max_ratio=1.2, max_extra=10)  # an untrained model would not stop by itself
 
@@ -35,7 +35,7 @@ class Validation:
         return self.nll
 
 
-def validate(run: Run, *, number: int) -> Validation:
+def validate(run: TrainingRun, *, number: int) -> Validation:
     """The `number`-th validation (from 1) of a run; the first process works, all get the result."""
     found = None
     if run.processes.main:
@@ -44,11 +44,11 @@ def validate(run: Run, *, number: int) -> Validation:
             total = total.plus(run.measure(batch))
         every = run.config.bleu_every
         wanted = bool(every) and number % every == 0 and run.data.valid_texts is not None
-        found = Validation(total.nll / total.tokens if total.tokens else None, bleu(run) if wanted else None)
-    return run.processes.told(found)
+        found = Validation(total.nll / total.tokens if total.tokens else None, validation_bleu(run) if wanted else None)
+    return run.processes.broadcast(found)
 
 
-def bleu(run: Run) -> float:
+def validation_bleu(run: TrainingRun) -> float:
     """BLEU of the validation text: of raw text as it is, or of text that `--normalise moses` has tokenised."""
     assert run.data.valid_texts is not None
     sources, references = (texts[: run.config.bleu_sentences] for texts in run.data.valid_texts)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
-    from headscope.training.data.batches import Batch
+    from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses.cross_entropy import Sums
     from headscope.training.moment import Moment
-    from headscope.training.run_state import Run
+    from headscope.training.run_state import TrainingRun
 
-Gradients: TypeAlias = "Callable[[Sequence[Batch]], Sums]"
-"""One forward and backward for each of some micro-batches; what `Run.gradients` does."""
+Gradients: TypeAlias = "Callable[[Sequence[TrainingBatch]], Sums]"
+"""One forward and backward for each of some micro-batches; what `TrainingRun.gradients` does."""
 
 
 @dataclass(frozen=True)
@@ -74,35 +74,35 @@ class Variant:
         """
         return [{"params": list(model.parameters())}]
 
-    def prepare(self, run: Run) -> None:
+    def prepare(self, run: TrainingRun) -> None:
         """After model, optimizer and data exist, before anything else; also on resume, before `load_state_dict`."""
 
-    def resumed(self, run: Run) -> None:
+    def resumed(self, run: TrainingRun) -> None:
         """After model, optimizer and the variant have their saved state."""
 
-    def before_epoch(self, run: Run, moment: Moment) -> None:
+    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:
         """Before the first update of an epoch."""
 
-    def after_epoch(self, run: Run, moment: Moment) -> None:
+    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
         """After validation and checkpoint of an epoch; `moment.epoch` is the one that ended."""
 
-    def before_update(self, run: Run, moment: Moment) -> None:
+    def before_update(self, run: TrainingRun, moment: Moment) -> None:
         """Before the gradients of an update; `moment.update` updates are done."""
 
-    def after_update(self, run: Run, moment: Moment) -> None:
+    def after_update(self, run: TrainingRun, moment: Moment) -> None:
         """After the optimizer's step; `moment.update` includes it."""
 
-    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         """Leave the gradients of one update in the parameters; the engine clips them and steps the optimizer.
 
         `batches` are this process's micro-batches. `gradients(batches)` does one forward and backward for each,
-        sums over processes and divides by all target tokens (`Run.gradients`; among several variants the next
+        sums over processes and divides by all target tokens (`TrainingRun.gradients`; among several variants the next
         one's step); a variant may call it several times (MAE: G step, own optimizer, `run.clear_gradients()`,
         F step) and returns the sums that are to be logged.
         """
         return gradients(batches)
 
-    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
         """Added to the criterion of a micro-batch, which is a sum over its `batch.tokens` target tokens.
 
         Called after the forward of every training micro-batch (never in validation) of every process; so what
@@ -114,11 +114,11 @@ class Variant:
         """Which of its options may help where the loss is no number, such as "a lower --gamma"."""
         return []
 
-    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """What of it did not happen in a run that has `ended`; before that, what will not happen as options stand."""
         return []
 
-    def history(self, run: Run) -> dict[str, float]:
+    def history(self, run: TrainingRun) -> dict[str, float]:
         """Further columns of metrics.csv; always the same names (NaN where there is no value yet)."""
         return {}
 

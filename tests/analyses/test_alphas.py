@@ -12,7 +12,7 @@ import pytest
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, Options
 from headscope.engine.plan import analyze
-from headscope.engine.study import Study
+from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.report.figures.alphas import alpha_matrices
@@ -23,7 +23,7 @@ from tests.report.test_run import make_run
 CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)]), True, False)
 
 
-def study(its: Checkpoint, *names: str, corpus: Corpus = CORPUS) -> Study:
+def study(its: Checkpoint, *names: str, corpus: Corpus = CORPUS) -> AnalysisResult:
     return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=Options(), replicates=19)
 
 

@@ -16,7 +16,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, Options
 from headscope.engine.plan import analyze
-from headscope.engine.study import Study
+from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
 from tests.oracles import mhr
@@ -44,7 +44,7 @@ def checkpoint() -> Any:
     return its
 
 
-def study(its: Any, *names: str, tokens: int = 60) -> Study:
+def study(its: Any, *names: str, tokens: int = 60) -> AnalysisResult:
     chosen = [ANALYSES.get(name) for name in names]
     return analyze(
         its, corpus(), analyses=chosen, options=Options(seed=3), pace=BatchingOptions(tokens=tokens), replicates=19

@@ -14,9 +14,9 @@ import torch
 from headscope.bootstrap import FOLDS, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.data.encoded import Batch
-from headscope.engine.base import Analysis, Heads, Options
-from headscope.engine.plan import analyze, choose
-from headscope.engine.study import Study
+from headscope.engine.base import Analysis, HeadBatch, Options
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
@@ -31,18 +31,18 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 GRADIENTS = ("gradient", "taylor")
 
 
-def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> Study:
+def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> AnalysisResult:
     return analyze(
         speakers.checkpoint(kind),
         speakers.corpus(kind),
-        analyses=choose(only=names),
+        analyses=choose_analyses(only=names),
         options=Options(**options),
         pace=BatchingOptions(tokens=tokens),
         replicates=11,
     )
 
 
-def column(its: Study, name: str, table: str = "heads") -> dict[HeadId, float]:
+def column(its: AnalysisResult, name: str, table: str = "heads") -> dict[HeadId, float]:
     frame = its.heads if table == "heads" else its.tables[table]
     return {HeadId(Site(row["site"]), row["layer"], row["head"]): row[name] for _, row in frame.iterrows()}
 
@@ -184,7 +184,7 @@ def test_direct_logit_refuses(kind: str, why: str) -> None:
 def test_direct_logit_needs_words() -> None:
     its = tiny.checkpoint("mistral", 1)
     with pytest.raises(ConfigError, match="needs a model that predicts words"):
-        analyze(its, tiny.corpus(1), analyses=choose(only=["direct_logit"]), options=Options())
+        analyze(its, tiny.corpus(1), analyses=choose_analyses(only=["direct_logit"]), options=Options())
 
 
 @every_kind
@@ -266,7 +266,7 @@ class Explaining(Analysis):
                 found["half", place[0], place[1]] = Ratio(total, outcome.counts[:, None])
         return found
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         assert heads.weights.requires_grad is False
         return {
             "seen": Ratio(
@@ -279,7 +279,7 @@ class Explaining(Analysis):
 def test_an_analysis_may_make_passes_of_its_own(kind: str) -> None:
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     flags = [parameter.requires_grad for parameter in its.model.parameters()]
-    analyses = [Explaining, *choose(only=["gradient"])]
+    analyses = [Explaining, *choose_analyses(only=["gradient"])]
     found = analyze(its, corpus, analyses=analyses, options=Options(detail=True), replicates=11, detail=True)
     signed = column(found, "signed", "gradient")
     same({head: 2 * value for head, value in column(found, "half").items()}, signed, kind=kind)
@@ -290,8 +290,8 @@ def test_an_analysis_may_make_passes_of_its_own(kind: str) -> None:
 
 
 def test_a_group_is_a_name() -> None:
-    names = {cls.name for cls in choose(only=["importance"])}
+    names = {cls.name for cls in choose_analyses(only=["importance"])}
     assert {"gradient", "taylor", "magnitude", "contribution", "direct_logit"} <= names
-    assert "confidence" not in names and "confidence" in {cls.name for cls in choose(also=["importance"])}
-    assert "taylor" not in {cls.name for cls in choose(also=["importance"], skip=["taylor"])}
-    assert not {cls.name for cls in choose()} & {"gradient", "taylor", "direct_logit"}
+    assert "confidence" not in names and "confidence" in {cls.name for cls in choose_analyses(also=["importance"])}
+    assert "taylor" not in {cls.name for cls in choose_analyses(also=["importance"], skip=["taylor"])}
+    assert not {cls.name for cls in choose_analyses()} & {"gradient", "taylor", "direct_logit"}

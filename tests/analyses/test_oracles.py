@@ -17,10 +17,10 @@ from headscope.analyses.distinctness import Apart, cosines, principal_cosines
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
-from headscope.engine.base import ANALYSES, Options, peaks
+from headscope.engine.base import ANALYSES, Options, max_and_position
 from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.engine.plan import analyze, random_batches
-from headscope.engine.study import Study
+from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
@@ -75,7 +75,7 @@ class Trial:
     kind: str
     keep: bool
     checkpoint: HuggingFaceCheckpoint
-    study: Study
+    study: AnalysisResult
     seen: list[Seen]
     repeated: list[Seen]
 
@@ -369,7 +369,7 @@ def test_capture_is_what_transformers_computes(trial: Trial) -> None:
 # What the definitions say where models and corpora are odd.
 
 
-def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: object) -> Study:
+def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: object) -> AnalysisResult:
     """Some analyses on some sentences with a tiny model."""
     first = sentences[0]
     corpus = Corpus(
@@ -393,14 +393,14 @@ def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: obje
 def test_equal_weights_go_to_the_first_key() -> None:
     values = torch.tensor([[0.2, 0.4, 0.4], [0.5, 0.5, 0.0], [-1.0, 0.0, 0.0], [-1.0, -1.0, -1.0]])
     for dtype in (torch.float32, torch.float64):
-        peak, place = peaks(values.to(dtype))
+        peak, place = max_and_position(values.to(dtype))
         assert place.tolist() == [1, 0, 1, 0] and torch.equal(peak, values.to(dtype).amax(-1))
 
 
 @pytest.mark.parametrize(("dtype", "tied", "apart"), [(torch.float32, 1e-7, 1e-6), (torch.float64, 1e-13, 1e-11)])
 def test_rounding_does_not_decide_between_equal_weights(dtype: torch.dtype, tied: float, apart: float) -> None:
-    assert peaks(torch.tensor([0.1, 0.4, 0.4 * (1 + tied)], dtype=dtype))[1] == 1
-    assert peaks(torch.tensor([0.1, 0.4, 0.4 * (1 + apart)], dtype=dtype))[1] == 2
+    assert max_and_position(torch.tensor([0.1, 0.4, 0.4 * (1 + tied)], dtype=dtype))[1] == 1
+    assert max_and_position(torch.tensor([0.1, 0.4, 0.4 * (1 + apart)], dtype=dtype))[1] == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -14,17 +14,17 @@ from headscope.cli.summary import _sharpest
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, Options
 from headscope.engine.plan import analyze
-from headscope.engine.study import Study
+from headscope.engine.study import AnalysisResult
 from headscope.heads import HeadId, Site, all_heads
-from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.l0 import L0, L0Options
 from headscope.pruning.learning.subset import Subset, SubsetOptions
 from headscope.pruning.learning.topk import tie_remarks, tied_at
-from headscope.pruning.ranking.ranking import rank
+from headscope.pruning.ranking.ranking import rank_heads
 from tests.oracles import checkpoints, speakers
 
 
-def study(its: Any, corpus: Corpus, *names: str) -> Study:
+def study(its: Any, corpus: Corpus, *names: str) -> AnalysisResult:
     return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=Options(), replicates=19)
 
 
@@ -62,11 +62,11 @@ def test_where_no_query_counts_there_is_no_offset() -> None:
 
 
 def test_ties_at_the_border_of_a_ranking() -> None:
-    gates = gating(checkpoints.small().places)
+    gates = gate_layout(checkpoints.small().places)
     heads = list(all_heads(gates.counts))
     scores = {head: float(number // 4) for number, head in enumerate(heads)}  # fours that tie
     for keep in range(gates.heads + 1):
-        found = rank(gates, keep, lambda gone: scores)
+        found = rank_heads(gates, keep, lambda gone: scores)
         kept = {gates.units[number][0] for number in found.kept.nonzero()[:, 0].tolist()}
         cut = [scores[head] for head in heads if scores[head] in {scores[k] for k in kept} and head not in kept]
         expected = {head for head in heads if scores[head] in cut}
@@ -74,10 +74,10 @@ def test_ties_at_the_border_of_a_ranking() -> None:
 
 
 def test_ties_among_what_all_goes_decide_nothing() -> None:
-    gates = gating(checkpoints.small().places)
+    gates = gate_layout(checkpoints.small().places)
     order = {head: float(number >= 6) * number for number, head in enumerate(all_heads(gates.counts))}
-    assert not rank(gates, gates.heads - 6, lambda gone: order, steps=3).tied.any()
-    assert rank(gates, gates.heads - 5, lambda gone: order, steps=5).tied.sum() == 6
+    assert not rank_heads(gates, gates.heads - 6, lambda gone: order, steps=3).tied.any()
+    assert rank_heads(gates, gates.heads - 5, lambda gone: order, steps=5).tied.sum() == 6
 
 
 def test_the_border_of_the_largest() -> None:
@@ -93,7 +93,7 @@ def test_the_border_of_the_largest() -> None:
 
 def test_gates_that_have_learnt_nothing_are_told_apart_by_nothing() -> None:
     its = speakers.checkpoint("native-pre")
-    gates, noise = gating(its.places), torch.Generator().manual_seed(3)
+    gates, noise = gate_layout(its.places), torch.Generator().manual_seed(3)
     alike = L0(gates, L0Options(keep=4, start="open"), updates=1, generator=noise)
     assert alike.remarks() == tie_remarks(gates.heads)
     apart = Subset(gates, SubsetOptions(keep=4), updates=1, generator=noise)

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.attribution.gatevector import GateFunction, joined, split
+from headscope.attribution.gatevector import GateFunction, join_gates, split_gates
 from headscope.attribution.measures import ablation, integrated_gradients, shapley
 from headscope.attribution.replacements import mean_context, other_context, random_shifts, replacement
 from headscope.config import AnalyzeConfig
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Sentence
 from headscope.engine.base import Options
-from headscope.engine.plan import analyze, choose
-from headscope.engine.study import Study
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import gated, masked
-from headscope.model.prefix_cache import dependable_seats
+from headscope.model.prefix_cache import resumable_layers
 from tests.oracles import gate_games, speakers, tiny
 from tests.oracles.gate_games import Game
 from tests.oracles.shuffled import other_way_round
@@ -34,15 +34,15 @@ HALF = ("llama", "t5")  # their norms compute in float32
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> Study:
+def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> AnalysisResult:
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
-    chosen = choose(only=[name])
+    chosen = choose_analyses(only=[name])
     return analyze(
         its, corpus, analyses=chosen, options=Options(**options), pace=BatchingOptions(tokens=tokens), replicates=11
     )
 
 
-def column(its: Study, name: str) -> list[float]:
+def column(its: AnalysisResult, name: str) -> list[float]:
     """Values in the order of `all_heads`."""
     found = {HeadId(Site(row["site"]), row["layer"], row["head"]): row[name] for _, row in its.heads.iterrows()}
     return [found[head] for head in sorted(found, key=lambda h: (list(Site).index(h.site), h.layer, h.head))]
@@ -172,7 +172,10 @@ def test_representation() -> None:
             distances[head] += 1 - whole @ other / whole.norm() / other.norm()
         projected += float((whole - vector(sentence, [0.0] * size)) @ whole / whole.norm())
     found = [
-        column(analyze(its, corpus, analyses=choose(only=[name]), options=Options(ig_steps=64), replicates=3), name)
+        column(
+            analyze(its, corpus, analyses=choose_analyses(only=[name]), options=Options(ig_steps=64), replicates=3),
+            name,
+        )
         for name in ("ablation", "integrated_gradients")
     ]
     same(found[0], (distances / corpus.count).tolist(), kind="bert")
@@ -222,10 +225,10 @@ def test_captum_against_definitions() -> None:
 def test_gates_of_all_heads_in_their_order() -> None:
     layout = {(Site.CROSS, 0): 2, (Site.ENCODER_SELF, 1): 3, (Site.ENCODER_SELF, 0): 1, (Site.DECODER_SELF, 0): 5}
     vector = torch.arange(11.0)
-    parts = split(vector, layout)
+    parts = split_gates(vector, layout)
     for number, head in enumerate(all_heads(layout)):
         assert parts[head.site, head.layer][head.head] == number
-    assert torch.equal(joined(parts), vector)
+    assert torch.equal(join_gates(parts), vector)
 
 
 def test_gates_of_their_own_for_every_sentence() -> None:
@@ -235,7 +238,7 @@ def test_gates_of_their_own_for_every_sentence() -> None:
     f = GateFunction(
         its.model,
         lambda: its.model(ids).logits.logsumexp(dim=-1).sum(dim=-1),  # [b]
-        seats=dependable_seats(its.model),
+        seats=resumable_layers(its.model),
     )
     rows = torch.rand(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with f.entered():
@@ -291,7 +294,7 @@ def test_settings_that_cannot_be(setting: dict[str, Any], message: str) -> None:
 
 
 def test_they_run_with_the_other_importances() -> None:
-    names = {cls.name for cls in choose(only=["importance"])}
+    names = {cls.name for cls in choose_analyses(only=["importance"])}
     assert {"ablation", "shapley", "integrated_gradients"} <= names
 
 
@@ -299,7 +302,11 @@ def test_an_encoder_without_its_decoder() -> None:
     """A two-sided model and no target: heads of the encoder only, by the encoder's own states."""
     its, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=5)
     found = analyze(
-        its, corpus, analyses=choose(only=["ablation", "shapley"]), options=Options(shapley_samples=1), replicates=3
+        its,
+        corpus,
+        analyses=choose_analyses(only=["ablation", "shapley"]),
+        options=Options(shapley_samples=1),
+        replicates=3,
     )
     assert set(found.heads["site"]) == {"encoder-self"} and len(found.heads) == 14
     expected = torch.zeros(14).double()

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from headscope.attribution.objectives.base import OBJECTIVES, Outcome, choose_objective, default_objective
-from headscope.data.batching import Losses, batches
+from headscope.attribution.objectives.base import OBJECTIVES, ObjectiveOutput, choose_objective, default_objective
+from headscope.data.batching import Omissions, batches
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -23,14 +23,14 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 def batch_of(kind: str, its: Checkpoint, *, labels: bool = True) -> Batch:
     """All sentences as one batch in corpus order: unequal lengths, padding in the middle."""
-    how: dict[str, Any] = {"tokens": 1, "limit": 50, "losses": Losses(), "labels": labels and its.decodes}
+    how: dict[str, Any] = {"tokens": 1, "limit": 50, "losses": Omissions(), "labels": labels and its.decodes}
     single = sorted(batches(speakers.corpus(kind), its, **how), key=lambda batch: int(batch.indices))
     lengths = [batch.source.ids.shape[1] for batch in single]
     assert min(lengths[1:-1]) < max(lengths)
     return together(single, 0)
 
 
-def outcome(kind: str, name: str) -> Outcome:
+def outcome(kind: str, name: str) -> ObjectiveOutput:
     its = speakers.checkpoint(kind)
     with torch.no_grad():
         return OBJECTIVES.get(name)(seed=1).outcome(its, batch_of(kind, its))
@@ -70,14 +70,14 @@ def test_an_altered_model_is_asked_for_what_the_intact_one_said() -> None:
     batch, objective = batch_of("gpt2", its), OBJECTIVES.get("top1")()
     with torch.no_grad():
         logits = its.logits(batch)
-        intact = objective.judge(its, logits, batch)
-        altered = objective.judge(its, -logits, batch, intact.aim)
+        intact = objective.evaluate(its, logits, batch)
+        altered = objective.evaluate(its, -logits, batch, intact.aim)
     torch.testing.assert_close(altered.values, -intact.values)
     torch.testing.assert_close(objective.damage(intact, altered), 2 * intact.values)
 
 
 def test_loss_harms_upwards() -> None:
-    intact, altered = (Outcome(torch.tensor([value]), torch.ones(1)) for value in (1.0, 3.0))
+    intact, altered = (ObjectiveOutput(torch.tensor([value]), torch.ones(1)) for value in (1.0, 3.0))
     assert OBJECTIVES.get("loss")().damage(intact, altered).tolist() == [2.0]
     assert OBJECTIVES.get("log-probability")().damage(intact, altered).tolist() == [-2.0]
 
@@ -86,12 +86,12 @@ def test_loss_harms_upwards() -> None:
 def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> None:
     its = tiny.checkpoint(kind, 3)
     corpus = tiny.corpus(3, target=tiny.KINDS[kind].two_sided)
-    how: dict[str, Any] = {"tokens": 1, "limit": 90, "losses": Losses()}
+    how: dict[str, Any] = {"tokens": 1, "limit": 90, "losses": Omissions()}
     single = sorted(batches(corpus, its, **how), key=lambda batch: int(batch.indices))
     objective, batch = OBJECTIVES.get("representation")(), together(single, 0)
     with torch.enable_grad():
         states = objective.output(its, batch).detach().requires_grad_()
-        found = objective.judge(its, states, batch)
+        found = objective.evaluate(its, states, batch)
         (gradient,) = torch.autograd.grad(found.values.sum(), states)
     for row, one in enumerate(single):
         given: dict[str, Any] = {"input_ids": one.source.ids, "use_cache": False}
@@ -104,7 +104,7 @@ def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> 
         expected = (mean / mean.norm() / length).expand(length, -1)
         torch.testing.assert_close(gradient[row, :length], expected, rtol=1e-5, atol=1e-7)
         assert gradient[row, length:].eq(0).all()
-    turned = objective.judge(its, states.roll(1, dims=-1), batch, found.aim)
+    turned = objective.evaluate(its, states.roll(1, dims=-1), batch, found.aim)
     assert found.vector is not None and found.aim is not None
     torch.testing.assert_close(turned.values, (found.vector.roll(1, dims=-1) * found.aim).sum(-1))
     for vector, value in zip(found.vector, objective.damage(found, turned), strict=True):

@@ -18,10 +18,10 @@ from headscope.config import AnalyzeConfig
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.engine.base import Options
-from headscope.engine.plan import analyze, choose
+from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.model.gradients import frozen
+from headscope.model.gradients import frozen_parameters
 from tests.oracles import speakers
 
 
@@ -81,7 +81,7 @@ def test_flags_of_parameters_survive_an_error(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(type(its), "logits", broken)
     with pytest.raises(RuntimeError, match="broken"):
-        analyze(its, speakers.corpus("gpt2"), analyses=choose(only=["gradient"]), options=Options())
+        analyze(its, speakers.corpus("gpt2"), analyses=choose_analyses(only=["gradient"]), options=Options())
     assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
     assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in its.model.modules()) == hooks
 
@@ -90,7 +90,7 @@ def test_frozen_parameters_stay_frozen_afterwards() -> None:
     model = torch.nn.Linear(2, 3)
     model.bias.requires_grad_(False)
     for trainable in (False, True):
-        with frozen(model, trainable=trainable):
+        with frozen_parameters(model, trainable=trainable):
             assert {parameter.requires_grad for parameter in model.parameters()} == {trainable}
         assert [parameter.requires_grad for parameter in model.parameters()] == [True, False]
 
@@ -106,7 +106,9 @@ def test_half_precision_ranks_as_double_does(dtype: torch.dtype) -> None:
         its.model = copy.deepcopy(its.model).to(each)
         names = ("gradient", "taylor", "contribution", "direct_logit")
         found.append(
-            analyze(its, speakers.corpus("gpt2"), analyses=choose(only=names), options=Options(), replicates=11)
+            analyze(
+                its, speakers.corpus("gpt2"), analyses=choose_analyses(only=names), options=Options(), replicates=11
+            )
         )
     for name in ("gradient", "taylor", "contribution", "direct_logit"):
         exact, rounded = (each.heads[name].to_numpy() for each in found)
@@ -120,7 +122,12 @@ def test_a_corpus_without_any_label() -> None:
     nothing = Corpus("tiny", len(lines), "0" * 40, lambda: iter(lines))
     names = ("gradient", "taylor", "direct_logit")
     study = analyze(
-        its, nothing, analyses=choose(only=names), options=Options(), pace=BatchingOptions(tokens=9), replicates=11
+        its,
+        nothing,
+        analyses=choose_analyses(only=names),
+        options=Options(),
+        pace=BatchingOptions(tokens=9),
+        replicates=11,
     )
     for name in names:
         assert study.heads[name].isna().all()

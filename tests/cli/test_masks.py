@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headscope.cli import main
-from headscope.evaluation.likelihood import Reading, likelihood
+from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import TranslateOptions
 from headscope.formats.native import NATIVE
@@ -60,10 +60,12 @@ def test_a_mask_equals_zeroed_columns_of_the_output_projection(kind: str, tmp_pa
     heads = select_heads(names.get(kind, "decoder-self.1.*,decoder-self.0.2"), checkpoint.layout)
     cut = without_columns(checkpoint, heads)
     texts = corpus(tmp_path, source, target if checkpoint.two_sided else None)
-    by_mask = likelihood(checkpoint, texts, Reading(30, 50), masks=[heads])
-    by_cut = likelihood(cut, texts, Reading(30, 50))
+    by_mask = likelihood(checkpoint, texts, LikelihoodOptions(30, 50), masks=[heads])
+    by_cut = likelihood(cut, texts, LikelihoodOptions(30, 50))
     assert by_mask.first.tolist() == pytest.approx(by_cut.first.tolist(), abs=1e-9)
-    assert by_mask.first.tolist() != pytest.approx(likelihood(checkpoint, texts, Reading(30, 50)).first.tolist())
+    assert by_mask.first.tolist() != pytest.approx(
+        likelihood(checkpoint, texts, LikelihoodOptions(30, 50)).first.tolist()
+    )
     if checkpoint.two_sided:
         options = TranslateOptions(beam=3, max_extra=8)
         with masked(checkpoint.model, heads):

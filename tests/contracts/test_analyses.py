@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.base import ANALYSES, Analysis, Heads, Options
+from headscope.engine.base import ANALYSES, Analysis, HeadBatch, Options
 from headscope.engine.plan import analyze
-from headscope.engine.study import Study
+from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
@@ -57,7 +57,7 @@ def study(
     seed: int = 1,
     keep: bool = False,
     its: tuple[HuggingFaceCheckpoint, Corpus] | None = None,
-) -> Study:
+) -> AnalysisResult:
     """One analysis alone on a tiny model; skips where the model has no such site."""
     cls = ANALYSES.get(analysis) if isinstance(analysis, str) else analysis
     checkpoint, corpus = its or made(kind, cls.name)
@@ -71,7 +71,7 @@ def study(
         pytest.skip(str(error))
 
 
-def numbers(its: Study) -> dict[str, np.ndarray]:
+def numbers(its: AnalysisResult) -> dict[str, np.ndarray]:
     """Every number of a study by name."""
     found = dict(its.arrays)
     for name, table in {"heads": its.heads, **its.tables}.items():
@@ -81,7 +81,7 @@ def numbers(its: Study) -> dict[str, np.ndarray]:
     return found
 
 
-def same_numbers(one: Study, other: Study, *, within: float) -> None:
+def same_numbers(one: AnalysisResult, other: AnalysisResult, *, within: float) -> None:
     first, second = numbers(one), numbers(other)
     assert first.keys() == second.keys()
     for name in first:
@@ -90,7 +90,7 @@ def same_numbers(one: Study, other: Study, *, within: float) -> None:
     pd.testing.assert_frame_equal(one.heads, other.heads, check_exact=False, atol=within, rtol=0)
 
 
-def check(its: Study, checkpoint: HuggingFaceCheckpoint, corpus: Corpus) -> None:
+def check(its: AnalysisResult, checkpoint: HuggingFaceCheckpoint, corpus: Corpus) -> None:
     """One row per head; every number finite or NaN, inside its interval; labels of heads that exist."""
     ids = [HeadId(Site(row.site), row.layer, row.head) for row in its.heads.itertuples()]
     layout = checkpoint.layout
@@ -158,7 +158,7 @@ def test_batches_do_not_matter(name: str, kind: str, monkeypatch: pytest.MonkeyP
 def test_reports_made_side_by_side_are_those_made_one_after_the_other(kind: str) -> None:
     checkpoint, corpus = made(kind, least=5)
 
-    def found(threads: int) -> Study:
+    def found(threads: int) -> AnalysisResult:
         torch.set_num_threads(threads)
         every = [ANALYSES.get(name) for name in NAMES]
         return analyze(checkpoint, corpus, analyses=every, options=OPTIONS, replicates=REPLICATES)
@@ -190,7 +190,7 @@ def test_what_is_observed_is_left_alone(name: str, kind: str) -> None:
         pytest.skip("observes nothing")
 
     class Watched(ANALYSES.get(name)):  # type: ignore[misc]
-        def observe(self, heads: Heads) -> Any:
+        def observe(self, heads: HeadBatch) -> Any:
             before = {key: value.clone() for key, value in _tensors(heads).items()}
             found = super().observe(heads)
             after = _tensors(heads)
@@ -211,7 +211,7 @@ def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind:
     class Counting(Analysis):
         name, summary, passes = "counting", "how many passes begin", frozenset({"text"})
 
-        def observe(self, heads: Heads) -> Any:
+        def observe(self, heads: HeadBatch) -> Any:
             passes.append(heads.batch)
             return {"weight": heads.over_queries(heads.weights.square().sum(dim=-1))}
 
@@ -222,7 +222,7 @@ def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind:
         def watching(self, checkpoint: Any) -> Iterator[None]:
             yield
 
-    def found(cls: type[Analysis]) -> Study:
+    def found(cls: type[Analysis]) -> AnalysisResult:
         passes.clear(), ended.clear()
         return study(kind, cls, its=(checkpoint, corpus))
 
@@ -238,7 +238,7 @@ def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind:
     same_numbers(short, whole, within=0)
 
 
-def _tensors(heads: Heads) -> dict[str, Tensor]:
+def _tensors(heads: HeadBatch) -> dict[str, Tensor]:
     found = {key: value for key, value in vars(heads).items() if isinstance(value, Tensor)}
     for side in ("query_side", "key_side"):
         found |= {f"{side}.{key}": value for key, value in vars(getattr(heads, side)).items()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.heads import HeadId, Site
 from headscope.model.capture import Captured, capture, capture_once
-from headscope.model.discovery import places_of
+from headscope.model.discovery import find_attention
 from headscope.model.gating import gated
 from headscope.model.interface import through_attend
 from headscope.model.projections import projections
@@ -45,7 +45,7 @@ reading = pytest.mark.parametrize(
 
 @every
 def test_every_head_is_found_where_the_config_has_it(architecture: Architecture) -> None:
-    assert dict(places_of(build(architecture)).layout) == architecture.layout
+    assert dict(find_attention(build(architecture)).layout) == architecture.layout
 
 
 @every
@@ -123,7 +123,7 @@ def own_weights(model: nn.Module, inputs: dict[str, Tensor]) -> dict[tuple[Site,
             Site.CROSS: output.cross_attentions,
         }
     else:
-        sites = {next(iter(places_of(model).layout))[0]: output.attentions}
+        sites = {next(iter(find_attention(model).layout))[0]: output.attentions}
     return {(site, layer): found for site, layers in sites.items() for layer, found in enumerate(layers)}
 
 
@@ -401,7 +401,7 @@ def test_gradients_flow_into_gates(architecture: Architecture) -> None:
 def test_a_module_shared_between_layers_is_still_several_layers() -> None:
     architecture = BY_NAME["albert"]
     model, inputs = build(architecture), inputs_of(architecture)
-    places = places_of(model)
+    places = find_attention(model)
     assert len({place.name for place in places.order}) == 1
     weights = capture_once(model, **inputs).weights(Site.ENCODER_SELF)
     assert len(weights) == 3

@@ -8,7 +8,7 @@ import pytest
 from headscope.engine.base import Options
 from headscope.heads import all_heads
 from headscope.model.gating import masked
-from headscope.pruning.ranking.criterion import CRITERIA, Question
+from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext
 from tests.oracles import speakers
 
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
@@ -24,7 +24,7 @@ def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> Non
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     made = CRITERIA.get(name)()
     assert made.name == name and made.summary and type(made).__doc__
-    question = Question(its, corpus if made.reads_text else None, options=Options(shapley_samples=3))
+    question = ScoringContext(its, corpus if made.reads_text else None, options=Options(shapley_samples=3))
     scores = made.scores(question)
     assert list(scores) == list(all_heads(its.layout))
     values = np.array(list(scores.values()))
@@ -37,11 +37,11 @@ def test_scores_depend_on_heads_that_are_gone_where_that_is_said(name: str) -> N
     its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre")
     made, gone = CRITERIA.get(name)(), list(all_heads(its.layout))[:1]
     options = Options(shapley_samples=3)
-    plain = made.scores(Question(its, corpus, options=options))
-    later = made.scores(Question(its, corpus, options=options, removed=gone))
+    plain = made.scores(ScoringContext(its, corpus, options=options))
+    later = made.scores(ScoringContext(its, corpus, options=options, removed=gone))
     rest = [head for head in plain if head not in gone]
     changed = any(plain[head] != later[head] for head in rest)
     assert changed is made.changes
     if changed:
         with masked(its.model, gone):
-            assert made.scores(Question(its, corpus, options=options)) == later
+            assert made.scores(ScoringContext(its, corpus, options=options)) == later

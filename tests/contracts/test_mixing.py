@@ -11,7 +11,7 @@ from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.model.attention import repeat_groups, tapped
 from headscope.model.capture import capture
-from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build, resolve
+from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing, resolve
 from headscope.model.native.transformer import Transformer
 from tests.oracles import native
 
@@ -132,7 +132,7 @@ def test_capture_sees_heads_before_mixing(name: str) -> None:
 
 
 def test_alpha_is_the_sum_of_heads_with_the_weights_of_its_row() -> None:
-    alpha = build("alpha", heads=3, d_value=5, d_model=7, options={}).double()
+    alpha = build_mixing("alpha", heads=3, d_value=5, d_model=7, options={}).double()
     with torch.no_grad():
         alpha.alpha.copy_(torch.randn(3, 3))
     context = torch.randn(2, 3, 4, 5).double()
@@ -144,7 +144,7 @@ def test_alpha_is_the_sum_of_heads_with_the_weights_of_its_row() -> None:
 
 def test_folding_alpha_block_by_block() -> None:
     """W_O · (A ⊗ I): mhr.md §1.1."""
-    alpha = build("alpha.v1", heads=3, d_value=5, d_model=7, options={})
+    alpha = build_mixing("alpha.v1", heads=3, d_value=5, d_model=7, options={})
     with torch.no_grad():
         alpha.alpha.copy_(torch.randn(3, 3))
     w_o = torch.randn(7, 15)
@@ -156,4 +156,4 @@ def test_names_carry_versions_and_the_newest_is_the_default() -> None:
     with pytest.raises(ConfigError, match=r"unknown mixing 'alpa'; did you mean 'alpha.v1'\?"):
         resolve("alpa")
     with pytest.raises(ConfigError, match="does not take these options"):
-        build("alpha", heads=1, d_value=1, d_model=1, options={"experts": 2})
+        build_mixing("alpha", heads=1, d_value=1, d_model=1, options={"experts": 2})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.heads import HeadId, Site
 from headscope.model.capture import capture, capture_once
-from headscope.model.discovery import places_of
+from headscope.model.discovery import find_attention
 from headscope.model.gating import gated
 from headscope.model.interface import attend_interface
 from headscope.model.projections import projections
@@ -203,14 +203,14 @@ def test_gradient_checkpointing_is_refused_while_it_would_run_layers_twice(name:
 def test_a_model_that_was_rebuilt_is_probed_again() -> None:
     """Heads cut away in place, or another layer put in: nothing is gated by a stale table."""
     model = build(BY_NAME["bert"])
-    assert places_of(model) is places_of(model)
+    assert find_attention(model) is find_attention(model)
     inner = model.bert.encoder.layer[1].attention
     for part in (inner.self.query, inner.self.key, inner.self.value):
         part.weight, part.bias = nn.Parameter(part.weight[:10]), nn.Parameter(part.bias[:10])
     inner.output.dense.weight = nn.Parameter(inner.output.dense.weight[:, :10])
-    assert list(places_of(model).layout.values()) == [3, 2]
+    assert list(find_attention(model).layout.values()) == [3, 2]
     model.bert.encoder.layer = model.bert.encoder.layer[1:]
-    assert list(places_of(model).layout.values()) == [2]
+    assert list(find_attention(model).layout.values()) == [2]
 
 
 def test_a_copy_of_a_model_has_places_of_its_own() -> None:

@@ -18,15 +18,15 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Layout, Site
-from headscope.model.discovery import places_of
+from headscope.model.discovery import find_attention
 from headscope.model.interface import through_attend
 from headscope.model.projections import projections
 from headscope.pruning.removal import shrink_huggingface
 from headscope.pruning.removal import verify as verification
-from headscope.pruning.removal.export import choose
-from headscope.pruning.removal.kept_heads import plan
+from headscope.pruning.removal.export import choose_export
+from headscope.pruning.removal.kept_heads import plan_removal
 from headscope.pruning.removal.model_inputs import outputs, texts
-from headscope.pruning.removal.verify import apart, reference, verify
+from headscope.pruning.removal.verify import max_abs_difference, reference, verify
 from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,
@@ -112,8 +112,8 @@ def test_shrunk_equals_masked_in_memory_cached_searched_and_reloaded(
     monkeypatch.setattr(verification, "NEW", 4)
     checkpoint = saved(architecture, tmp_path / "whole")
     heads = WAYS[way](architecture, checkpoint.layout)
-    export = choose(None, checkpoint)
-    removal = plan(checkpoint.places, heads)
+    export = choose_export(None, checkpoint)
+    removal = plan_removal(checkpoint.places, heads)
     shrunk = export.build(checkpoint, removal)
     data = texts(checkpoint, None, None, sentences=4)
     found = verify(checkpoint, shrunk, heads, data)
@@ -130,7 +130,7 @@ def test_shrunk_equals_masked_in_memory_cached_searched_and_reloaded(
     assert again.layout == removal.layout
     with through_attend(again.model):
         reloaded = outputs(again.model, data.feeds[0])
-    assert apart(reloaded, reference(checkpoint, heads, data.feeds[0])) <= limit
+    assert max_abs_difference(reloaded, reference(checkpoint, heads, data.feeds[0])) <= limit
 
 
 @every
@@ -138,14 +138,14 @@ def test_parameters_that_are_gone_are_those_of_the_heads(architecture: Architect
     """Counted from the config by hand: rows of W_Q, W_K, W_V with their biases, columns of W_O."""
     model = build(architecture)
     heads = ragged(architecture, architecture.layout)
-    removal = plan(places_of(model), heads)
-    shrunk = choose(None, checkpoint := wrapped(model)).build(checkpoint, removal).model
+    removal = plan_removal(find_attention(model), heads)
+    shrunk = choose_export(None, checkpoint := wrapped(model)).build(checkpoint, removal).model
     gone = sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in shrunk.parameters())
     d = {name: size for name, size in architecture.sizes.items() if name in ("hidden_size", "n_embd", "dim", "d_model")}
     (model_width,) = d.values()
     seen: set[int] = set()
     rows = 0
-    for place in places_of(model).order:
+    for place in find_attention(model).order:
         where = (place.site, place.layer)
         weight = projections(model)[where].output
         assert weight is not None
@@ -236,8 +236,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     for which, way in FOLDERS:
         architecture, name = BY_NAME[which], f"{which}-{way}"
         checkpoint = wrapped(build(architecture))
-        removal = plan(checkpoint.places, WAYS[way](architecture, checkpoint.layout))
-        export = choose(None, checkpoint)
+        removal = plan_removal(checkpoint.places, WAYS[way](architecture, checkpoint.layout))
+        export = choose_export(None, checkpoint)
         (root / name).mkdir()
         export.write(export.build(checkpoint, removal), root / name, Companions())
         torch.save(inputs_of(architecture, lengths=LENGTHS, targets=TARGETS), root / f"{name}.inputs.pt")
@@ -303,7 +303,7 @@ def test_sizes_that_the_code_reads_elsewhere_are_narrowed_too(name: str) -> None
     share = 3 if name == "phi3" else 1
     heads = [HeadId(Site.DECODER_SELF, 0, head) for head in range(share)]
     heads += [HeadId(Site.DECODER_SELF, 1, head) for head in range(checkpoint.layout[Site.DECODER_SELF, 1])]
-    shrunk = choose(None, checkpoint).build(checkpoint, plan(checkpoint.places, heads))
+    shrunk = choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.places, heads))
     found = verify(checkpoint, shrunk, heads, texts(checkpoint, None, None, sentences=4))
     assert found.difference <= 1e-10 and found.cached is not None and found.cached <= 1e-10
 
@@ -312,7 +312,7 @@ def test_heads_whose_rows_cannot_be_told_are_refused() -> None:
     """OLMo 2 normalises queries across heads."""
     checkpoint = causal("olmo2")
     with pytest.raises(ConfigError, match="normalised across heads"):
-        choose(None, checkpoint).build(checkpoint, plan(checkpoint.places, group_of_the_first_layer()))
+        choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.places, group_of_the_first_layer()))
 
 
 def group_of_the_first_layer() -> list[HeadId]:
@@ -323,7 +323,7 @@ def test_code_that_does_not_run_with_fewer_heads_is_an_error_of_one_line(monkeyp
     monkeypatch.setattr(shrink_huggingface, "OF_CONFIG", ("nothing", "of it"))
     checkpoint = causal("phi3")
     heads = group_of_the_first_layer()
-    shrunk = choose(None, checkpoint).build(checkpoint, plan(checkpoint.places, heads))
+    shrunk = choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.places, heads))
     with pytest.raises(CheckpointError, match=r"'phi3' cannot be removed.*--export masked may do"):
         verify(checkpoint, shrunk, heads, texts(checkpoint, None, None, sentences=4))
 
@@ -334,10 +334,10 @@ def test_one_architecture_is_pruned_twice() -> None:
         architecture = BY_NAME[name]
         checkpoint = wrapped(build(architecture, dtype="float64"))
         first = ragged(architecture, checkpoint.layout)
-        export = choose(None, checkpoint)
-        once = export.build(checkpoint, plan(checkpoint.places, first))
+        export = choose_export(None, checkpoint)
+        once = export.build(checkpoint, plan_removal(checkpoint.places, first))
         second = emptied(architecture, once.layout)
-        twice = export.build(once, plan(once.places, second))
+        twice = export.build(once, plan_removal(once.places, second))
         data = texts(once, None, None, sentences=4)
         assert verify(once, twice, second, data).difference <= 1e-10
         kept = twice.model.config.kept_heads  # type: ignore[union-attr]

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.gatevector import split
+from headscope.attribution.gatevector import split_gates
 from headscope.heads import Layout, Site, all_heads
-from headscope.model.discovery import places_of
+from headscope.model.discovery import find_attention
 from headscope.model.gating import gated
-from headscope.model.layer_index import seats_of
-from headscope.model.prefix_cache import Rerun, dependable_seats
+from headscope.model.layer_index import index_layers
+from headscope.model.prefix_cache import PrefixCache, resumable_layers
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, assert_near, build, inputs_of
 from tests.oracles import native
 
@@ -26,7 +26,7 @@ every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=
 
 
 def open_gates(layout: Layout) -> dict[tuple[Site, int], Tensor]:
-    return split(torch.ones(sum(layout.values()), dtype=torch.float64), layout)
+    return split_gates(torch.ones(sum(layout.values()), dtype=torch.float64), layout)
 
 
 def without(layout: Layout, head: Any) -> dict[tuple[Site, int], Tensor]:
@@ -72,8 +72,8 @@ def compare(architecture: Architecture, dtype: str, tolerance: float) -> None:
     """Every head of a model closed in turn, from the middle and in full."""
     model = build(architecture, dtype=dtype)
     inputs = inputs_of(architecture, dtype=getattr(torch, dtype), **LENGTHS)
-    layout = places_of(model).layout
-    seats = dependable_seats(model)
+    layout = find_attention(model).layout
+    seats = resumable_layers(model)
     assert (seats is None) == (architecture.name in SHARED_LAYERS)
 
     def work() -> Tensor:
@@ -81,7 +81,7 @@ def compare(architecture: Architecture, dtype: str, tolerance: float) -> None:
         return found
 
     with torch.no_grad():
-        rerun = Rerun(model, work, seats)
+        rerun = PrefixCache(model, work, seats)
         with rerun.entered():
             plain = rerun.value(open_gates(layout), keep=True)
             found = {head: rerun.value(without(layout, head)) for head in all_heads(layout)}
@@ -101,19 +101,19 @@ def test_walk_that_opens_one_head_after_the_other(name: str) -> None:
     architecture = BY_NAME[name]
     model = build(architecture, dtype="float64")
     inputs = inputs_of(architecture, dtype=torch.float64, **LENGTHS)
-    layout = places_of(model).layout
+    layout = find_attention(model).layout
     gates = torch.zeros(sum(layout.values()), dtype=torch.float64)
-    rerun = Rerun(model, lambda: model(**inputs).logits, seats_of(model))
+    rerun = PrefixCache(model, lambda: model(**inputs).logits, index_layers(model))
     order = torch.randperm(len(gates), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.no_grad():
         with rerun.entered():
-            rerun.value(split(gates.clone(), layout), keep=True)
+            rerun.value(split_gates(gates.clone(), layout), keep=True)
             walked = []
             for head in order:
                 gates[head] = 0.5 + head / 7
-                walked.append((gates.clone(), rerun.value(split(gates.clone(), layout), keep=True)))
+                walked.append((gates.clone(), rerun.value(split_gates(gates.clone(), layout), keep=True)))
         for each, value in walked:
-            with gated(model, split(each, layout)):
+            with gated(model, split_gates(each, layout)):
                 assert_near(value, model(**inputs).logits, 1e-12)
 
 
@@ -123,10 +123,10 @@ def test_what_lies_below_is_not_computed(name: str) -> None:
     architecture = BY_NAME[name]
     model = build(architecture, dtype="float64")
     inputs = inputs_of(architecture, dtype=torch.float64)
-    layout = places_of(model).layout
-    seats = seats_of(model)
+    layout = find_attention(model).layout
+    seats = index_layers(model)
     assert seats is not None
-    rerun = Rerun(model, lambda: model(**inputs).logits, seats)
+    rerun = PrefixCache(model, lambda: model(**inputs).logits, seats)
     last = list(all_heads(layout))[-1]
     with torch.no_grad(), rerun.entered():
         rerun.value(open_gates(layout), keep=True)
@@ -145,13 +145,13 @@ def test_native_models_and_a_layer_without_heads() -> None:
     source, target, source_mask, target_mask = native.texts()
     for options in ({}, {"norm": "pre"}, {"self_mixing": "alpha"}):
         model = native.model(**options)
-        layout = {place: heads for place, heads in places_of(model).layout.items() if heads}
+        layout = {place: heads for place, heads in find_attention(model).layout.items() if heads}
 
         def work(model: nn.Module = model) -> Tensor:
             found: Tensor = model(source, target, source_mask=source_mask, target_mask=target_mask)
             return found
 
-        rerun = Rerun(model, work, dependable_seats(model))
+        rerun = PrefixCache(model, work, resumable_layers(model))
         assert rerun.seats is not None
         with torch.no_grad():
             with rerun.entered():
@@ -165,7 +165,7 @@ def test_native_models_and_a_layer_without_heads() -> None:
 def test_everything_is_restored_after_an_error() -> None:
     model = build(BY_NAME["bert"], dtype="float64").train()
     inputs = inputs_of(BY_NAME["bert"], dtype=torch.float64)
-    layout = places_of(model).layout
+    layout = find_attention(model).layout
     before = {name: list(part._forward_hooks) for name, part in model.named_modules()}
     own = model.base_model.encoder.layer[0].forward
     model.base_model.encoder.layer[0].__dict__["forward"] = own  # somebody else's replacement stays
@@ -177,7 +177,7 @@ def test_everything_is_restored_after_an_error() -> None:
             raise ArithmeticError
         return found
 
-    rerun = Rerun(model, work, seats_of(model))
+    rerun = PrefixCache(model, work, index_layers(model))
     last = without(layout, list(all_heads(layout))[-1])
     with torch.no_grad():
         with pytest.raises(ArithmeticError), rerun.entered():
@@ -196,7 +196,7 @@ def test_layers_that_change_their_inputs_are_found_out() -> None:
     """A layer that writes into its input would spoil what was kept; such a model is computed in full."""
     model = build(BY_NAME["gpt2"])
     hook = model.base_model.h[1].register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(1.5), *inputs[1:]))
-    assert seats_of(model) is not None
-    assert dependable_seats(model) is None
+    assert index_layers(model) is not None
+    assert resumable_layers(model) is None
     hook.remove()
-    assert dependable_seats(model) is not None
+    assert resumable_layers(model) is not None

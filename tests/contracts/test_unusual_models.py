@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel
 from headscope.errors import CheckpointError
 from headscope.heads import HeadId, Site
 from headscope.model.capture import capture, capture_once
-from headscope.model.discovery import places_of, probe_inputs
+from headscope.model.discovery import find_attention, probe_inputs
 from headscope.model.gating import gated
 from headscope.model.projections import projections
 from tests.contracts.architectures import (
@@ -68,7 +68,7 @@ def test_models_whose_code_bypasses_the_interface_are_refused_by_name(
     capfd.readouterr()
     for _ in range(2):  # not only the first time
         with pytest.raises(CheckpointError, match=f"model type '{name}'") as caught:
-            places_of(model)
+            find_attention(model)
         assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError, match=name), capture(model):
         pass
@@ -79,7 +79,7 @@ def test_models_whose_code_bypasses_the_interface_are_refused_by_name(
 def test_a_decoder_without_its_encoder_is_refused(name: str) -> None:
     sizes = {**BY_NAME[name].sizes, "is_decoder": True, "add_cross_attention": True}
     with pytest.raises(CheckpointError, match=f"'{name}' model is a decoder .* open the whole"):
-        places_of(tiny(name, sizes))
+        find_attention(tiny(name, sizes))
 
 
 def test_attention_that_is_called_twice_in_a_layer_is_refused_by_name() -> None:
@@ -87,7 +87,7 @@ def test_attention_that_is_called_twice_in_a_layer_is_refused_by_name() -> None:
     sizes = {**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "head_dim": 6}
     model = tiny("diffllama", sizes)
     with pytest.raises(CheckpointError, match=r"'diffllama' calls attention more than once in one layer \(.*self_attn"):
-        places_of(model)
+        find_attention(model)
 
 
 def test_a_module_that_attends_twice_before_it_is_through_is_refused() -> None:
@@ -97,9 +97,9 @@ def test_a_module_that_attends_twice_before_it_is_through_is_refused() -> None:
     forward = attention.forward
     attention.forward = lambda *given, **more: (forward(*given, **more), forward(*given, **more))[1]
     with pytest.raises(CheckpointError, match=r"once in one layer \(encoder\.layer\.1\.attention\.self\)"):
-        places_of(model)
+        find_attention(model)
     attention.forward = forward
-    assert len(places_of(model).order) == 2
+    assert len(find_attention(model).order) == 2
 
 
 def test_damaged_weights_are_reported_as_such() -> None:
@@ -110,7 +110,7 @@ def test_damaged_weights_are_reported_as_such() -> None:
         CheckpointError,
         match=r"'bert' model gives NaN .* first at encoder\.layer\.1\.output\.dense; its weights are damaged$",
     ):
-        places_of(model)
+        find_attention(model)
 
 
 def test_numbers_too_large_for_half_precision_are_reported_as_such() -> None:
@@ -118,12 +118,12 @@ def test_numbers_too_large_for_half_precision_are_reported_as_such() -> None:
     with torch.no_grad():
         model.encoder.layer[1].output.LayerNorm.weight.fill_(6e4)
     with pytest.raises(CheckpointError, match=r"NaN or infinite .* first at encoder\.layer\.1\.\S+; .* try float32"):
-        places_of(model)
+        find_attention(model)
 
 
 def test_a_model_that_fails_on_the_probe_says_why_in_one_line() -> None:
     with pytest.raises(CheckpointError, match="'gpt2' fails on a probe of 5 tokens: index out of range"):
-        places_of(tiny("gpt2", {**GPT2, "n_positions": 3}))
+        find_attention(tiny("gpt2", {**GPT2, "n_positions": 3}))
 
 
 def test_a_model_that_computes_something_else_is_refused() -> None:
@@ -139,7 +139,7 @@ def test_a_model_that_computes_something_else_is_refused() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "eager_attention_forward", scaled)
         with pytest.raises(CheckpointError, match=r"computes something else .* differ by"):
-            places_of(model)
+            find_attention(model)
 
 
 UNUSUAL = {
@@ -167,7 +167,7 @@ def test_unusual_configs_give_the_numbers_of_eager_attention(case: str) -> None:
     name, sizes, kind = UNUSUAL[case]
     model = tiny(name, sizes, kind)
     inputs = unusual_inputs(name, model, sizes)
-    layers = {site for site, _ in places_of(model).layout}
+    layers = {site for site, _ in find_attention(model).layout}
     with capture(model) as captured, torch.no_grad():
         found = model(**inputs)[0]
     with torch.no_grad():
@@ -201,7 +201,7 @@ def assert_zero_gate_is_zero_slice(model: Any, inputs: dict[str, torch.Tensor], 
 
 def test_bert_as_a_decoder_looks_back_only() -> None:
     model = tiny("bert", {**BERT, "is_decoder": True}, "BertLMHeadModel")
-    assert {site for site, _ in places_of(model).layout} == {Site.DECODER_SELF}
+    assert {site for site, _ in find_attention(model).layout} == {Site.DECODER_SELF}
     captured = capture_once(model, **inputs_of(BY_NAME["bert"]))
     assert not captured[Site.DECODER_SELF, 1]["weights"].triu(1).any()
 
@@ -221,7 +221,7 @@ def two_berts() -> Any:
 def test_an_encoder_decoder_made_of_two_berts_has_three_sites() -> None:
     model, inputs = two_berts(), inputs_of(BY_NAME["bart"])
     inputs["decoder_input_ids"] %= 89
-    places = places_of(model)
+    places = find_attention(model)
     assert [len(places.at(site)) for site in Site] == [2, 3, 3]
     with capture(model) as captured:
         found = logits(model, inputs)

@@ -16,7 +16,7 @@ import sentencepiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
-from headscope.data.offsets import fold
+from headscope.data.offsets import fold_characters
 from headscope.data.syntax import Aligned, Parse, Relation, Token, align, piece_spans, read_conllu
 
 TEXTS = [
@@ -178,7 +178,7 @@ def unit_texts(parse: Parse, spans: list[tuple[int, int] | None]) -> list[str]:
 
 
 def bare(text: str) -> str:
-    return fold(text, "bare")
+    return fold_characters(text, "bare")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ import torch
 
 from headscope.bootstrap import FOLDS
 from headscope.data import batching
-from headscope.data.batching import Losses, batches
+from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus, Sentence, open_corpus
 from headscope.data.encoded import Batch, Encoded, side
 from headscope.data.parses import Parse, Relation, Token
@@ -241,8 +241,8 @@ def corpus(lengths: Sequence[int], targets: Sequence[int] = (), *, parsed: bool 
     return Corpus("made.en", len(sentences), "", lambda: iter(sentences), bool(targets), parsed)
 
 
-def cut(its: Corpus, *, tokens: int = 60, limit: int = 99, losses: Losses | None = None, **how: str) -> list[Batch]:
-    return list(batches(its, Words(), tokens=tokens, limit=limit, losses=losses or Losses(), **how))  # type: ignore[arg-type]
+def cut(its: Corpus, *, tokens: int = 60, limit: int = 99, losses: Omissions | None = None, **how: str) -> list[Batch]:
+    return list(batches(its, Words(), tokens=tokens, limit=limit, losses=losses or Omissions(), **how))  # type: ignore[arg-type]
 
 
 LENGTHS = [(37 * number) % 23 + 1 for number in range(211)]
@@ -294,13 +294,13 @@ def test_windows_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
             read.append(sentence.number)
             yield sentence
 
-    stream = batches(Corpus("made.en", whole.count, "", watched), Words(), tokens=60, limit=99, losses=Losses())  # type: ignore[arg-type]
+    stream = batches(Corpus("made.en", whole.count, "", watched), Words(), tokens=60, limit=99, losses=Omissions())  # type: ignore[arg-type]
     next(stream)
     assert read == [0, 1, 2, 3, 4]
 
 
 def test_long_sentences_are_cut_and_counted() -> None:
-    losses = Losses()
+    losses = Omissions()
     found = cut(corpus([3, 8, 9, 200]), limit=9, losses=losses)
     assert losses.truncated == 2  # 8 words and the special token just fit
     lengths = {
@@ -312,7 +312,7 @@ def test_long_sentences_are_cut_and_counted() -> None:
 
 
 def test_a_cut_target_counts_too_and_a_sentence_counts_once() -> None:
-    losses = Losses()
+    losses = Omissions()
     cut(corpus([3, 50, 50], [50, 3, 50]), limit=9, losses=losses)
     assert losses.truncated == 3
 
@@ -324,7 +324,7 @@ def test_long_sentences_are_refused_on_request() -> None:
 
 def test_a_line_of_100000_characters(tmp_path: Path) -> None:
     path = write(tmp_path / "text", "short one\n" + "word " * 20_000 + "\n")
-    losses = Losses()
+    losses = Omissions()
     found = cut(open_corpus(path), limit=64, losses=losses)
     assert losses.truncated == 1 and sorted(batch.source.ids.shape[1] for batch in found) == [3, 64]
     with pytest.raises(DataError, match=r"text:2: 20001 pieces, the limit is 64"):
@@ -332,7 +332,7 @@ def test_a_line_of_100000_characters(tmp_path: Path) -> None:
 
 
 def test_words_and_relations_come_along() -> None:
-    losses = Losses()
+    losses = Omissions()
     found = cut(corpus([4, 2, 3], parsed=True), losses=losses)
     for batch in found:
         (aligned,) = batch.aligned
@@ -343,12 +343,12 @@ def test_words_and_relations_come_along() -> None:
 
 
 def test_sentences_that_do_not_align_are_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = Losses()
+    losses = Omissions()
     found = cut(corpus([4, 30], parsed=True), limit=9, losses=losses)
     assert [batch.aligned[0] is None for batch in found] == [False, True]
     assert losses.unaligned == {"cut off at the length limit": 1}
     monkeypatch.setattr(Words, "spans", lambda *_: None)
-    losses = Losses()
+    losses = Omissions()
     cut(corpus([4, 5], parsed=True), losses=losses)
     assert losses.unaligned == {"pieces cannot be located in the text": 2}
 

@@ -14,14 +14,14 @@ from headscope.assets import demo_checkpoint
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import Bootstrap, GroupSums, Ratio
 from headscope.config import AnalyzeConfig
-from headscope.data.batching import Losses, batches
+from headscope.data.batching import Omissions, batches
 from headscope.engine.base import ANALYSES, Options
-from headscope.engine.faithfulness.harm import Harm, measure
+from headscope.engine.faithfulness.harm import PerformanceDrop, measure_drop
 from headscope.engine.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
-from headscope.engine.faithfulness.trial import ORDERS, Plan, judge, plan, with_randomised
-from headscope.engine.plan import analyze, choose
+from headscope.engine.faithfulness.trial import ORDERS, RemovalPlan, compare_rankings, plan_removals, with_randomised
+from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
-from headscope.evaluation.likelihood import Reading
+from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import masked
 from tests.oracles import speakers
@@ -40,7 +40,7 @@ def table(**columns: list[float]) -> pd.DataFrame:
     return pd.DataFrame({**places, **columns, "functions": [""] * 5})
 
 
-def sums_of(its: Plan, harm_of_head: dict[HeadId, float], *, sentences: int = 7) -> GroupSums:
+def sums_of(its: RemovalPlan, harm_of_head: dict[HeadId, float], *, sentences: int = 7) -> GroupSums:
     """Harm adds up over the heads that are off, sentence n counts n + 1 predictions."""
     sums = GroupSums()
     for n in range(sentences):
@@ -83,7 +83,7 @@ def test_agreement_is_spearmans() -> None:
 
 
 def test_plan_measures_each_mask_once() -> None:
-    its = plan({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=2, seed=1)
+    its = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=2, seed=1)
     assert its.masks[0] == () and len(set(its.masks)) == len(its.masks)
     assert its.removed == (0, 1, 2, 3, 4, 5)
     assert its.curves["true", ORDERS[0]] == its.curves["wrong", ORDERS[1]]
@@ -96,8 +96,10 @@ def test_plan_measures_each_mask_once() -> None:
 
 
 def test_areas_against_a_slow_sum() -> None:
-    its = plan({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=3, seed=1)
-    verdict = judge(its, Harm({"loss": sums_of(its, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1))
+    its = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=3, seed=1)
+    verdict = compare_rankings(
+        its, PerformanceDrop({"loss": sums_of(its, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1)
+    )
     order = [TRUE[head] for head in ordered(TRUE)]
     gaps = [sum(order[:n]) - sum(order[::-1][:n]) for n in range(6)]
     area = sum((gaps[n] + gaps[n + 1]) / 2 / 5 for n in range(5))
@@ -117,11 +119,14 @@ def test_areas_against_a_slow_sum() -> None:
 
 
 def test_metrics_that_fall_count_their_fall() -> None:
-    its = plan({"true": TRUE}, steps=2, random_orders=0, seed=1)
+    its = plan_removals({"true": TRUE}, steps=2, random_orders=0, seed=1)
     sums = sums_of(its, {head: -value for head, value in TRUE.items()})
     bleu = np.array([30.0 - len(mask) for mask in its.masks])
-    verdict = judge(
-        its, Harm({"loss": sums_of(its, TRUE), "accuracy": sums}, {"bleu": bleu}), {"true": TRUE}, Bootstrap(seed=1)
+    verdict = compare_rankings(
+        its,
+        PerformanceDrop({"loss": sums_of(its, TRUE), "accuracy": sums}, {"bleu": bleu}),
+        {"true": TRUE},
+        Bootstrap(seed=1),
     )
     last = verdict.curves.query("removed == 5").groupby("metric")["harm"].first()
     assert (
@@ -143,14 +148,16 @@ def test_shuffled_weights_come_back() -> None:
 
 def test_what_cannot_be_tested() -> None:
     with pytest.raises(ConfigError, match="no ranking to test"):
-        plan({}, steps=5, random_orders=1, seed=1)
+        plan_removals({}, steps=5, random_orders=1, seed=1)
     with pytest.raises(ConfigError, match="--faithfulness-steps 1 of 5 heads"):
-        plan({"true": TRUE}, steps=1, random_orders=1, seed=1)
+        plan_removals({"true": TRUE}, steps=1, random_orders=1, seed=1)
 
 
 def test_shuffled_agreement_is_a_column() -> None:
-    its = plan({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=0, seed=1)
-    verdict = judge(its, Harm({"loss": sums_of(its, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1))
+    its = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=0, seed=1)
+    verdict = compare_rankings(
+        its, PerformanceDrop({"loss": sums_of(its, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1)
+    )
     table = with_randomised(verdict, {"true": TRUE, "wrong": WRONG}, {"true": TRUE}).rankings
     assert table["shuffled_spearman"][0] == pytest.approx(1.0) and np.isnan(table["shuffled_spearman"][1])
 
@@ -163,14 +170,14 @@ def test_harm_is_that_of_masked_heads(kind: str, objective: str) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
     heads = list(all_heads(checkpoint.layout))
     masks = [[], heads[:1], heads[1:4], heads]
-    reading = Reading(tokens=61, limit=97, hiding="random")
-    found = measure(checkpoint, corpus, masks, reading, objective=objective, step=lambda count: None)
+    reading = LikelihoodOptions(tokens=61, limit=97, hiding="random")
+    found = measure_drop(checkpoint, corpus, masks, reading, objective=objective, step=lambda count: None)
     sums = found.sums[objective]
     total = (sums.total.sum(0) / sums.count.sum(0)).tolist()
     asked = OBJECTIVES.get(objective)(seed=1)
     for place, off in enumerate(masks):
         worth = count = 0.0
-        for batch in batches(corpus, checkpoint, tokens=1, limit=97, losses=Losses(), labels=True):
+        for batch in batches(corpus, checkpoint, tokens=1, limit=97, losses=Omissions(), labels=True):
             with torch.no_grad():
                 intact = asked.outcome(checkpoint, batch)
                 with masked(checkpoint.model, off):
@@ -216,9 +223,9 @@ def test_an_analysis_that_cannot_explain_the_model_is_left_out(monkeypatch: pyte
 
     monkeypatch.setattr(ANALYSES.get("ablation"), "explain", refuse)
     checkpoint, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=3)
-    both = choose(only=("confidence", "ablation"))
+    both = choose_analyses(only=("confidence", "ablation"))
     study = analyze(checkpoint, corpus, analyses=both, options=Options(), replicates=10)
     assert [(each.analysis, each.why) for each in study.left_out] == [("ablation", "no rule for Router")]
     assert "confidence" in study.heads and "ablation" not in study.heads
     with pytest.raises(CheckpointError, match="Router"):
-        analyze(checkpoint, corpus, analyses=choose(only=("ablation",)), options=Options(), replicates=10)
+        analyze(checkpoint, corpus, analyses=choose_analyses(only=("ablation",)), options=Options(), replicates=10)

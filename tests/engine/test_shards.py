@@ -17,8 +17,8 @@ from headscope.bootstrap import GroupSums, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.distributed import Processes
 from headscope.engine.base import Options
-from headscope.engine.plan import analyze, choose
-from headscope.engine.study import Study
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.study import AnalysisResult
 from tests.oracles import tiny
 
 REPLICATES = 20
@@ -38,11 +38,11 @@ class Share(Processes):
         return [value]
 
 
-def studied(kind: str, processes: Processes, names: list[str]) -> Study:
+def studied(kind: str, processes: Processes, names: list[str]) -> AnalysisResult:
     return analyze(
         tiny.checkpoint(kind, 1),
         tiny.corpus(2, count=23, target=kind == "t5"),
-        analyses=choose(also=names),
+        analyses=choose_analyses(also=names),
         options=Options(ranks=torch.arange(1, 54), ig_steps=3, shapley_samples=1, detail=True),
         pace=BatchingOptions(tokens=64),
         replicates=REPLICATES,

@@ -20,7 +20,7 @@ from headscope.config import EvaluateConfig
 from headscope.data.encoded import Batch, side
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
 from headscope.evaluation import each_head, quality
-from headscope.evaluation.likelihood import Reading, likelihood, token_sums
+from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, run_evaluation, text_scores
 from headscope.formats.base import IGNORED
 from headscope.formats.native import NATIVE
@@ -307,7 +307,7 @@ def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path, tmp
     corpus = open_corpus(data / "test.de", target=data / "test.en")
     kinds = {Site.ENCODER_SELF: "enc-enc", Site.DECODER_SELF: "dec-dec", Site.CROSS: "enc-dec"}
     heads = [HeadId(site, layer, (3 * layer + 2) % 8) for site in kinds for layer in (0, 2)]
-    found = likelihood(checkpoint, corpus, Reading(4096, 512), masks=[[], *([head] for head in heads)])
+    found = likelihood(checkpoint, corpus, LikelihoodOptions(4096, 512), masks=[[], *([head] for head in heads)])
     forced = json.loads((oracle / "teacher_forced_reference.json").read_text())
     assert found.counts.tolist() == forced["tokens_per_sentence"]
     assert found.first.tolist() == pytest.approx(forced["nll_per_sentence"], abs=1e-4)

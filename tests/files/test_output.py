@@ -14,7 +14,7 @@ import pytest
 
 from headscope.errors import OutputError
 from headscope.files import interrupts, swap
-from headscope.files.folders import Build, replacement, to_resume, workplace
+from headscope.files.folders import Build, replacing_folder, to_resume, workplace
 from headscope.files.kinds import OutputKind, contents
 from headscope.files.locks import held
 from headscope.files.rule import Input, check_file, check_folder, inputs_of
@@ -203,7 +203,7 @@ def test_a_run_that_replaces_another_is_made_beside_it(tmp_path: Path) -> None:
     build(out)
     before = files(out)
     with workplace(out, KIND, force=True, resume=None) as place:
-        assert place.path == tmp_path / "run.new" == replacement(out)
+        assert place.path == tmp_path / "run.new" == replacing_folder(out)
         (place.path / "state.pt").write_text("half")
     assert files(out) == before and to_resume(out, KIND) == place.path
     with workplace(out, KIND, force=False, resume=to_resume(out, KIND)) as place:

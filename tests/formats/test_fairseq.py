@@ -18,7 +18,7 @@ from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.fairseq.config import ARCHITECTURES
 from headscope.formats.untrusted import read_tensors, read_torch
 from headscope.heads import Site
-from headscope.model.native.folding import fold
+from headscope.model.native.folding import fold_mixings
 from tests.oracles import fairseq
 
 PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
@@ -107,7 +107,7 @@ def test_alphas_mix_heads_and_absent_ones_are_the_identity(tmp_path: Path, alpha
             weights[key] = torch.full_like(weights[key], 7.0)  # stored, never used
     checkpoint = opened(fairseq.write(tmp_path / "c.pt", options, weights))
     same(computed(checkpoint), options, weights)
-    folded = fold(checkpoint.model)
+    folded = fold_mixings(checkpoint.model)
     assert not any("mixing" in key for key in folded.state_dict())
     previous = torch.tensor([PREVIOUS])
     torch.testing.assert_close(folded(torch.tensor([SOURCE]), previous)[0], computed(checkpoint), rtol=0, atol=1e-10)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.attribution.objectives.base import OBJECTIVES, Outcome
+from headscope.attribution.objectives.base import OBJECTIVES, ObjectiveOutput
 from headscope.bootstrap import Ratio
 from headscope.cli import main
 from headscope.data.corpus import Corpus, Sentence
@@ -19,13 +19,13 @@ from headscope.data.encoded import Batch, Encoded, side
 from headscope.engine.base import ANALYSES, Options
 from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, NumericalError
-from headscope.evaluation.likelihood import Reading, likelihood
+from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.formats.base import TranslateOptions, open_checkpoint
 from headscope.formats.finite import finite
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.overflow import is_finite
-from headscope.pruning.removal.verify import apart
+from headscope.pruning.removal.verify import max_abs_difference
 from tests.formats.test_story_of_heads import HP, story, written
 from tests.oracles import checkpoints, fairseq
 from tests.oracles.checkpoints import SOURCES, TARGETS
@@ -219,7 +219,7 @@ def test_a_context_that_is_not_finite_is_named_by_its_site_and_layer() -> None:
 def test_likelihoods_and_translations_stop_with_the_layer() -> None:
     made = overflowing()
     with pytest.raises(NumericalError, match=WHERE):
-        likelihood(made, pairs(), Reading(100, 50))
+        likelihood(made, pairs(), LikelihoodOptions(100, 50))
     with pytest.raises(NumericalError, match=WHERE):
         made.translations(["a b", "c"], TranslateOptions())
 
@@ -296,8 +296,8 @@ def test_what_a_model_computes_at_padding_does_not_matter() -> None:
 
 def test_an_objective_of_nan_is_refused() -> None:
     with pytest.raises(NumericalError, match="objective is NaN"):
-        Outcome(torch.tensor([1.0, NAN]), torch.ones(2))
-    Outcome(torch.tensor([1.0, INF]), torch.ones(2))  # a reference that the model holds for impossible
+        ObjectiveOutput(torch.tensor([1.0, NAN]), torch.ones(2))
+    ObjectiveOutput(torch.tensor([1.0, INF]), torch.ones(2))  # a reference that the model holds for impossible
 
 
 def test_sums_of_an_analysis_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +316,6 @@ def test_sums_of_an_analysis_that_are_not_finite_are_refused(monkeypatch: pytest
 
 def test_models_that_both_give_nan_are_not_alike() -> None:
     both = torch.tensor([1.0, NAN, 2.0])
-    assert apart(both, both) == INF
-    assert apart(torch.tensor([1.0, -INF]), torch.tensor([1.0, -INF])) == 0  # masked alike
-    assert apart(torch.tensor([1.0, -INF]), torch.tensor([1.0, 3.0])) == INF
+    assert max_abs_difference(both, both) == INF
+    assert max_abs_difference(torch.tensor([1.0, -INF]), torch.tensor([1.0, -INF])) == 0  # masked alike
+    assert max_abs_difference(torch.tensor([1.0, -INF]), torch.tensor([1.0, 3.0])) == INF

@@ -19,7 +19,7 @@ from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeE
 from headscope.files.serialize import from_plain, to_plain, to_toml
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.heads import Site
 from headscope.model.decoding.config import SearchConfig
 from tests.oracles import native
@@ -151,13 +151,13 @@ def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
 def test_the_driver_analyses_it(tmp_path: Path) -> None:
     from headscope.data.batching import BatchingOptions
     from headscope.data.corpus import open_corpus
-    from headscope.engine.plan import analyze, choose
+    from headscope.engine.plan import analyze, choose_analyses
 
     loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
     (tmp_path / "s").write_text("abc f g\nf f abc\n" * 5, encoding="utf-8")
     (tmp_path / "t").write_text("x z k l\nm n o\n" * 5, encoding="utf-8")
     corpus = open_corpus(tmp_path / "s", target=tmp_path / "t")
-    chosen = choose(only=("confidence", "entropy", "distinctness"), skip=(), also=())
+    chosen = choose_analyses(only=("confidence", "entropy", "distinctness"), skip=(), also=())
     study = analyze(
         loaded,
         corpus,
@@ -286,7 +286,7 @@ def test_tied_weights_must_agree() -> None:
     model = native.model(whole={"tie_output": True})
     state = model.state_dict() | {"output.weight": torch.zeros(19, 13)}
     with pytest.raises(CheckpointError, match=r"output.weight and decoder.embeddings.tokens.weight differ"):
-        build("x", model.config, state)
+        build_transformer("x", model.config, state)
 
 
 def test_a_vocabulary_of_another_size_is_refused() -> None:

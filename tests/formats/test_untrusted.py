@@ -24,7 +24,7 @@ import torch
 from headscope.cli.main import run
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.safe_pickle import Inert, StoredTensor
+from headscope.formats.safe_pickle import StoredTensor, StubType
 from headscope.formats.untrusted import LEGACY, is_torch_file, read_tensors, read_torch
 from tests.oracles import fairseq
 
@@ -298,7 +298,7 @@ def test_ordinary_content_is_what_torch_loads(tmp_path: Path) -> None:
 def test_classes_of_fairseq_and_omegaconf_are_inert(tmp_path: Path) -> None:
     path = zipped(tmp_path / "c.pt", raw("fairseq.dataclass.configs", "Anything"))
     found = read_torch(path)
-    assert isinstance(found, Inert)
+    assert isinstance(found, StubType)
     assert (found.name, found.args) == ("fairseq.dataclass.configs.Anything", (MARKER,))
     assert "fairseq" not in sys.modules
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from headscope.assets import demo_checkpoint, sample, trained
 from headscope.data.corpus import open_corpus
 from headscope.engine.base import Options
-from headscope.engine.plan import analyze, choose
-from headscope.evaluation.likelihood import Reading, likelihood
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.formats.base import Checkpoint, TranslateOptions, open_checkpoint
 from headscope.model import threads as chosen
 from headscope.model.threads import (
@@ -22,14 +22,14 @@ from headscope.model.threads import (
     LEAST_ROWS,
     MOST,
     allowed,
+    parallel_map,
     product_size,
-    spread,
     threads_for,
     threads_for_pass,
 )
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll
 from headscope.pruning.learning.trainable import trained_parameters
-from headscope.pruning.learning.training_examples import examples
+from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.removal.model_inputs import texts
 from headscope.pruning.removal.verify import search_some, verify
 
@@ -46,8 +46,8 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_results_come_in_the_order_of_the_items_and_torch_keeps_its_threads(threads: int) -> None:
-    assert spread(lambda number: number * number, range(11)) == [number * number for number in range(11)]
-    assert spread(lambda number: number, []) == []
+    assert parallel_map(lambda number: number * number, range(11)) == [number * number for number in range(11)]
+    assert parallel_map(lambda number: number, []) == []
     assert torch.get_num_threads() == threads
 
 
@@ -59,7 +59,7 @@ def test_workers_share_torchs_threads(threads: int) -> None:
         together.wait()
         return get_ident(), torch.get_num_threads()
 
-    found = spread(seen, range(workers))
+    found = parallel_map(seen, range(workers))
     assert len({ident for ident, _ in found}) == workers
     assert {each for _, each in found} == {threads // workers}
 
@@ -70,12 +70,12 @@ def test_nothing_is_recorded_for_gradients(threads: int) -> None:
     def doubled(_: int) -> Tensor:
         return weight * 2
 
-    assert not any(each.requires_grad for each in spread(doubled, range(5)))
+    assert not any(each.requires_grad for each in parallel_map(doubled, range(5)))
 
 
 def test_an_error_comes_out(threads: int) -> None:
     with pytest.raises(ZeroDivisionError):
-        spread(lambda number: 1 // number, [2, 1, 0, 3])
+        parallel_map(lambda number: 1 // number, [2, 1, 0, 3])
     assert torch.get_num_threads() == threads
 
 
@@ -124,7 +124,7 @@ def test_pieces_of_a_small_pass_are_spread_over_all_threads(threads: int) -> Non
         return get_ident()
 
     with threads_for_pass(SMALL, 3):
-        assert len(set(spread(seen, range(workers)))) == workers
+        assert len(set(parallel_map(seen, range(workers)))) == workers
         assert torch.get_num_threads() == 1
 
 
@@ -138,12 +138,12 @@ CORPUS = open_corpus(sample("en"), target=sample("de"), max_sentences=3)
 
 
 def analysed(checkpoint: Checkpoint) -> None:
-    analyses, options = choose(only=("confidence", "lrp", "gradient", "ablation")), Options(ablate_with="zero")
+    analyses, options = choose_analyses(only=("confidence", "lrp", "gradient", "ablation")), Options(ablate_with="zero")
     analyze(checkpoint, CORPUS, analyses=analyses, options=options, replicates=2)
 
 
 def scored(checkpoint: Checkpoint) -> None:
-    likelihood(checkpoint, CORPUS, Reading(tokens=2048, limit=512))
+    likelihood(checkpoint, CORPUS, LikelihoodOptions(tokens=2048, limit=512))
 
 
 def translated(checkpoint: Checkpoint) -> None:
@@ -151,7 +151,7 @@ def translated(checkpoint: Checkpoint) -> None:
 
 
 def learnt(checkpoint: Checkpoint) -> None:
-    data = examples(checkpoint, CORPUS, limit=512)
+    data = training_examples(checkpoint, CORPUS, limit=512)
     Tuner(checkpoint, data, Recipe(updates=2, lr=0.0), trained_parameters(checkpoint, "none")).run()
     mean_nll(checkpoint, data, tokens=2048, seed=1, gates=None)
 

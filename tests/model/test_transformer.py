@@ -11,7 +11,7 @@ import torch
 from headscope.errors import ConfigError, DataError
 from headscope.heads import HeadId, Site
 from headscope.model.capture import capture
-from headscope.model.discovery import places_of
+from headscope.model.discovery import find_attention
 from headscope.model.gating import gated
 from headscope.model.native.layers import Attention, Layer
 from headscope.model.native.transformer import Transformer
@@ -175,7 +175,7 @@ def test_tied_weights_are_one_parameter() -> None:
 
 
 def test_places_name_every_head_count() -> None:
-    layout = places_of(native.model()).layout
+    layout = find_attention(native.model()).layout
     assert layout == {
         (Site.ENCODER_SELF, 0): 3,
         (Site.ENCODER_SELF, 1): 2,

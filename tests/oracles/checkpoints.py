@@ -11,7 +11,7 @@ import transformers
 
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from tests.oracles import native, tiny
@@ -117,7 +117,7 @@ def mhr(shared: Path) -> TransformerCheckpoint:
     return TransformerCheckpoint(
         path="mhr",
         format="mhr",
-        model=build("mhr", config, named),
+        model=build_transformer("mhr", config, named),
         model_type="transformer_iwslt_de_en",
         digest="0" * 64,
         source=_mhr_words(folder / "data", "de"),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.heads import HeadId, Layout, all_heads
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.discovery import walking
+from headscope.model.discovery import track_calls
 from headscope.model.gating import gated
 
 Game = Callable[[Sequence[float]], float]
@@ -72,7 +72,7 @@ def under_gates(model: torch.nn.Module, layout: Layout, work: Callable[[], float
 
 def replaced(model: torch.nn.Module, head: HeadId, how: str, shift: int, work: Callable[[], float]) -> float:
     """What `work` gives, for one sentence without padding, while a head gives its mean or what it gives elsewhere."""
-    with torch.no_grad(), walking(model) as walk:
+    with torch.no_grad(), track_calls(model) as walk:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             place = walk.place(call.module)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.discovery import walking
+from headscope.model.discovery import track_calls
 
 Place = tuple[Site, int]
 
@@ -18,7 +18,7 @@ def position_gates(model: nn.Module, value: Callable[[], Tensor]) -> dict[Place,
     """Gradients [h t] of value() with respect to a gate of one on each head's context at each position."""
     gates: dict[Place, Tensor] = {}
 
-    with walking(model) as walk, torch.enable_grad():
+    with track_calls(model) as walk, torch.enable_grad():
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor:
             place = walk.place(call.module)

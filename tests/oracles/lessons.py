@@ -12,8 +12,8 @@ from torch import Tensor
 
 from headscope.training.composed import find_variant
 from headscope.training.config import TrainConfig
-from headscope.training.data.batches import Batch, collate, epoch_plan
-from headscope.training.run_state import Run
+from headscope.training.data.batches import TrainingBatch, collate, epoch_plan
+from headscope.training.run_state import TrainingRun
 from headscope.training.trainer import make_run
 
 SIZES: dict[str, Any] = {
@@ -42,20 +42,20 @@ def config(folder: Path, **options: Any) -> TrainConfig:
     return TrainConfig(**texts(folder), **given)
 
 
-def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **options: Any) -> Run:
+def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **options: Any) -> TrainingRun:
     """A run of a variant, or of several (`mixing+swap`), that has done nothing yet."""
     cls = find_variant(name)
     return make_run(config(folder, **(shared or {})), cls(cls.Options(**options)))
 
 
-def lesson(run: Run) -> list[Batch]:
+def lesson(run: TrainingRun) -> list[TrainingBatch]:
     """The micro-batch of the next update."""
     moment = run.moment
     groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=moment.epoch)
     return [collate(run.data.train, groups[moment.update_in_epoch % len(groups)])]
 
 
-def updates(run: Run, count: int = 1) -> None:
+def updates(run: TrainingRun, count: int = 1) -> None:
     """So many updates, hooks included, within one epoch."""
     for _ in range(count):
         run.variant.before_update(run, run.moment)
@@ -70,7 +70,7 @@ def updates(run: Run, count: int = 1) -> None:
         run.variant.after_update(run, run.moment)
 
 
-def weights(run: Run) -> dict[str, Tensor]:
+def weights(run: TrainingRun) -> dict[str, Tensor]:
     """A copy of everything in the model's state dict."""
     return {key: value.detach().clone() for key, value in run.model.state_dict().items()}
 

@@ -13,7 +13,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.base import Companions, open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.training.data.batches import Pairs, Texts
+from headscope.training.data.batches import Pairs, TokenizedTexts
 from headscope.training.data.prepare import pairs_of
 from tests.oracles import native
 
@@ -31,8 +31,8 @@ def theirs(shared: Path) -> tuple[TransformerCheckpoint, Corpus]:
 def pairs(its: TransformerCheckpoint, corpus: Corpus) -> Pairs:
     """Their sentences as training batches are made from."""
     assert its.source is not None and its.target is not None
-    sources = Texts.of([its.source.encode(each.source) for each in corpus])
-    targets = Texts.of([its.target.encode(each.target or "") for each in corpus])
+    sources = TokenizedTexts.of([its.source.encode(each.source) for each in corpus])
+    targets = TokenizedTexts.of([its.target.encode(each.target or "") for each in corpus])
     return pairs_of(sources, targets, np.arange(len(targets)) + 1, its.source, its.target)
 
 

@@ -30,7 +30,7 @@ from headscope.report.figures.headmap import heads_figure
 from headscope.report.figures.offsets import offset_shares
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.figures.similarity import layer_matrices
-from headscope.report.figures.training import load_course, training_figure
+from headscope.report.figures.training import load_history, training_figure
 from headscope.report.layout.save import write_figure
 from headscope.report.readers import fork
 from headscope.report.readers.pruning_runs import load_pruned
@@ -162,7 +162,7 @@ def of_analysis(path: Path, stage: Stage) -> object:
 
 
 def of_training(path: Path, stage: Stage) -> object:
-    return drawn(path, training_figure([load_course(path.parent)]), stage)
+    return drawn(path, training_figure([load_history(path.parent)]), stage)
 
 
 def of_choice(path: Path, stage: Stage) -> object:
@@ -219,12 +219,12 @@ def test_states_of_gates(tmp_path: Path) -> None:
     """What `prune l0 --resume` goes on from; a record of another kind is none."""
     record = {"version": 1, "settings": {"a": [1, 2.5]}, "nll": {"before": 1.0}, "weights": torch.ones(3, 5)}
     torch.save(record, tmp_path / "state.pt")
-    holds(tmp_path / "state.pt", lambda path: learn.read_state(path.parent), examples=60)
+    holds(tmp_path / "state.pt", lambda path: learn.read_gate_state(path.parent), examples=60)
     for other in ([1], {"version": 1, "settings": 3}, {"version": [1]}, torch.ones(2)):
         torch.save(other, tmp_path / "state.pt")
         if not isinstance(other, dict) or other["version"] != 1:
             with pytest.raises(CheckpointError, match=r"state\.pt"):
-                learn.read_state(tmp_path)
+                learn.read_gate_state(tmp_path)
 
 
 PICKLE = {"encoder": [{"self_attn": np.array([[0.5, 0.25, 0.75, 4.0], [0.5, 0.5, 0.5, 3.0]])}], "decoder": []}

@@ -20,12 +20,12 @@ from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.gating import gated
 from headscope.pruning.learning.finetuning import Recipe, Tuner, batch_loss
-from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.hard_concrete import initial_log_a, noisy_gates, nonzero_probability, settled_gates
 from headscope.pruning.learning.l0 import L0, L0Options
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.trainable import trained_parameters
-from headscope.pruning.learning.training_examples import examples
+from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.oracles import checkpoints, hard_concrete, speakers
 
@@ -78,7 +78,7 @@ def test_the_start_is_glorots() -> None:
 
 def learner(its: Checkpoint, *, sites: tuple[str, ...] = (), updates: int = 1, **options: Any) -> L0:
     generator = torch.Generator().manual_seed(7)
-    return L0(gating(its.places, sites=sites), L0Options(**options), updates=updates, generator=generator)
+    return L0(gate_layout(its.places, sites=sites), L0Options(**options), updates=updates, generator=generator)
 
 
 def test_both_conventions_of_lambda() -> None:
@@ -105,8 +105,8 @@ def test_both_conventions_of_lambda() -> None:
 def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
     """One step of plain gradient descent equals a finite difference, through every kind of model."""
     its = speakers.checkpoint(kind)
-    data = examples(its, speakers.corpus(kind), limit=60)
-    gates = gating(its.places)
+    data = training_examples(its, speakers.corpus(kind), limit=60)
+    gates = gate_layout(its.places)
     batch = data.batch(data.plan(tokens=200, chance=None)[0], seed=3)
     values = torch.full((len(gates.units),), 0.7, dtype=torch.float64, requires_grad=True)
 
@@ -129,7 +129,7 @@ def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
 def test_the_loss_is_asked_of_every_sentence(kind: str) -> None:
     """-log p and counts of a whole corpus in batches equal those of each sentence alone, without padding."""
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
-    data = examples(its, corpus, limit=60)
+    data = training_examples(its, corpus, limit=60)
     total, count = 0.0, 0
     with torch.no_grad():
         for numbers in data.plan(tokens=40, chance=None):
@@ -143,7 +143,7 @@ def test_the_loss_is_asked_of_every_sentence(kind: str) -> None:
 
 def test_hidden_tokens_change_with_the_epoch_and_are_fifteen_per_cent() -> None:
     its = speakers.checkpoint("bert")
-    data = examples(its, speakers.corpus("bert", count=300), limit=60)
+    data = training_examples(its, speakers.corpus("bert", count=300), limit=60)
     numbers = np.arange(300)
     first, again, later = (data.batch(numbers, seed=1, epoch=epoch) for epoch in (1, 1, 2))
     assert first.labels is not None and again.labels is not None and later.labels is not None
@@ -164,7 +164,7 @@ def test_noise_in_training_only_and_the_model_is_as_before() -> None:
     assert torch.equal(gates.gates(), gates.gates())
     before = {name: value.clone() for name, value in its.model.state_dict().items()}
     flags, mode = [each.requires_grad for each in its.model.parameters()], its.model.training
-    Tuner(its, examples(its, speakers.corpus("gpt2"), limit=60), Recipe(updates=2, lr=0.1), [], gates).run()
+    Tuner(its, training_examples(its, speakers.corpus("gpt2"), limit=60), Recipe(updates=2, lr=0.1), [], gates).run()
     assert all(torch.equal(value, before[name]) for name, value in its.model.state_dict().items())
     assert [each.requires_grad for each in its.model.parameters()] == flags and its.model.training is mode
 
@@ -188,12 +188,12 @@ def test_frozen_sides(kind: str) -> None:
 
 def test_gates_go_by_whole_groups() -> None:
     its = speakers.checkpoint("llama")
-    found = gating(its.places)
+    found = gate_layout(its.places)
     assert {len(unit) for unit in found.units} == {3} and found.heads == 12
     assert found.kept_units(6) == 2
     with pytest.raises(ConfigError, match=r"--keep 7 is not whole groups: .* 3 at a time; keep 6 or 9"):
         found.kept_units(7)
-    protected = gating(its.places, protect=[HeadId(Site.DECODER_SELF, 1, 4)])
+    protected = gate_layout(its.places, protect=[HeadId(Site.DECODER_SELF, 1, 4)])
     assert len(protected.units) == 3 and protected.protected[0] == HeadId(Site.DECODER_SELF, 1, 3)
     spread = protected.spread(torch.zeros(3))
     assert spread[Site.DECODER_SELF, 1].tolist() == [0, 0, 0, 1, 1, 1]

@@ -16,23 +16,23 @@ from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
-from headscope.pruning.learning.gate_layout import Gating, gating
+from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
-from headscope.pruning.ranking.ranking import rank
+from headscope.pruning.ranking.ranking import rank_heads
 from tests.oracles import checkpoints, speakers
 
 SCORES = dict(enumerate(np.random.default_rng(1).permutation(60).tolist()))
 
 
-def by_number(gates: Gating) -> dict[HeadId, float]:
+def by_number(gates: GateLayout) -> dict[HeadId, float]:
     return {head: float(SCORES[number]) for number, head in enumerate(all_heads(gates.counts))}
 
 
 def test_the_lowest_scores_go() -> None:
-    gates = gating(checkpoints.small().places)
+    gates = gate_layout(checkpoints.small().places)
     scores = by_number(gates)
     for keep in (0, 1, 7, gates.heads):
-        found = rank(gates, keep, lambda gone: scores)
+        found = rank_heads(gates, keep, lambda gone: scores)
         gone = gates.closed(found.kept)
         assert len(gone) == gates.heads - keep
         stay = [head for head in scores if head not in gone]
@@ -41,10 +41,10 @@ def test_the_lowest_scores_go() -> None:
 
 
 def test_every_layer_keeps_its_share() -> None:
-    gates = gating(checkpoints.small().places)
+    gates = gate_layout(checkpoints.small().places)
     scores = by_number(gates)
     for keep in range(gates.heads + 1):
-        found = rank(gates, keep, lambda gone: scores, per_layer=True)
+        found = rank_heads(gates, keep, lambda gone: scores, per_layer=True)
         gone = set(gates.closed(found.kept))
         assert len(gone) == gates.heads - keep
         for (site, layer), count in gates.counts.items():
@@ -58,7 +58,7 @@ def test_every_layer_keeps_its_share() -> None:
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
     """The measure turns round when heads have gone: the second half is chosen by the second answer."""
-    gates = gating(checkpoints.small().places)
+    gates = gate_layout(checkpoints.small().places)
     scores, asked = by_number(gates), []
 
     def score(gone: list[HeadId]) -> dict[HeadId, float]:
@@ -66,7 +66,7 @@ def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
         return {head: -value if gone else value for head, value in scores.items()}
 
     keep = gates.heads - 8
-    found = rank(gates, keep, score, steps=2, per_layer=per_layer)
+    found = rank_heads(gates, keep, score, steps=2, per_layer=per_layer)
     assert asked[0] == [] and len(asked) == 2 and set(asked[1]) == set(_at(gates, found.step.tolist(), 1))
     assert set(asked[1]) < set(gates.closed(found.kept)) and len(gates.closed(found.kept)) == 8
     if not per_layer:
@@ -76,22 +76,22 @@ def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
     assert last == sorted(last, key=lambda step: -step if step else -99)
 
 
-def _at(gates: Gating, steps: list[int], step: int) -> list[HeadId]:
+def _at(gates: GateLayout, steps: list[int], step: int) -> list[HeadId]:
     return [gates.units[number][0] for number, its in enumerate(steps) if its == step]
 
 
 def test_groups_go_together_by_their_mean() -> None:
-    gates = gating(speakers.checkpoint("llama").places)
+    gates = gate_layout(speakers.checkpoint("llama").places)
     scores = {head: float(head.head == 4) * 10 + head.layer for head in all_heads(gates.counts)}
-    found = rank(gates, 3, lambda gone: scores)
+    found = rank_heads(gates, 3, lambda gone: scores)
     assert {str(head) for head in gates.closed(~found.kept)} == {f"decoder-self.1.{head}" for head in (3, 4, 5)}
 
 
 def test_heads_without_a_number_are_named() -> None:
-    gates = gating(checkpoints.small().places)
+    gates = gate_layout(checkpoints.small().places)
     scores = by_number(gates) | {HeadId(Site.CROSS, 1, 0): float("nan")}
     with pytest.raises(ConfigError, match=r"1 of \d+ heads have no score, such as cross.1.0; choose --sites"):
-        rank(gates, 3, lambda gone: scores)
+        rank_heads(gates, 3, lambda gone: scores)
 
 
 # The whole command, on a small model on disk.

@@ -22,7 +22,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import masked
 from headscope.pruning.removal import remove
-from headscope.pruning.removal.kept_heads import keeping, plan
+from headscope.pruning.removal.kept_heads import keeping, plan_removal
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.oracles import checkpoints, fairseq, native, tiny
@@ -443,12 +443,15 @@ def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch:
 
 
 def test_layers_that_share_a_module_lose_the_same_heads() -> None:
-    from headscope.model.discovery import places_of
+    from headscope.model.discovery import find_attention
 
-    places = places_of(build(BY_NAME["albert"]))
+    places = find_attention(build(BY_NAME["albert"]))
     with pytest.raises(ConfigError, match="encoder-self layers 0, 1, 2 are one module"):
-        plan(places, [HeadId(Site.ENCODER_SELF, 1, 0)])
-    assert plan(places, [HeadId(Site.ENCODER_SELF, layer, 0) for layer in range(3)]).layout[Site.ENCODER_SELF, 0] == 2
+        plan_removal(places, [HeadId(Site.ENCODER_SELF, 1, 0)])
+    assert (
+        plan_removal(places, [HeadId(Site.ENCODER_SELF, layer, 0) for layer in range(3)]).layout[Site.ENCODER_SELF, 0]
+        == 2
+    )
 
 
 def test_onnx_without_its_packages_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

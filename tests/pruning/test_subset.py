@@ -17,11 +17,11 @@ from headscope.cli.main import app
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll
-from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import Subset, SubsetOptions
 from headscope.pruning.learning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
-from headscope.pruning.learning.training_examples import examples
+from headscope.pruning.learning.training_examples import training_examples
 from tests.oracles import checkpoints, speakers, subset
 
 
@@ -86,9 +86,9 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
     places = []
     for seed in range(1, 5):
         its = speakers.checkpoint(kind)
-        gates = gating(its.places, sites=sites)
+        gates = gate_layout(its.places, sites=sites)
         n, k = len(gates.units), len(gates.units) // 2
-        data = examples(its, speakers.corpus(kind), limit=60)
+        data = training_examples(its, speakers.corpus(kind), limit=60)
         options = SubsetOptions(keep=k, first=1.0, last=1e-2)
         torch.manual_seed(seed)  # the model's own dropout
         learner = Subset(gates, options, updates=200, generator=torch.Generator().manual_seed(seed))

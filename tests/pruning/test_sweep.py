@@ -26,10 +26,10 @@ from headscope.formats.base import TranslateOptions, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
-from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.sweep import work as sweep_work
 from headscope.pruning.sweep.config import Cell, SweepConfig, cells_of
-from headscope.pruning.sweep.quality import METRICS, bleu_sums, compare, grouped
+from headscope.pruning.sweep.quality import METRICS, bleu_sums, compare_scores, grouped
 from headscope.pruning.sweep.scratch import shape_without
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.pruning.sweep.table import labels_of, unharmed
@@ -104,7 +104,7 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
         counts[:, 4:8] += 9
     mine, other = counts, counts + np.eye(columns)[0] * luck.integers(0, 3, size=(13, 1))
     metric, bootstrap = METRICS[name], Bootstrap(seed=4, replicates=19)
-    found = compare(metric, mine, other, bootstrap)
+    found = compare_scores(metric, mine, other, bootstrap)
 
     def value(sums: np.ndarray[Any, Any], times: list[int]) -> float:
         total = [sum(times[i] * row[c] for i, row in enumerate(sums)) for c in range(columns)]
@@ -122,7 +122,7 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     assert found.p == pytest.approx((1 + extreme) / 20)
     assert found.low == pytest.approx(np.quantile([value(mine, times) for times in draws], 0.025))
     assert found.difference_high == pytest.approx(np.quantile(apart, 0.975))
-    same = compare(metric, mine, mine, bootstrap)
+    same = compare_scores(metric, mine, mine, bootstrap)
     assert (same.p, same.difference, same.difference_low) == (1.0, 0.0, 0.0)
 
 
@@ -140,7 +140,7 @@ def test_p_is_about_twice_that_of_sacrebleus_one_tailed_test() -> None:
     _, scores = PairedTest(systems, {"BLEU": BLEU(force=True)}, [references], test_type="bs", n_samples=2000)()
     theirs = scores["BLEU"][1].p_value
     sums = [bleu_sums(each, references, raw=True) for each in (one, other)]
-    mine = compare(METRICS["bleu"], *sums, Bootstrap(seed=1, replicates=2000)).p
+    mine = compare_scores(METRICS["bleu"], *sums, Bootstrap(seed=1, replicates=2000)).p
     assert 0.005 < theirs < 0.3 and mine == pytest.approx(2 * theirs, abs=0.05)
 
 
@@ -437,7 +437,7 @@ def test_bad_input(words: dict[str, Any], tmp_path: Path, options: dict[str, Any
 
 
 def test_sizes_seeds_and_names() -> None:
-    its = gating(checkpoints.small().places)
+    its = gate_layout(checkpoints.small().places)
     asked = {"checkpoint": "x", "out": Path("x"), "source": Path("x"), "target": Path("x")}
     made = SweepConfig(**asked, methods=("l0", "lrp", "random"), fractions=(0.25, 0.5), keep=(4,), seed=5, seeds=2)
     names = [cell.name for cell in cells_of(made, its)]

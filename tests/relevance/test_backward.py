@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 from headscope.heads import HeadId, Site
 from headscope.model.gating import gated
 from headscope.relevance.backward import Backward
-from headscope.relevance.gradient.recording import Recorded, recording
+from headscope.relevance.gradient.recording import RecordedPass, recording
 from headscope.relevance.gradient.rules import Rules
 from headscope.relevance.readout import Relevance, over_heads
 from headscope.relevance.rulesets import RULE_SETS
@@ -33,7 +33,7 @@ def rules(name: str) -> Rules:
     return found.rules
 
 
-def recorded(model: nn.Module, forward: Callable[[], Tensor], *names: str) -> tuple[Recorded, Tensor]:
+def recorded(model: nn.Module, forward: Callable[[], Tensor], *names: str) -> tuple[RecordedPass, Tensor]:
     with recording(model, {name: rules(name) for name in names or NAMES}) as its:
         output = forward()
     return its, output

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headscope.data.batching import BatchingOptions, Losses, batches
+from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.encoded import Batch
 from headscope.engine.base import Options
-from headscope.engine.plan import analyze, choose
+from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from headscope.model import attention
@@ -163,7 +163,7 @@ def batch_of(kind: str, count: int = 5) -> tuple[Any, Batch]:
     checkpoint = tiny.checkpoint(kind, 7)
     corpus = tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided)
     labels = checkpoint.decodes and checkpoint.predicts == "words"
-    found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Losses(), labels=labels)
+    found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Omissions(), labels=labels)
     return checkpoint, max(found, key=lambda batch: len(batch.indices))
 
 
@@ -206,7 +206,7 @@ def _words() -> tuple[Any, Batch]:
         path="made", model=model, tokenizer=tiny.tokenizer([tiny.START], []), digest="0" * 64
     )
     corpus = tiny.corpus(7, count=17)
-    found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Losses(), labels=True)
+    found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Omissions(), labels=True)
     return checkpoint, max(found, key=lambda batch: len(batch.indices))
 
 
@@ -249,7 +249,7 @@ def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
     return analyze(
         checkpoint,
         corpus,
-        analyses=choose(only=["lrp"]),
+        analyses=choose_analyses(only=["lrp"]),
         options=chosen,
         pace=BatchingOptions(tokens=101),
         replicates=13,

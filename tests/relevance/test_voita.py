@@ -18,16 +18,16 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, attend, tapped
-from headscope.model.discovery import Place
+from headscope.model.discovery import AttentionSite
 from headscope.model.gating import gated
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.relevance.rulesets import RULE_SETS
 from headscope.relevance.voita.start import shares
 from headscope.relevance.voita.trace import Core
-from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_functions import NormDetail
 from headscope.relevance.voita.trace_walk import Units
-from headscope.relevance.voita.voita import Explained, explain, explain_voita
+from headscope.relevance.voita.voita import VoitaRelevance, explain, explain_voita
 from headscope.relevance.voita.voita_rules import ProgramRules, VoitaSettings
 from tests.oracles import voita as slow
 
@@ -87,7 +87,7 @@ def test_the_program_gives_the_same(
             assert apart(its[:, 0].numpy(), reference[f"{key}/{array}"]) < (tokens if "dst" in array else heads)
 
 
-def compare_heads(found: Explained, reference: Any, key: str, tolerance: float) -> None:
+def compare_heads(found: VoitaRelevance, reference: Any, key: str, tolerance: float) -> None:
     for site, name in SITES.items():
         layers = range(reference[f"{key}/head_raw/{name}"].shape[1])
         raw = np.stack([found.heads[site, layer].raw[:, 0].numpy() for layer in layers], axis=1)
@@ -141,7 +141,7 @@ TARGET = torch.tensor([[2, 5, 9], [2, 11, 0], [2, 7, 4]])
 LENGTHS = ((5, 3), (2, 2), (3, 3))  # the padding is in the middle of the batch
 
 
-def whole_batch(model: Transformer, settings: VoitaSettings, **options: Any) -> Explained:
+def whole_batch(model: Transformer, settings: VoitaSettings, **options: Any) -> VoitaRelevance:
     real = [torch.arange(ids.shape[1]) < torch.tensor([pair[i] for pair in LENGTHS])[:, None]
             for i, ids in enumerate((SOURCE, TARGET))]  # fmt: skip
     source = SOURCE if model.encoder is not None else None
@@ -162,7 +162,7 @@ def top(logits: Tensor, real: Tensor | None = None) -> Units:
     return Units(tokens, logits.argmax(dim=-1).T, values.T)
 
 
-def agree_with_oracle(model: Transformer, found: Explained, ops: Any, tolerance: float) -> None:
+def agree_with_oracle(model: Transformer, found: VoitaRelevance, ops: Any, tolerance: float) -> None:
     with torch.no_grad():
         for b, (n, m) in enumerate(LENGTHS):
             its = slow.Walk(model, SOURCE[b, :n] if model.encoder is not None else None, TARGET[b, :m])
@@ -299,7 +299,7 @@ def test_attention_with_groups_caps_and_sinks_is_its_matrix_form(signed: bool) -
     calls: list[AttentionCall] = []
     with tapped(lambda call, _: calls.append(call)):
         attend(torch.nn.Identity().eval(), query, key, value, mask=seen, scaling=0.7, softcap=2.0, sinks=sinks)
-    place = Place(Site.DECODER_SELF, 0, 6, 2, 5, "")
+    place = AttentionSite(Site.DECODER_SELF, 0, 6, 2, 5, "")
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
     rules = ProgramRules(settings, sentences=2, dtype=DOUBLE, block=1)
     relevance = torch.rand(4, 2, 6, 3, 3).double()
@@ -342,7 +342,7 @@ def test_rms_norms_and_products_are_their_matrix_forms(signed: bool) -> None:
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
     rules = ProgramRules(settings, sentences=1, dtype=DOUBLE, block=1)
     ops = slow.Program(signed=signed, constant=False)
-    normed = rules.norm(relevance, x, Norm(scale, None, 0.1, centred=False))
+    normed = rules.norm(relevance, x, NormDetail(scale, None, 0.1, centred=False))
     left, right = rules.product(relevance, x, y)
     for p in range(5):
         expected = ops.rows(lambda row: row * (row.square().mean() + 0.1).rsqrt() * scale, relevance[p, 0], x[0])

@@ -16,14 +16,14 @@ from headscope.errors import ConfigError
 from headscope.report.figures.attention import attention_figure
 from headscope.report.figures.compare import compare_figure
 from headscope.report.figures.functionmap import functions_figure
-from headscope.report.figures.headmap import head_map, heads_figure, overview
+from headscope.report.figures.headmap import head_map, heads_figure, heads_overview
 from headscope.report.figures.offsets import offset_histograms, offset_shares
 from headscope.report.figures.relations import chosen_labels, relation_accuracy
 from headscope.report.figures.similarity import layer_matrices, similarity_matrices
 from headscope.report.layout.families import functions_of
 from headscope.report.layout.grid import grids_of
 from headscope.report.layout.save import STYLE, write_figure
-from headscope.report.readers.run import MissingTable, Run, RunError, load_run
+from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, load_run
 from headscope.report.standard import draw_standard
 from tests.report.test_run import SIGNATURE, make_run
 
@@ -37,7 +37,7 @@ MAGIC = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AnalysisRun]:
     root = tmp_path_factory.mktemp("runs")
     tables = {"ragged": ("positional",)}
     return {
@@ -47,12 +47,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 @pytest.fixture(scope="module")
-def drawn(runs: dict[str, Run]) -> dict[str, dict[str, Figure]]:
+def drawn(runs: dict[str, AnalysisRun]) -> dict[str, dict[str, Figure]]:
     """Every figure of every run, drawn once."""
     return {name: figures(run) for name, run in runs.items()}
 
 
-def figures(run: Run) -> dict[str, Figure]:
+def figures(run: AnalysisRun) -> dict[str, Figure]:
     weights = np.random.default_rng(3).dirichlet(np.ones(5), size=(2, 7))
     found = {
         "heads": heads_figure(run),
@@ -138,7 +138,7 @@ def test_every_figure_says_model_data_and_signature(drawn: dict[str, dict[str, F
         assert kind == "attention" or "test_2016_flickr.en, 1,000 sentences" in written
 
 
-def test_head_map_draws_the_table(runs: dict[str, Run]) -> None:
+def test_head_map_draws_the_table(runs: dict[str, AnalysisRun]) -> None:
     run = runs["ragged"]
     figure = head_map(run, "confidence")
     drawn = meshes(figure)
@@ -157,10 +157,10 @@ def test_head_map_draws_the_table(runs: dict[str, Run]) -> None:
     }
 
 
-def test_head_map_marks_every_function(runs: dict[str, Run]) -> None:
+def test_head_map_marks_every_function(runs: dict[str, AnalysisRun]) -> None:
     run = runs["small"]
     figure = heads_figure(run)
-    assert overview(run) == ["confidence", "entropy_share"]
+    assert heads_overview(run) == ["confidence", "entropy_share"]
     written = [line for text in texts(figure) for line in text.split("\n")]
     for labels in run.heads["functions"]:
         for function in functions_of(labels):
@@ -169,7 +169,7 @@ def test_head_map_marks_every_function(runs: dict[str, Run]) -> None:
     assert "★r" in written
 
 
-def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, Run]) -> None:
+def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, AnalysisRun]) -> None:
     plain = {grid.site: grid for grid in grids_of(runs["ragged"], "confidence")}
     for grid in grids_of(runs["ragged"], "confidence", sort=True):
         for layer, heads in enumerate(grid.heads):
@@ -197,7 +197,7 @@ def test_a_head_without_a_value_is_grey_not_hatched(tmp_path: Path) -> None:
     assert last == 1
 
 
-def test_functions_figure_counts_and_bands(runs: dict[str, Run]) -> None:
+def test_functions_figure_counts_and_bands(runs: dict[str, AnalysisRun]) -> None:
     run = runs["small"]
     figure = functions_figure(run)
     cells, bars = figure.axes
@@ -208,7 +208,7 @@ def test_functions_figure_counts_and_bands(runs: dict[str, Run]) -> None:
     assert "no function found" in texts(figure)
 
 
-def test_offsets_are_the_table_with_tails(runs: dict[str, Run]) -> None:
+def test_offsets_are_the_table_with_tails(runs: dict[str, AnalysisRun]) -> None:
     run = runs["small"]
     shares = offset_shares(run)
     table = run.positional.set_index(["site", "layer", "head"])
@@ -227,7 +227,7 @@ def test_offsets_are_the_table_with_tails(runs: dict[str, Run]) -> None:
     assert "◆−2" in texts(figure)
 
 
-def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Run]) -> None:
+def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, AnalysisRun]) -> None:
     run = runs["small"]
     figure = relation_accuracy(run)
     table = run.syntactic
@@ -241,7 +241,7 @@ def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Run]
     assert "nsubj>" in texts(figure)
 
 
-def test_many_relations_keep_the_clearest(runs: dict[str, Run]) -> None:
+def test_many_relations_keep_the_clearest(runs: dict[str, AnalysisRun]) -> None:
     table = runs["small"].syntactic
     kept = chosen_labels(table, 3)
     best = table.groupby("label")["margin"].max().nlargest(3)
@@ -251,7 +251,9 @@ def test_many_relations_keep_the_clearest(runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.parametrize(("measure", "limits"), [("cosine", (-1, 1)), ("cka", (0, 1)), ("l2", (0, None))])
-def test_similarity_is_on_a_fixed_scale(runs: dict[str, Run], measure: str, limits: tuple[float, float]) -> None:
+def test_similarity_is_on_a_fixed_scale(
+    runs: dict[str, AnalysisRun], measure: str, limits: tuple[float, float]
+) -> None:
     run = runs["small"]
     figure = similarity_matrices(run, measure)
     drawn = meshes(figure)
@@ -263,7 +265,7 @@ def test_similarity_is_on_a_fixed_scale(runs: dict[str, Run], measure: str, limi
     assert norm.vmax == (expected if limits[1] is None else limits[1])
 
 
-def test_similarity_errors(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_similarity_errors(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run small: unknown similarity 'cosin'; did you mean 'cosine'"):
         similarity_matrices(runs["small"], "cosin")
     path = make_run(tmp_path / "r", {"encoder-self": [3]})
@@ -283,7 +285,7 @@ def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
         attention_figure(weights, ["a", "b"], ["x", "y", "z"], ["h1"])
 
 
-def test_compare_with_equal_layouts(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_compare_with_equal_layouts(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     other = load_run(make_run(tmp_path / "other", LAYOUTS["small"], seed=7))
     figure = compare_figure(runs["small"], other)
     a, b, difference = meshes(figure)
@@ -294,13 +296,13 @@ def test_compare_with_equal_layouts(runs: dict[str, Run], tmp_path: Path) -> Non
     assert any(text.startswith("B other: all-MiniLM") for text in texts(figure))
 
 
-def test_compare_with_other_layouts_has_no_difference(runs: dict[str, Run]) -> None:
+def test_compare_with_other_layouts_has_no_difference(runs: dict[str, AnalysisRun]) -> None:
     figure = compare_figure(runs["small"], runs["ragged"])
     assert len(meshes(figure)) == 2
     assert "percentiles (layouts differ)" in texts(figure)
 
 
-def test_compare_without_a_common_site(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_compare_without_a_common_site(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     other = load_run(make_run(tmp_path / "gpt", {"decoder-self": [3]}))
     with pytest.raises(ConfigError, match=r"runs small and gpt share no site: encoder-self and decoder-self"):
         compare_figure(runs["small"], other)
@@ -319,6 +321,6 @@ def test_standard_figures_go_as_far_as_the_tables(tmp_path: Path) -> None:
         offset_histograms(load_run(path))
 
 
-def test_figures_are_the_same_bytes_every_time(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_figures_are_the_same_bytes_every_time(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     pair = [write_figure(functions_figure(runs["small"]), tmp_path / f"{n}.svg").read_bytes() for n in "ab"]
     assert pair[0] == pair[1]

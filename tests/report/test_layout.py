@@ -9,14 +9,14 @@ from headscope.errors import ConfigError, OutputError
 from headscope.report.figures.functionmap import functions_figure
 from headscope.report.layout.families import FAMILIES, Legend, arrow, contrast, fit, functions_of, signed
 from headscope.report.layout.grid import cell_lines, centred_limits, shared_limits
-from headscope.report.layout.page import cut, even_width, flow, text_width, wrap
+from headscope.report.layout.page import even_width, flow, shorten, text_width, wrap
 from headscope.report.layout.save import target_paths, write_figure
-from headscope.report.readers.run import Run, load_run
+from headscope.report.readers.run import AnalysisRun, load_run
 from tests.report.test_run import SIGNATURE, make_run
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AnalysisRun]:
     root = tmp_path_factory.mktemp("runs")
     layout = {"encoder-self": [3, 2]}
     return {name: load_run(make_run(root / name, layout, tables=())) for name in ("small", "large")}
@@ -52,7 +52,7 @@ def test_layout_arithmetic() -> None:
     assert Legend.plan([], 3).height == 0
     assert "".join(wrap("a|" + "b" * 300 + "|c", 2, 6)) == "a|" + "b" * 300 + "|c"
     assert all(text_width(line, 6) <= 2 for line in wrap(SIGNATURE, 2, 6))
-    assert cut("short", 1, 6) == "short"
+    assert shorten("short", 1, 6) == "short"
     assert wrap("", 1, 6) == []
 
 
@@ -63,7 +63,7 @@ def test_scales_survive_constants_and_nothing() -> None:
     assert (limits.vmin, limits.vmax) == (-0.5, 0.5)
 
 
-def test_where_figures_go(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_where_figures_go(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     one, two = [runs["small"]], [runs["small"], runs["large"]]
     assert target_paths(tmp_path / "x.svg", one, figure="heads") == [tmp_path / "x.svg"]
     assert target_paths(tmp_path / "d", two, figure="heads") == [
@@ -88,7 +88,7 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     path = tmp_path / "deep" / "x.png"
     write_figure(functions_figure(runs["small"]), path, dpi=40)
     with pytest.raises(OutputError, match=r"x.png exists; .* --force"):

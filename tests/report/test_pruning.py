@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from headscope.cli.main import app
 from headscope.errors import ConfigError
-from headscope.report.figures.pruning import SEVERAL, function_counts, kind_of, pruning_figure
+from headscope.report.figures.pruning import SEVERAL, function_counts, pruning_figure, run_kind
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.report.readers.run import RunError
 
@@ -182,7 +182,7 @@ def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> Non
     assert counts["positional"].iloc[0] == first.count("positional:-1")
     assert counts[SEVERAL].iloc[0] == first.count("positional:1;rare")
     one = run.survivors[(run.survivors["method"] == "l0") & (run.survivors["size"] == "keep 4")]
-    rare = sum(kind_of(labels) == "rare" for labels in one["functions"]) / 3
+    rare = sum(run_kind(labels) == "rare" for labels in one["functions"]) / 3
     assert counts["rare"].iloc[-1] == pytest.approx(rare)
     bars = panels(pruning_figure([run], "functions"))["l0"].patches
     assert sum(bar.get_height() for bar in bars) == pytest.approx(sum(counts.index))
@@ -201,7 +201,7 @@ def test_gates_of_the_first_seed_of_each_size(tmp_path: Path) -> None:
 
 
 def test_labels_of_heads() -> None:
-    kinds = [kind_of(each) for each in ("positional:-1", "syntactic:obj<;syntactic:nsubj>", "rare;sink", "", "own:3")]
+    kinds = [run_kind(each) for each in ("positional:-1", "syntactic:obj<;syntactic:nsubj>", "rare;sink", "", "own:3")]
     assert kinds == ["positional", "syntactic", SEVERAL, "no function found", "own"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.heads import Site, select_heads
-from headscope.report.readers.run import MissingTable, Run, RunError, load_run
+from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, load_run
 
 LABELS = ["nsubj>", "nsubj<", "obj>", "obj<", "amod>", "amod<", "advmod>", "advmod<"]
 SIGNATURE = (
@@ -134,11 +134,11 @@ def _similarity(random, layout):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> AnalysisRun:
     return load_run(make_run(tmp_path / "bert", {"encoder-self": [3, 2, 0], "cross": []}, extra=("lrp",)))
 
 
-def test_run_says_what_it_was(run: Run) -> None:
+def test_run_says_what_it_was(run: AnalysisRun) -> None:
     assert run.name == "bert"
     assert run.model == "all-MiniLM-L6-v2 (bert)"
     assert run.data == "test_2016_flickr.en, 1,000 sentences"
@@ -151,7 +151,7 @@ def test_run_says_what_it_was(run: Run) -> None:
     assert run.head_layout[Site.ENCODER_SELF, 2] == 0
 
 
-def test_measures_are_the_numbers_without_their_bounds(run: Run) -> None:
+def test_measures_are_the_numbers_without_their_bounds(run: AnalysisRun) -> None:
     assert run.measures == ["confidence", "entropy_share", "distance", "lrp"]
     with pytest.raises(ConfigError, match=r"run bert: unknown measure 'confidance'; did you mean 'confidence'"):
         run.require("confidance")
@@ -170,7 +170,7 @@ def test_untelling_names_come_with_their_folder(tmp_path: Path) -> None:
     assert load_run(path).data == "en.conllu.gz"
 
 
-def test_tables_are_read_when_asked_for(run: Run) -> None:
+def test_tables_are_read_when_asked_for(run: AnalysisRun) -> None:
     (run.path / "syntactic.csv").unlink()
     assert list(run.positional.columns[:5]) == ["site", "layer", "head", "offset", "count"]
     assert run.similarity["encoder-self/0/cosine"].shape == (3, 3)
@@ -213,7 +213,7 @@ def test_broken_files_end_in_one_line(tmp_path: Path, name: str, content: str | 
     assert "\n" not in str(caught.value)
 
 
-def test_broken_detail_tables(run: Run) -> None:
+def test_broken_detail_tables(run: AnalysisRun) -> None:
     (run.path / "positional.csv").write_text("site,layer,head,offset,share\nencoder-self,0,9,1,0.5\n")
     with pytest.raises(RunError, match=r"positional.csv of run bert holds encoder-self.0.9"):
         _ = run.positional

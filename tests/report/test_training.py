@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from headscope.cli.main import app
 from headscope.errors import ConfigError
-from headscope.report.figures.training import load_course, training_figure
+from headscope.report.figures.training import load_history, training_figure
 from headscope.report.readers.run import RunError
 
 HEAD = (
@@ -44,7 +44,7 @@ def runs(folder: Path) -> list[Path]:
 
 
 def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> None:
-    figure = training_figure([load_course(path) for path in runs(tmp_path)])
+    figure = training_figure([load_history(path) for path in runs(tmp_path)])
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert list(panels) == [
         "Loss: training (thin) and validation", "BLEU of the validation text", "Gates: entropy",
@@ -66,11 +66,11 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
 def test_other_axes_and_equal_names(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     both = [course(tmp_path / "run", "baseline"), course(tmp_path / "a" / "run", "baseline")]
-    figure = training_figure([load_course(path) for path in both], axis="tokens")
+    figure = training_figure([load_history(path) for path in both], axis="tokens")
     assert figure.axes[0].lines[0].get_xdata().tolist() == [700, 1400, 2100]
     assert {"run (1)", "run (2)"} <= {text.get_text() for text in figure.texts}
     with pytest.raises(ConfigError, match="--axis 'epochs' is not known; choose from update, tokens, seconds"):
-        training_figure([load_course(both[0])], axis="epochs")
+        training_figure([load_history(both[0])], axis="epochs")
 
 
 def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
         path = course(tmp_path / name, "baseline")
         meta = json.loads((path / "run.json").read_text()) | {"config": {"seed": seed, "lr": lr, "out": name}}
         (path / "run.json").write_text(json.dumps(meta))
-        courses.append(load_course(path))
+        courses.append(load_history(path))
     figure = training_figure(courses)
     a, b, c, d = (line.get_color() for line in figure.axes[1].lines)
     assert a == b == d != c
@@ -88,19 +88,19 @@ def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
 
 def test_what_is_no_training_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"is no training run: it has no run.json"):
-        load_course(tmp_path)
+        load_history(tmp_path)
     path = course(tmp_path / "x", "baseline")
     (path / "run.json").write_text('{"signature": "m:confidence"}')
     with pytest.raises(RunError, match=r"or metrics\.csv is of something else"):
-        load_course(path)
+        load_history(path)
     (path / "run.json").write_text("{")
     with pytest.raises(RunError, match="training run x cannot be read"):
-        load_course(path)
+        load_history(path)
     worse = course(tmp_path / "y", "baseline", "bleu2", (",many", ",few", ",some"))
     with pytest.raises(RunError, match=r"training run y: metrics\.csv is of no use: column bleu2 must hold numbers"):
-        load_course(worse)
+        load_history(worse)
     with pytest.raises(RunError, match="it has no line yet"):
-        load_course(course(tmp_path / "z", "baseline", rows=()))
+        load_history(course(tmp_path / "z", "baseline", rows=()))
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import torch
 
 from headscope.errors import TrainingError
 from headscope.pruning.learning.finetuning import Recipe, Tuner
-from headscope.pruning.learning.gate_layout import gating
+from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.l0 import L0, L0Options
-from headscope.pruning.learning.training_examples import examples
+from headscope.pruning.learning.training_examples import training_examples
 from headscope.training.files import checkpoints
-from headscope.training.run_state import LEAST_SCALE, Run
+from headscope.training.run_state import LEAST_SCALE, TrainingRun
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS, Variant
 from tests.oracles import lessons, speakers
@@ -24,7 +24,7 @@ from tests.oracles.swaps import differing
 GATE = ".mixing.gate."
 
 
-def tuning(folder: Path, *, tune: str = "gates", scale: float = 2.0**16) -> Run:
+def tuning(folder: Path, *, tune: str = "gates", scale: float = 2.0**16) -> TrainingRun:
     """A run that tunes the gates of a mixture, with a scaled loss as fp16 has it."""
     (folder / "a").mkdir()
     first = lessons.begin(folder / "a", "mae", gate_hidden=7)
@@ -36,7 +36,7 @@ def tuning(folder: Path, *, tune: str = "gates", scale: float = 2.0**16) -> Run:
     return run
 
 
-def overflowing(run: Run, *, times: int) -> None:
+def overflowing(run: TrainingRun, *, times: int) -> None:
     """The first gradients of a gate are infinite."""
     left = [times]
 
@@ -47,7 +47,7 @@ def overflowing(run: Run, *, times: int) -> None:
     run.variant.gates[-1].register_hook(hook)  # type: ignore[attr-defined]
 
 
-def moved(run: Run, before: dict[str, torch.Tensor]) -> set[str]:
+def moved(run: TrainingRun, before: dict[str, torch.Tensor]) -> set[str]:
     """Parameters of gates that have changed; statistics of batch norm are of forward passes."""
     return {name for name in differing(before, lessons.weights(run)) if GATE in name and "running" not in name}
 
@@ -102,7 +102,7 @@ class Breaks(Variant):
     name, summary = "breaks", "Makes the loss no number in the update that it is told."
     update = 0
 
-    def extra_loss(self, run: Run, batch: Any) -> torch.Tensor | None:
+    def extra_loss(self, run: TrainingRun, batch: Any) -> torch.Tensor | None:
         return torch.tensor(float("nan")) if run.moment.update == self.update else None
 
 
@@ -127,7 +127,7 @@ def test_a_stopped_run_says_so_and_names_what_it_has_not(
 
 
 class Fails(Breaks):
-    def extra_loss(self, run: Run, batch: Any) -> torch.Tensor | None:
+    def extra_loss(self, run: TrainingRun, batch: Any) -> torch.Tensor | None:
         if run.moment.update == 1:
             raise ZeroDivisionError("of our own")
         return None
@@ -169,11 +169,13 @@ def test_fine_tuning_stops_at_a_gradient_that_is_no_number(
 ) -> None:
     """In the last update nothing would come after it to notice."""
     its = speakers.checkpoint("native-pre")
-    learner = L0(gating(its.places), L0Options(strength=0.1), updates=1, generator=torch.Generator().manual_seed(7))
+    learner = L0(
+        gate_layout(its.places), L0Options(strength=0.1), updates=1, generator=torch.Generator().manual_seed(7)
+    )
     parameters = [each for each in its.model.parameters() if each.is_floating_point()] if whole else []
     broken = learner.weights if what == "gates" else parameters[-1]
     hook = broken.register_hook(lambda slope: torch.full_like(slope, float("nan")))
-    data = examples(its, speakers.corpus("native-pre"), limit=60)
+    data = training_examples(its, speakers.corpus("native-pre"), limit=60)
     recipe = Recipe(updates=1, lr=0.1, clip=clip)
     before = [each.detach().clone() for each in parameters]
     with pytest.raises(TrainingError, match=f"^the gradient's norm is nan in update 1; take a lower {advice}$"):

@@ -15,10 +15,10 @@ from headscope.heads import HeadId
 from headscope.training.composed import combine, find_variant, intersected
 from headscope.training.moment import Moment
 from headscope.training.options import option
-from headscope.training.swaps.swaps import Swap, exchange
+from headscope.training.swaps.swaps import Swap, swap_heads
 from headscope.training.variant import VARIANTS, NoOptions, Variant
 from headscope.training.variants.disagreement import Disagreement
-from headscope.training.variants.mixing import Mixing, matrices_of
+from headscope.training.variants.mixing import LinearMixing, matrices_of
 from tests.oracles import lessons, mhr
 from tests.oracles.swaps import differing, state
 
@@ -112,7 +112,7 @@ def test_losses_are_added(tmp_path: Path) -> None:
             lessons.begin(folder, names, shared={"dropout": 0.0}, **given)
         )  # fmt: skip
         for part in getattr(run.variant, "parts", [run.variant]):
-            if isinstance(part, Mixing):
+            if isinstance(part, LinearMixing):
                 part.seen = 1  # the fork's first batch of all is outside its window
         run.variant.before_update(run, run.moment)
         run.model.train()
@@ -153,12 +153,12 @@ def test_with_its_output_slice_a_swap_within_a_layer_changes_no_logits_of_a_mixi
     before, weights = model(source, target), state(model)
     layer = next(at for at in model.attention_places().layout.items() if at[1] > 1)[0]
     swap = Swap(HeadId(*layer, 0), HeadId(*layer, 1))
-    exchange(model, [swap], output=True)
+    swap_heads(model, [swap], output=True)
     torch.testing.assert_close(model(source, target), before, rtol=0, atol=1e-12)
     assert any("alpha" in key for key in differing(weights, state(model)))
-    exchange(model, [swap], output=True)
+    swap_heads(model, [swap], output=True)
     assert not differing(weights, state(model))
-    exchange(model, [swap])
+    swap_heads(model, [swap])
     assert not any("alpha" in key for key in differing(weights, state(model)))
 
 

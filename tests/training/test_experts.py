@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.model.mixing.base import Queries, build
+from headscope.model.mixing.base import Queries, build_mixing
 from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, using
-from headscope.model.mixing.gating import Gate, RealBatchNorm, pooled
+from headscope.model.mixing.gating import Gate, RealBatchNorm, masked_mean
 from headscope.model.native.transformer import Transformer
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
@@ -22,7 +22,7 @@ from tests.oracles import lessons, native
 
 
 def experts(heads: int = 5, **options: Any) -> Experts:
-    made = build("experts", heads=heads, d_value=7, d_model=11, options=options).double().eval()
+    made = build_mixing("experts", heads=heads, d_value=7, d_model=11, options=options).double().eval()
     assert isinstance(made, Experts)
     return made
 
@@ -119,8 +119,8 @@ def test_means_over_real_positions(window: int) -> None:
     states = torch.randn(3, 6, 11, generator=torch.Generator().manual_seed(1)).double()
     real = torch.ones(3, 6, dtype=torch.bool)
     real[1, 2:] = False
-    whole, _ = pooled(Queries(states, real), window=window)
-    causal, _ = pooled(Queries(states, real, causal=True), window=window)
+    whole, _ = masked_mean(Queries(states, real), window=window)
+    causal, _ = masked_mean(Queries(states, real, causal=True), window=window)
     assert whole.shape == (3, 1, 11) and causal.shape == (3, 6, 11)
     for b in range(3):
         there = [t for t in range(6) if real[b, t]]
@@ -136,12 +136,12 @@ def test_step_by_step_the_means_are_the_same(window: int, cut: list[int]) -> Non
     """Padding on the left too, as prompts have it."""
     states = torch.randn(2, 6, 11).double()
     real = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
-    expected, _ = pooled(Queries(states, real, causal=True), window=window)
+    expected, _ = masked_mean(Queries(states, real, causal=True), window=window)
     memory: dict[str, torch.Tensor] = {}
     found, begin = [], 0
     for length in cut:
         part = slice(begin, begin + length)
-        found.append(pooled(Queries(states[:, part], real[:, part], True, memory), window=window)[0])
+        found.append(masked_mean(Queries(states[:, part], real[:, part], True, memory), window=window)[0])
         begin += length
     torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=0, atol=1e-12)
 
@@ -316,12 +316,12 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", uniform=True)
     assert not any("mixing" in key for key in run.model.state_dict())
     lessons.updates(run, 2)
-    from headscope.model.native.folding import fold
+    from headscope.model.native.folding import fold_mixings
 
     run.model.eval()
     batch = lessons.lesson(run)[0]
     masks = {"source_mask": batch.source_mask, "target_mask": batch.target_mask}
-    folded = fold(run.model)
+    folded = fold_mixings(run.model)
     assert folded.config.decoder.self_mixing is None
     torch.testing.assert_close(
         folded(batch.source, batch.target, **masks), run.model(batch.source, batch.target, **masks), rtol=0, atol=1e-12

@@ -10,7 +10,7 @@ import pytest
 
 from headscope.training.composed import find_variant
 from headscope.training.train_loop import Silent
-from headscope.training.trainer import Outcome, train
+from headscope.training.trainer import TrainingResult, train
 from tests.oracles import lessons
 
 LATE = '[[swap]]\nepoch = 1\nfirst = "cross.0.0"\nsecond = "cross.1.0"\n' + (
@@ -30,7 +30,7 @@ class Heard(Silent):
 
 def run(
     folder: Path, name: str, options: dict[str, Any], *, resume: bool = False, **shared: Any
-) -> tuple[Outcome, list[str]]:
+) -> tuple[TrainingResult, list[str]]:
     """How a run ended, and what was said before it began."""
     cls, heard = find_variant(name), Heard()
     config = lessons.config(folder, **{"precision": "float32", "log_every": 1000, "max_epochs": 1} | shared)

@@ -13,12 +13,12 @@ import torch
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.native.transformer import Transformer
-from headscope.training.data.batches import batches, plan
-from headscope.training.swaps.choice import CHOICES, FORK_CHOICES, Choice, Phase, Timing, decide
-from headscope.training.swaps.fork import ForkHead, ForkSwap, exchange_like_the_fork
+from headscope.training.data.batches import plan_batches, training_batches
+from headscope.training.swaps.choice import CHOICES, FORK_CHOICES, Phase, SwapScores, SwapTiming, decide
+from headscope.training.swaps.fork import ForkHead, ForkSwap, swap_heads_like_fork
 from headscope.training.swaps.head_scores import head_scores
 from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
-from headscope.training.swaps.swaps import Swap, exchange
+from headscope.training.swaps.swaps import Swap, swap_heads
 from tests.oracles import growth, mhr, native
 from tests.oracles.swaps import differing, head_rows, state
 
@@ -42,7 +42,7 @@ def rows(model: Transformer, head: HeadId) -> dict[str, torch.Tensor]:
 def test_two_heads_change_places_and_nothing_else_moves(text: str, output: bool) -> None:
     model, its = native.model(), swap(text)
     before, one, other = state(model), rows(model, its.first), rows(model, its.second)
-    exchange(model, [its], output=output)
+    swap_heads(model, [its], output=output)
     new_one, new_other = rows(model, its.first), rows(model, its.second)
     for name in one:
         moves = output or name != "output.weight"
@@ -50,16 +50,16 @@ def test_two_heads_change_places_and_nothing_else_moves(text: str, output: bool)
         assert torch.equal(new_other[name], (one if moves else other)[name])
     touched = {NAMES[head.site].format(head.layer) for head in (its.first, its.second)}
     assert all(any(key.startswith(name) for name in touched) for key in differing(before, state(model)))
-    exchange(model, [its], output=output)
+    swap_heads(model, [its], output=output)
     assert not differing(before, state(model))
 
 
 def test_with_its_output_slice_a_swap_within_a_layer_changes_no_logits() -> None:
     model, (source, target, *_) = native.model(), native.texts()
     before = model(source, target)
-    exchange(model, [swap("encoder-self.0.0 encoder-self.0.2")], output=True)
+    swap_heads(model, [swap("encoder-self.0.0 encoder-self.0.2")], output=True)
     torch.testing.assert_close(model(source, target), before, rtol=0, atol=1e-12)
-    exchange(model, [swap("encoder-self.0.0 encoder-self.0.2")])
+    swap_heads(model, [swap("encoder-self.0.0 encoder-self.0.2")])
     assert not torch.allclose(model(source, target), before)
 
 
@@ -67,11 +67,11 @@ def test_a_sliced_head_takes_along_what_it_reads() -> None:
     model = native.model(d_model=12, head_input="slice")
     source, target, *_ = native.texts()
     before = model(source, target)
-    exchange(model, [swap("encoder-self.0.0 encoder-self.0.2")], output=True)
+    swap_heads(model, [swap("encoder-self.0.0 encoder-self.0.2")], output=True)
     torch.testing.assert_close(model(source, target), before, rtol=0, atol=1e-12)
     shared = native.model(d_model=12, head_input="slice", shared_qkv=True)
     with pytest.raises(ConfigError, match="all heads of this model share one projection"):
-        exchange(shared, [swap("encoder-self.0.0 encoder-self.0.2")])
+        swap_heads(shared, [swap("encoder-self.0.0 encoder-self.0.2")])
 
 
 def test_moments_follow_the_weights_they_belong_to() -> None:
@@ -86,16 +86,16 @@ def test_moments_follow_the_weights_they_belong_to() -> None:
         slopes = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in model.parameters()]
         for step in range(2):
             if step == 1 and early:
-                exchange(model, its, optimizer=optimizer)
+                swap_heads(model, its, optimizer=optimizer)
             for parameter, slope in zip(model.parameters(), slopes, strict=True):
                 parameter.grad = slope.clone() if step == 0 else torch.zeros_like(slope)
             optimizer.step()
         if not early:
-            exchange(model, its)
+            swap_heads(model, its)
         ends.append(state(model))
     assert not differing(*ends)
     model = native.model()
-    exchange(model, its, optimizer=torch.optim.Adam(model.parameters()))  # no moments yet
+    swap_heads(model, its, optimizer=torch.optim.Adam(model.parameters()))  # no moments yet
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_refused_before_anything_moves(text: str, message: 
     model = native.model()
     before = state(model)
     with pytest.raises(ConfigError, match=message):
-        exchange(model, [swap("cross.0.0 cross.1.0"), swap(text)])
+        swap_heads(model, [swap("cross.0.0 cross.1.0"), swap(text)])
     assert not differing(before, state(model))
 
 
@@ -194,7 +194,7 @@ def test_repeated_epochs_and_files_that_are_not_there(tmp_path: Path) -> None:
         read_schedule(tmp_path / "nowhere.json", LAYOUT)
 
 
-def course(timing: Timing, epochs: int) -> dict[int, str]:
+def course(timing: SwapTiming, epochs: int) -> dict[int, str]:
     """What happens after each epoch."""
     found, phase = {}, Phase()
     for epoch in range(1, epochs + 1):
@@ -208,20 +208,26 @@ def course(timing: Timing, epochs: int) -> dict[int, str]:
 
 def test_when_swaps_happen_is_what_the_fork_was_seen_to_do() -> None:
     """mhr.md §3.3: two runs of the original."""
-    assert course(Timing(start=3, end=12, frequency=2, rest=1), 20) == {
+    assert course(SwapTiming(start=3, end=12, frequency=2, rest=1), 20) == {
         2: "swap", 4: "undo", 5: "swap", 7: "undo", 8: "swap", 10: "undo", 11: "swap", 12: "undo",
     }  # fmt: skip
-    assert course(Timing(start=2, end=9, frequency=1, rest=2), 20) == {
+    assert course(SwapTiming(start=2, end=9, frequency=1, rest=2), 20) == {
         1: "swap", 2: "undo", 4: "swap", 5: "undo", 7: "swap", 8: "undo",
     }  # fmt: skip
-    assert course(Timing(start=2, end=0, frequency=1), 9) == {}
-    assert course(Timing(start=1, end=9, frequency=2, rest=1), 6) == {2: "swap", 4: "undo", 5: "swap"}
-    assert course(Timing(start=2, end=None, frequency=1), 5) == {1: "swap", 2: "undo", 3: "swap", 4: "undo", 5: "swap"}
+    assert course(SwapTiming(start=2, end=0, frequency=1), 9) == {}
+    assert course(SwapTiming(start=1, end=9, frequency=2, rest=1), 6) == {2: "swap", 4: "undo", 5: "swap"}
+    assert course(SwapTiming(start=2, end=None, frequency=1), 5) == {
+        1: "swap",
+        2: "undo",
+        3: "swap",
+        4: "undo",
+        5: "swap",
+    }
 
 
-def choice(scores: list[list[float]], most: int) -> Choice:
+def choice(scores: list[list[float]], most: int) -> SwapScores:
     table = {layer: torch.tensor(its) for layer, its in enumerate(scores)}
-    return Choice(Site.CROSS, table, most, torch.Generator().manual_seed(0), depth=len(scores))
+    return SwapScores(Site.CROSS, table, most, torch.Generator().manual_seed(0), depth=len(scores))
 
 
 SCORES = [[0.5, 0.1, 0.9, 0.3], [0.2, 0.8, 0.4, 0.6], [0.7, 0.35, 0.05, 1.0], [0.15, 0.25, 0.45, 0.55]]
@@ -252,14 +258,14 @@ def test_the_forks_scores_are_the_references(score: str, shared: Path) -> None:
     reference = np.load(shared / "oracles/mhr/alpha/oracle/tf_stats.npz")
     its, corpus = mhr.theirs(shared)
     pairs = mhr.pairs(its, corpus)
-    groups = plan(pairs, tokens=2048, chance=np.random.default_rng(0))
-    found = head_scores(its.model, batches(pairs, groups), score=score)
+    groups = plan_batches(pairs, tokens=2048, chance=np.random.default_rng(0))
+    found = head_scores(its.model, training_batches(pairs, groups), score=score)
     for site, layers in found.items():
         for layer, values in layers.items():
             expected = reference[f"conf_{score}/{growth.KEYS[site].format(layer)}"].mean(axis=0)
             np.testing.assert_allclose(values.numpy(), expected, rtol=2e-5)
     if score == "pairwise":
-        chosen = CHOICES["hard"](Choice(Site.CROSS, found[Site.CROSS], 2, torch.Generator()))
+        chosen = CHOICES["hard"](SwapScores(Site.CROSS, found[Site.CROSS], 2, torch.Generator()))
         expected = np.stack([reference[f"conf_pairwise/decoder.{n}.enc_attn"].mean(axis=0) for n in range(3)])
         order = [f"cross.{n // 8}.{n % 8}" for n in np.argsort(expected.ravel())]
         assert [str(each) for each in chosen] == [f"{order[-2]} ↔ {order[1]}", f"{order[-1]} ↔ {order[0]}"]
@@ -289,7 +295,7 @@ def test_the_fork_exchanges_whole_matrices_for_heads_0_only(shared: Path) -> Non
     its, _ = mhr.theirs(shared)
     model, before = its.model, state(its.model)
     (first, *others), *_ = read_fork_schedule(shared / "oracles/mhr/data/swap.json").values()
-    exchange_like_the_fork(model, [first])
+    swap_heads_like_fork(model, [first])
     moved = differing(before, state(model))
     parts = {f"decoder.layers.{n}.cross_attention." for n in (0, 2)}
     names = {f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")} | {"mixing.alpha"}
@@ -297,12 +303,12 @@ def test_the_fork_exchanges_whole_matrices_for_heads_0_only(shared: Path) -> Non
     for one, other in ((0, 2), (2, 0)):
         key = "decoder.layers.{}.cross_attention.mixing.alpha"
         assert torch.equal(model.state_dict()[key.format(one)], before[key.format(other)])
-    exchange_like_the_fork(model, [first])
-    exchange_like_the_fork(model, others)
+    swap_heads_like_fork(model, [first])
+    swap_heads_like_fork(model, others)
     moved = differing(before, state(model))
     assert not any("alpha" in name for name in moved) and "encoder.layers.1.self_attention.key.weight" in moved
-    exchange(model, [Swap(HeadId(Site.CROSS, 0, 1), HeadId(Site.CROSS, 2, 1)), swap("cross.0.2 cross.2.5")])
-    exchange(model, [swap("encoder-self.1.6 encoder-self.1.3")])
+    swap_heads(model, [Swap(HeadId(Site.CROSS, 0, 1), HeadId(Site.CROSS, 2, 1)), swap("cross.0.2 cross.2.5")])
+    swap_heads(model, [swap("encoder-self.1.6 encoder-self.1.3")])
     assert not differing(before, state(model))  # away from head 0 both ways are the same
 
 
@@ -311,7 +317,7 @@ def test_where_the_fork_stops_it_is_refused() -> None:
     cross = ("decoder", "encoder_attn")
     before = state(model)
     with pytest.raises(ConfigError, match="takes 2 rows of one mixing matrix for 0 of the other"):
-        exchange_like_the_fork(model, [fork_swap((*cross, "0", 0), (*cross, "1", 1))])
+        swap_heads_like_fork(model, [fork_swap((*cross, "0", 0), (*cross, "1", 1))])
     with pytest.raises(ConfigError, match="the fork finds no weights of that name"):
-        exchange_like_the_fork(model, [fork_swap((*cross, "0", 0), (*cross, "9", 0))])
+        swap_heads_like_fork(model, [fork_swap((*cross, "0", 0), (*cross, "9", 0))])
     assert not differing(before, state(model))

@@ -27,16 +27,16 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.training import trainer as engine
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
-from headscope.training.data.batches import Batch, Pairs, Texts, collate, cut, epoch_plan
+from headscope.training.data.batches import Pairs, TokenizedTexts, TrainingBatch, collate, cut_batches, epoch_plan
 from headscope.training.data.normalise import normaliser
 from headscope.training.files.checkpoints import average
 from headscope.training.losses import cross_entropy as losses
 from headscope.training.moment import Moment
 from headscope.training.progress import Progress
-from headscope.training.run_state import Run
+from headscope.training.run_state import TrainingRun
 from headscope.training.schedules import rate
 from headscope.training.train_loop import Silent
-from headscope.training.trainer import Outcome, make_run, train
+from headscope.training.trainer import TrainingResult, make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.baseline import Baseline
 from tests.oracles.smoothing import smoothed
@@ -82,7 +82,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
     """A run that learns: three epochs, with everything switched on."""
     more = {
         "max_updates": None,
@@ -159,7 +159,7 @@ def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(tex
 def pairs(count: int) -> Pairs:
     chance = random.Random(count)
     sides = [
-        Texts.of([[chance.randint(4, 30) for _ in range(chance.randint(1, 13))] for _ in range(count)])
+        TokenizedTexts.of([[chance.randint(4, 30) for _ in range(chance.randint(1, 13))] for _ in range(count)])
         for _ in range(2)
     ]
     return Pairs(*sides, np.arange(count) + 1, start=1, end=2, prefix=(3,), suffix=(2,))
@@ -179,13 +179,20 @@ def test_every_epoch_has_every_sentence_once_and_no_batch_is_too_large(tokens: i
 
 def test_batches_are_cut_where_the_next_sentence_would_be_too_much() -> None:
     lengths = np.array([3, 3, 4, 5, 9])
-    assert [group.tolist() for group in cut(lengths, np.arange(5), 9)] == [[0, 1], [2], [3], [4]]
-    assert [group.tolist() for group in cut(lengths, np.arange(5), 12)] == [[0, 1, 2], [3], [4]]
-    assert cut(lengths, np.arange(0), 10) == []
+    assert [group.tolist() for group in cut_batches(lengths, np.arange(5), 9)] == [[0, 1], [2], [3], [4]]
+    assert [group.tolist() for group in cut_batches(lengths, np.arange(5), 12)] == [[0, 1, 2], [3], [4]]
+    assert cut_batches(lengths, np.arange(0), 10) == []
 
 
 def test_a_batch_holds_inputs_labels_and_masks() -> None:
-    corpus = Pairs(Texts.of([[7, 8], [9]]), Texts.of([[5], [5, 6, 4]]), np.array([1, 4]), start=1, end=2, suffix=(2,))
+    corpus = Pairs(
+        TokenizedTexts.of([[7, 8], [9]]),
+        TokenizedTexts.of([[5], [5, 6, 4]]),
+        np.array([1, 4]),
+        start=1,
+        end=2,
+        suffix=(2,),
+    )
     batch = collate(corpus, np.array([0, 1]))
     assert batch.source is not None and batch.source.tolist() == [[7, 8, 2], [9, 2, 0]]
     assert batch.source_mask is not None and batch.source_mask.tolist() == [[True] * 3, [True, True, False]]
@@ -238,7 +245,7 @@ def test_averages_are_means() -> None:
 # Runs.
 
 
-def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: Outcome, texts: Path) -> None:
+def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: TrainingResult, texts: Path) -> None:
     lines = rows(trained.folder)
     valid = [float(row["valid_nll"]) for row in lines if row["valid_nll"]]
     assert len(valid) == 3 and valid[-1] < valid[0] - 0.1
@@ -251,7 +258,7 @@ def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: Ou
         assert len(list(translate_lines(checkpoint, sources, options=options, tokens=100))) == 2
 
 
-def test_the_numbers_of_the_log_are_means_per_target_token(trained: Outcome) -> None:
+def test_the_numbers_of_the_log_are_means_per_target_token(trained: TrainingResult) -> None:
     lines = [row for row in rows(trained.folder) if row["loss"]]
     counts = np.diff([0, *(int(row["tokens"]) for row in lines)])
     assert all(counts > 0) and lines[-1]["epoch"] == "3" and int(lines[-1]["sentences"]) == 450
@@ -260,7 +267,7 @@ def test_the_numbers_of_the_log_are_means_per_target_token(trained: Outcome) -> 
     assert updates == sorted(set(updates))
 
 
-def test_run_json_says_what_was_done(trained: Outcome) -> None:
+def test_run_json_says_what_was_done(trained: TrainingResult) -> None:
     about = json.loads((trained.folder / "run.json").read_text(encoding="utf-8"))
     assert about["status"] == "done" and about["result"]["reason"] == "epochs" and about["variant"] == "baseline"
     assert about["signature"].startswith("m:train.baseline|") and about["config"]["lr"] == 0.02
@@ -277,7 +284,7 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_validation_is_what_the_checkpoint_says_of_the_text(trained: Outcome, texts: Path) -> None:
+def test_validation_is_what_the_checkpoint_says_of_the_text(trained: TrainingResult, texts: Path) -> None:
     from headscope.config import EvaluateConfig
     from headscope.evaluation.quality import run_evaluation
 
@@ -338,7 +345,7 @@ def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> N
     assert train(config, baseline(), resume=True).update == 6
 
 
-def test_training_starts_from_a_checkpoint(trained: Outcome, texts: Path, tmp_path: Path) -> None:
+def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path, tmp_path: Path) -> None:
     more = {"init": str(trained.folder / "best"), "lr": 1e-9, "warmup": 0, "max_updates": 1}
     found = train(small(texts, out=tmp_path / "run", **more), baseline())
     assert found.nll == pytest.approx(trained.best, abs=1e-4)
@@ -379,7 +386,7 @@ def test_early_stopping_counts_validations_without_a_better_one(texts: Path, tmp
 class Breaks(Variant):
     name, summary = "breaks", "Makes the loss no number in update 4."
 
-    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
         return torch.tensor(float("nan")) if run.moment.update == 3 else None
 
 
@@ -404,19 +411,19 @@ class Counts(Variant):
         super().__init__(options)
         self.calls: list[str] = []
 
-    def before_epoch(self, run: Run, moment: Moment) -> None:
+    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:
         self.calls.append(f"epoch {moment.epoch}")
 
-    def before_update(self, run: Run, moment: Moment) -> None:
+    def before_update(self, run: TrainingRun, moment: Moment) -> None:
         self.calls.append(f"update {moment.update}")
 
-    def after_update(self, run: Run, moment: Moment) -> None:
+    def after_update(self, run: TrainingRun, moment: Moment) -> None:
         self.calls.append(f"done {moment.update}")
 
-    def after_epoch(self, run: Run, moment: Moment) -> None:
+    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
         self.calls.append(f"end {moment.epoch}")
 
-    def history(self, run: Run) -> dict[str, float]:
+    def history(self, run: TrainingRun) -> dict[str, float]:
         return {"calls": float(len(self.calls))}
 
 
@@ -472,7 +479,7 @@ def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
             make_run(small(texts, out=tmp_path / "run", **options), baseline())
 
 
-def test_a_directory_that_holds_a_run_is_left_alone(trained: Outcome, texts: Path, tmp_path: Path) -> None:
+def test_a_directory_that_holds_a_run_is_left_alone(trained: TrainingResult, texts: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="--force"):
         train(small(texts, out=trained.folder), baseline())
     with pytest.raises(ConfigError, match=r"other options: .*--lr \(was 0.02, is 0.002\)"):
@@ -523,23 +530,23 @@ class Asking:
 
     after: int
 
-    def updated(self, run: Run, sums: Any) -> None:
+    def updated(self, run: TrainingRun, sums: Any) -> None:
         import os
         import signal
 
         if run.moment.update == self.after:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def validated(self, run: Run, found: Any, *, best: bool) -> None:
+    def validated(self, run: TrainingRun, found: Any, *, best: bool) -> None:
         pass
 
 
 @pytest.fixture
-def whole(texts: Path, tmp_path: Path) -> Iterator[Outcome]:
+def whole(texts: Path, tmp_path: Path) -> Iterator[TrainingResult]:
     yield train(small(texts, out=tmp_path / "whole", dropout=0.3), baseline())
 
 
-def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: Outcome) -> None:
+def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: TrainingResult) -> None:
     config = small(texts, out=tmp_path / "run", dropout=0.3)
     found = train(config, baseline(), listener=Asking(4))
     assert found.reason == "interrupted" and found.update == 4

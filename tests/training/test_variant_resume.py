@@ -14,7 +14,7 @@ from headscope.heads import HeadId, Site
 from headscope.training.composed import find_variant
 from headscope.training.moment import Moment
 from headscope.training.swaps.head_scores import SCORES, head_scores
-from headscope.training.swaps.swaps import Swap, exchange
+from headscope.training.swaps.swaps import Swap, swap_heads
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS
 from tests.oracles import lessons
@@ -88,7 +88,7 @@ def test_a_scheduled_swap_happens_before_its_epoch(tmp_path: Path) -> None:
     its.variant.before_epoch(its, Moment(epoch=2))
     swaps = [Swap(HeadId(Site.CROSS, 0, head), HeadId(Site.CROSS, 1, head)) for head in range(3)]
     assert differing(before, lessons.weights(its)) and its.variant.history(its) == {"swaps.schedule": 3.0}
-    exchange(its.model, swaps)
+    swap_heads(its.model, swaps)
     assert not differing(before, lessons.weights(its))
 
 

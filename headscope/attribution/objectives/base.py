@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ObjectiveOutput:
     """What an objective makes of one batch.
 
     `values` [b] is differentiable with respect to the output; `counts` [b] says how many predictions it is a sum
@@ -75,19 +75,21 @@ class Objective(ABC):
         """What the model says to a prepared batch, in one forward pass with every head through `attend`."""
 
     @abstractmethod
-    def judge(self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None) -> Outcome:
+    def evaluate(
+        self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
+    ) -> ObjectiveOutput:
         """The verdict on an output, for a prepared batch; `aim` is that of an earlier outcome, if any."""
 
-    def outcome(self, checkpoint: Checkpoint, batch: Batch, aim: Tensor | None = None) -> Outcome:
+    def outcome(self, checkpoint: Checkpoint, batch: Batch, aim: Tensor | None = None) -> ObjectiveOutput:
         """One forward pass over a batch (as the corpus gives it), and the verdict."""
         ready = self.prepared(checkpoint, batch)
-        return self.judge(checkpoint, self.output(checkpoint, ready), ready, aim)
+        return self.evaluate(checkpoint, self.output(checkpoint, ready), ready, aim)
 
     def values(self, checkpoint: Checkpoint, batch: Batch, aim: Tensor | None = None) -> Tensor:
         """One number per sentence [b], differentiable under `torch.enable_grad()`."""
         return self.outcome(checkpoint, batch, aim).values
 
-    def damage(self, intact: Outcome, altered: Outcome) -> Tensor:
+    def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
         """How much worse `altered` is than `intact` [b]; `altered` was asked with the aim of `intact`."""
         difference = intact.values - altered.values
         return difference if self.higher_is_better else -difference

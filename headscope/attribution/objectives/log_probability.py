@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, Outcome, objective
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.attribution.objectives.predictions import negative_log_likelihood, no_words
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
@@ -30,9 +30,9 @@ class LogProbability(Objective):
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
         return checkpoint.logits(batch)
 
-    def judge(  # noqa: D102
+    def evaluate(  # noqa: D102
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
-    ) -> Outcome:
+    ) -> ObjectiveOutput:
         assert batch.labels is not None, "the batch was read without labels"
         nll, _ = negative_log_likelihood(output, batch.labels)
-        return Outcome(-nll, torch.ones_like(nll))
+        return ObjectiveOutput(-nll, torch.ones_like(nll))

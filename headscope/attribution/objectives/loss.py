@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, Outcome, objective
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.attribution.objectives.predictions import negative_log_likelihood, no_words
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import CheckpointError
@@ -59,8 +59,8 @@ class Loss(Objective):
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
         return checkpoint.logits(batch)
 
-    def judge(  # noqa: D102
+    def evaluate(  # noqa: D102
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
-    ) -> Outcome:
+    ) -> ObjectiveOutput:
         assert batch.labels is not None, "the batch was read without labels"
-        return Outcome(*negative_log_likelihood(output, batch.labels))
+        return ObjectiveOutput(*negative_log_likelihood(output, batch.labels))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, Outcome, objective
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.attribution.objectives.predictions import precise
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
@@ -32,22 +32,22 @@ class Representation(Objective):
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
         return checkpoint.states(batch)
 
-    def judge(  # noqa: D102
+    def evaluate(  # noqa: D102
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
-    ) -> Outcome:
+    ) -> ObjectiveOutput:
         its = batch.source if batch.target is None else batch.target
-        mean = pooled(precise(output), its.real)
+        mean = mean_pooled(precise(output), its.real)
         direction = torch.nn.functional.normalize(mean.detach(), dim=-1) if aim is None else aim
         values = (mean * direction).sum(dim=-1)
-        return Outcome(values, torch.ones_like(values), direction, mean)
+        return ObjectiveOutput(values, torch.ones_like(values), direction, mean)
 
-    def damage(self, intact: Outcome, altered: Outcome) -> Tensor:
+    def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
         """1 − cos of the two vectors [b]."""
         assert intact.vector is not None and altered.vector is not None
         return 1 - torch.nn.functional.cosine_similarity(intact.vector, altered.vector, dim=-1)
 
 
-def pooled(states: Tensor, real: Tensor) -> Tensor:
+def mean_pooled(states: Tensor, real: Tensor) -> Tensor:
     """Mean of states [b t d] over real positions [b t]: [b d]."""
     weights = real.to(states.dtype)
     return (weights[:, None] @ states)[:, 0] / weights.sum(dim=-1, keepdim=True)

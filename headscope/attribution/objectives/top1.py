@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, Outcome, objective
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.attribution.objectives.predictions import no_words, per_sentence, precise, predicting
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
@@ -30,15 +30,15 @@ class Top1(Objective):
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
         return checkpoint.class_scores(batch) if checkpoint.predicts == "classes" else checkpoint.logits(batch)
 
-    def judge(  # noqa: D102
+    def evaluate(  # noqa: D102
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
-    ) -> Outcome:
+    ) -> ObjectiveOutput:
         if aim is None:
             aim = output.detach().argmax(dim=-1)  # [b t] or [b]
         if output.ndim == 2:
             values = precise(output).gather(1, aim[:, None])[:, 0]
-            return Outcome(values, torch.ones_like(values), aim)
+            return ObjectiveOutput(values, torch.ones_like(values), aim)
         _, counted = predicting(batch, decodes=checkpoint.decodes)
         rows, places = counted.nonzero(as_tuple=True)
         values = precise(output[rows, places, aim[rows, places]])
-        return Outcome(per_sentence(values, rows, len(counted)), counted.sum(dim=1), aim)
+        return ObjectiveOutput(per_sentence(values, rows, len(counted)), counted.sum(dim=1), aim)

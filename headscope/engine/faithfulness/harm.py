@@ -10,9 +10,9 @@ import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import Losses, batches
+from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus
-from headscope.evaluation.likelihood import Reading, likelihood
+from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_scores
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint, TranslateOptions
@@ -24,7 +24,7 @@ Step = Callable[[int], None]
 
 
 @dataclass
-class Harm:
+class PerformanceDrop:
     """What masks do, by metric: sums and counts per sentence (a cell for each mask), or plain numbers [mask].
 
     `falls` names the metrics that a harmful mask lowers. The first mask is empty: differences are to it.
@@ -35,27 +35,43 @@ class Harm:
     falls: frozenset[str] = frozenset({"accuracy", "bleu"})
 
 
-def measure(
-    checkpoint: Checkpoint, corpus: Corpus, masks: Masks, reading: Reading, *, objective: str, step: Step
-) -> Harm:
+def measure_drop(
+    checkpoint: Checkpoint, corpus: Corpus, masks: Masks, reading: LikelihoodOptions, *, objective: str, step: Step
+) -> PerformanceDrop:
     """Harm of every mask by an objective: loss (with accuracy), or the damage of any other."""
     assert not masks[0], "differences are to the first mask, which is empty"
     return _MEASURES.get(objective, _damage)(checkpoint, corpus, masks, reading, OBJECTIVES.get(objective), step)
 
 
 def _loss(
-    checkpoint: Checkpoint, corpus: Corpus, masks: Masks, reading: Reading, objective: type[Objective], step: Step
-) -> Harm:
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    masks: Masks,
+    reading: LikelihoodOptions,
+    objective: type[Objective],
+    step: Step,
+) -> PerformanceDrop:
     found = likelihood(checkpoint, corpus, reading, masks=masks, progress=step)
-    return Harm({"loss": found.nll, "accuracy": found.right})
+    return PerformanceDrop({"loss": found.nll, "accuracy": found.right})
 
 
 def _damage(
-    checkpoint: Checkpoint, corpus: Corpus, masks: Masks, reading: Reading, objective: type[Objective], step: Step
-) -> Harm:
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    masks: Masks,
+    reading: LikelihoodOptions,
+    objective: type[Objective],
+    step: Step,
+) -> PerformanceDrop:
     asked, sums = objective(seed=reading.seed), GroupSums()
     read = batches(
-        corpus, checkpoint, tokens=reading.tokens, limit=reading.limit, long=reading.long, losses=Losses(), labels=True
+        corpus,
+        checkpoint,
+        tokens=reading.tokens,
+        limit=reading.limit,
+        long=reading.long,
+        losses=Omissions(),
+        labels=True,
     )
     with torch.inference_mode():
         for batch in read:
@@ -67,13 +83,13 @@ def _damage(
                     columns.append(asked.damage(intact, asked.outcome(checkpoint, here, intact.aim)))
             sums.add(batch.indices, Ratio(torch.stack(columns, dim=1), intact.counts[:, None].expand(-1, len(masks))))
             step(len(batch.indices))
-    return Harm({objective.name: sums})
+    return PerformanceDrop({objective.name: sums})
 
 
-_MEASURES: Mapping[str, Callable[..., Harm]] = {"loss": _loss}
+_MEASURES: Mapping[str, Callable[..., PerformanceDrop]] = {"loss": _loss}
 
 
-def bleu(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: int, step: Step) -> Harm:
+def bleu_drop(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: int, step: Step) -> PerformanceDrop:
     """BLEU of the translations under every mask: as the checkpoint translates, detokenised (sacreBLEU 13a)."""
     references = [checkpoint.joined(sentence.target or "") for sentence in corpus]
     found = []
@@ -83,4 +99,4 @@ def bleu(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: int, s
             best = translate_lines(checkpoint, lines, options=TranslateOptions(), tokens=tokens, progress=step)
             hypotheses = [each[0].text for each in best]
         found.append(text_scores(hypotheses, references, ["bleu"], mode="raw", replicates=0)[0].value)
-    return Harm(plain={"bleu": np.array(found)})
+    return PerformanceDrop(plain={"bleu": np.array(found)})

@@ -10,17 +10,17 @@ import pandas as pd
 
 from headscope.bootstrap import REPLICATES, Array, Bootstrap
 from headscope.data.corpus import Corpus
-from headscope.engine.faithfulness.harm import bleu, measure
+from headscope.engine.faithfulness.harm import bleu_drop, measure_drop
 from headscope.engine.faithfulness.orders import randomised, scores_of
-from headscope.engine.faithfulness.trial import Verdict, judge, plan, with_randomised
+from headscope.engine.faithfulness.trial import RankingComparison, compare_rankings, plan_removals, with_randomised
 from headscope.errors import ConfigError
-from headscope.evaluation.likelihood import Reading
+from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.formats.base import Checkpoint
 from headscope.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class FaithfulnessOptions:
     """How rankings are tested: points a curve has, random orders beside them, whether translations are scored too."""
 
     steps: int = 10
@@ -36,11 +36,11 @@ def try_rankings(
     corpus: Corpus,
     heads: pd.DataFrame,
     *,
-    trial: Trial,
-    reading: Reading,
+    trial: FaithfulnessOptions,
+    reading: LikelihoodOptions,
     again: Callable[[], pd.DataFrame],
     progress: Progress,
-) -> Verdict:
+) -> RankingComparison:
     """Test every ranking that `heads` (a row per head) holds; `again` measures the heads anew, on shuffled weights.
 
     Heads are masked as `headscope evaluate --mask` does. ConfigError where there is nothing to test, and for
@@ -49,15 +49,15 @@ def try_rankings(
     rankings, refused = scores_of(heads)
     if trial.bleu and not (checkpoint.two_sided and corpus.has_target):
         raise ConfigError("--faithfulness-bleu needs a model that translates, and a --target")
-    its = plan(rankings, steps=trial.steps, random_orders=trial.random_orders, seed=trial.seed)
+    its = plan_removals(rankings, steps=trial.steps, random_orders=trial.random_orders, seed=trial.seed)
     with progress("removing heads", corpus.count) as step:
-        found = measure(checkpoint, corpus, its.masks, reading, objective=trial.objective, step=step)
+        found = measure_drop(checkpoint, corpus, its.masks, reading, objective=trial.objective, step=step)
     if trial.bleu:
         curves = sorted({place for places in its.curves.values() for place in places})
         with progress("translating without heads", corpus.count * len(curves)) as step:
-            scored = bleu(checkpoint, corpus, [its.masks[n] for n in curves], tokens=reading.tokens, step=step)
+            scored = bleu_drop(checkpoint, corpus, [its.masks[n] for n in curves], tokens=reading.tokens, step=step)
         found.plain["bleu"] = _spread(scored.plain["bleu"], curves, len(its.masks))
-    verdict = judge(its, found, rankings, Bootstrap(seed=trial.seed, replicates=trial.replicates))
+    verdict = compare_rankings(its, found, rankings, Bootstrap(seed=trial.seed, replicates=trial.replicates))
     with randomised(checkpoint.model, seed=trial.seed):
         shuffled, _ = scores_of(again())
     whole = with_randomised(verdict, rankings, shuffled)

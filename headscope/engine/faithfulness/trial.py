@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums
-from headscope.engine.faithfulness.harm import Harm
+from headscope.engine.faithfulness.harm import PerformanceDrop
 from headscope.engine.faithfulness.orders import Scores, agreement, ordered, random_order
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
@@ -25,7 +25,7 @@ Mask = tuple[HeadId, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RemovalPlan:
     """Which masks to measure: `curves[name, order]` and `singles` are places in `masks`, whose first is empty.
 
     `removed` [step] says how many heads are off at each point of a curve.
@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RankingComparison:
     """Tidy curves, and one row per ranking, the best first."""
 
     curves: pd.DataFrame
@@ -46,7 +46,9 @@ class Verdict:
     remarks: list[str] = field(default_factory=list)
 
 
-def plan(rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int, singles: bool = True) -> Plan:
+def plan_removals(
+    rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int, singles: bool = True
+) -> RemovalPlan:
     """Masks for the curves of all rankings, of `random_orders` random ones, and of each head alone.
 
     ConfigError for fewer than two steps or one head, and where there is no ranking.
@@ -69,10 +71,12 @@ def plan(rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed
         for which, its in zip(ORDERS, (order, order[::-1]), strict=True):
             curves[name, which] = tuple(place(its[:count]) for count in removed)
     alone = {head: place([head]) for head in heads} if singles else {}
-    return Plan(tuple(tuple(sorted(off, key=str)) for off in places), curves, removed, alone)
+    return RemovalPlan(tuple(tuple(sorted(off, key=str)) for off in places), curves, removed, alone)
 
 
-def judge(its: Plan, harm: Harm, rankings: Mapping[str, Scores], bootstrap: Bootstrap) -> Verdict:
+def compare_rankings(
+    its: RemovalPlan, harm: PerformanceDrop, rankings: Mapping[str, Scores], bootstrap: Bootstrap
+) -> RankingComparison:
     """Curves of every metric, and by the first of them areas, agreement with ablation, and places."""
     curves = [_curves(its, name, value) for name, value in _differences(its, harm, bootstrap).items()]
     main = next(iter(harm.sums), None)
@@ -96,10 +100,10 @@ def judge(its: Plan, harm: Harm, rankings: Mapping[str, Scores], bootstrap: Boot
         )
     table = pd.DataFrame(rows).sort_values("area", ascending=False, kind="stable", ignore_index=True)
     table.insert(0, "place", np.arange(1, len(table) + 1))
-    return Verdict(pd.concat(curves, ignore_index=True), table)
+    return RankingComparison(pd.concat(curves, ignore_index=True), table)
 
 
-def _differences(its: Plan, harm: Harm, bootstrap: Bootstrap) -> dict[str, Estimate]:
+def _differences(its: RemovalPlan, harm: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
     """How far each metric is from the intact model's under every mask, with intervals; positive is worse."""
     found = {}
     for name, sums in harm.sums.items():
@@ -117,7 +121,7 @@ def _differences(its: Plan, harm: Harm, bootstrap: Bootstrap) -> dict[str, Estim
     return found
 
 
-def _curves(its: Plan, metric: str, gaps: Estimate) -> pd.DataFrame:
+def _curves(its: RemovalPlan, metric: str, gaps: Estimate) -> pd.DataFrame:
     frames = []
     for (name, order), places in its.curves.items():
         at = np.array(places)
@@ -138,7 +142,7 @@ def _curves(its: Plan, metric: str, gaps: Estimate) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _area(its: Plan, name: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
+def _area(its: RemovalPlan, name: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
     """∫ harm(most important first) − harm(least important first) over the share of heads removed."""
     first, last = (torch.tensor(its.curves[name, order]) for order in ORDERS)
     share = torch.tensor(its.removed, dtype=torch.float64) / its.removed[-1]
@@ -150,15 +154,17 @@ def _area(its: Plan, name: str, sums: GroupSums, bootstrap: Bootstrap) -> Estima
     return bootstrap.function(between, sums)
 
 
-def _single_harm(its: Plan, sums: GroupSums) -> dict[HeadId, float]:
+def _single_harm(its: RemovalPlan, sums: GroupSums) -> dict[HeadId, float]:
     mean: Array = (sums.total.sum(dim=0) / sums.count.sum(dim=0)).numpy()
     return {head: float(mean[place] - mean[0]) for head, place in its.singles.items()}
 
 
-def with_randomised(verdict: Verdict, rankings: Mapping[str, Scores], shuffled: Mapping[str, Scores]) -> Verdict:
+def with_randomised(
+    verdict: RankingComparison, rankings: Mapping[str, Scores], shuffled: Mapping[str, Scores]
+) -> RankingComparison:
     """The verdict with each ranking's agreement with itself on shuffled weights: near 0 is as it should be."""
     found: Callable[[str], float] = lambda name: (  # noqa: E731
         agreement(rankings[name], shuffled[name]) if name in shuffled else float("nan")
     )
     table = verdict.rankings.assign(shuffled_spearman=[found(name) for name in verdict.rankings["ranking"]])
-    return Verdict(verdict.curves, table, verdict.remarks)
+    return RankingComparison(verdict.curves, table, verdict.remarks)

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headscope.data.batching import Losses, batches
+from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.fork.batches import BatchSize, fork_batches
@@ -40,7 +40,7 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall
 from headscope.model.capture import observing
 from headscope.model.decoding.search import search
-from headscope.model.discovery import Place
+from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.alpha import Alpha
 
 Rows = Literal["corpus", "batch", "generate"]
@@ -71,7 +71,7 @@ def mhr_pickles(
     found = _Rows(whole=rows == "corpus")
     last: dict[At, AttentionCall] = {}
 
-    def see(place: Place, call: AttentionCall) -> None:
+    def see(place: AttentionSite, call: AttentionCall) -> None:
         last[place.site, place.layer] = call
 
     with torch.inference_mode(), observing(checkpoint.model, see):
@@ -88,7 +88,7 @@ def mhr_pickles(
     name = Path(checkpoint.path).name.removesuffix(".pt").removesuffix(".npz")
     files = {f"{SCORES[kind]}/{name}-{kind}": found.scores(kind) for kind in SCORES}
     files |= {f"{folder}/{name}": found.matrices(kind) for kind, folder in MATRICES.items()}
-    if alphas := alphas_of(checkpoint):
+    if alphas := fork_alphas(checkpoint):
         files[f"alphas_eval/{name}"] = alphas
     return {f"mhr/{file}.pkl": nested(places) for file, places in files.items()}
 
@@ -171,7 +171,7 @@ def _sides(site: Site, batch: Batch) -> tuple[Tensor, Tensor]:
     return queries.real, keys.real
 
 
-def alphas_of(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
+def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
     """The alpha matrix [h h] of every module that mixes heads with one; empty for models that do not."""
     modules: Iterable[tuple[Site, int, str, Any]] = getattr(checkpoint.model, "attention_modules", tuple)()
     return {
@@ -185,7 +185,7 @@ def _batches(
     checkpoint: Checkpoint, corpus: Corpus, rows: Rows, limit: int, tokens: int, size: BatchSize | None
 ) -> Iterator[Batch]:
     if rows == "corpus" or not isinstance(checkpoint, TransformerCheckpoint):
-        return batches(corpus, checkpoint, tokens=tokens, limit=limit, long="truncate", losses=Losses())
+        return batches(corpus, checkpoint, tokens=tokens, limit=limit, long="truncate", losses=Omissions())
     return fork_batches(checkpoint, corpus, limit=limit, size=size)
 
 

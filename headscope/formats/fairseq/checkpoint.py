@@ -21,11 +21,11 @@ from headscope.errors import CheckpointError, ConfigError, DataError, OutputErro
 from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import save_torch, written
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
-from headscope.formats.fairseq.config import Settings, settings, transformer_config
+from headscope.formats.fairseq.config import Settings, read_settings, transformer_config
 from headscope.formats.fairseq.keys import Origin, origin, ours, theirs, upgraded
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import native_state
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.formats.untrusted import is_torch_file, read_tensors, read_torch
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
@@ -73,11 +73,11 @@ class FairseqFormat(CheckpointFormat):
         content = _content(Path(path))
         raw = read_tensors(Path(path), content["model"])
         refuse_damaged_file(path, raw)
-        its = settings(path, content)
+        its = read_settings(path, content)
         state = upgraded(raw)
         config = transformer_config(its, state)
         weights = _completed(path, config, ours(path, state))
-        model = build(path, config, weights)
+        model = build_transformer(path, config, weights)
         stored = {key: tensor.dtype for key, tensor in weights.items() if tensor.is_floating_point()}
         chosen = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
         dictionaries = _dictionaries(its, config, companions)

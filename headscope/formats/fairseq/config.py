@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.fairseq.keys import layer_counts
-from headscope.formats.safe_pickle import Inert
+from headscope.formats.safe_pickle import StubType
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 OFFSET = 2  # fairseq's padding index plus one, where positions begin
@@ -120,7 +120,7 @@ class Settings:
         return found is not None and found != [] and found != ()
 
 
-def settings(path: str, content: Mapping[str, Any]) -> Settings:
+def read_settings(path: str, content: Mapping[str, Any]) -> Settings:
     """The options of a fairseq file: `args`, or the sections of `cfg` where there are no `args`."""
     args = content.get("args")
     values: dict[str, Any] = {}
@@ -143,7 +143,7 @@ def section(value: Any) -> dict[str, Any]:
     """The entries of a Namespace, dictionary or omegaconf record; nothing for anything else."""
     if isinstance(value, argparse.Namespace):
         value = vars(value)
-    if isinstance(value, Inert):
+    if isinstance(value, StubType):
         state = value.state[0] if isinstance(value.state, tuple) and value.state else value.state
         value = state.get("_content", state) if isinstance(state, dict) else None
     if not isinstance(value, dict):
@@ -153,9 +153,9 @@ def section(value: Any) -> dict[str, Any]:
 
 def _leaf(value: Any) -> Any:
     """A value out of its omegaconf node; an enumeration's member is its first argument."""
-    if isinstance(value, Inert) and isinstance(value.state, dict) and "_val" in value.state:
+    if isinstance(value, StubType) and isinstance(value.state, dict) and "_val" in value.state:
         value = value.state["_val"]
-    if isinstance(value, Inert) and value.state is None and len(value.args) == 1:
+    if isinstance(value, StubType) and value.state is None and len(value.args) == 1:
         value = value.args[0]
     return value
 

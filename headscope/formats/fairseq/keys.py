@@ -65,7 +65,7 @@ class Origin:
     dropped: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
 
-def table(layers: Mapping[str, int]) -> dict[str, str | None]:
+def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
     """Their keys and ours for stacks with so many layers."""
     found: dict[str, str | None] = {}
     for side, count in layers.items():
@@ -120,7 +120,7 @@ def renamed(key: str) -> str:
 
 def ours(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Upgraded weights under our names; CheckpointError naming those that the tables do not know."""
-    rows = table(layer_counts(state))
+    rows = key_table(layer_counts(state))
     strange = [key for key in state if key not in rows]
     if strange:
         more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
@@ -133,14 +133,14 @@ def ours(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def origin(state: Mapping[str, Tensor]) -> Origin:
     """What `theirs` needs beside our weights to write a file like this one."""
-    rows = table(layer_counts(state))
+    rows = key_table(layer_counts(state))
     dropped = {key: tensor for key, tensor in state.items() if key in rows and rows[key] is None}
     return Origin(tuple(state), dropped)
 
 
 def theirs(state: Mapping[str, Tensor], its: Origin) -> dict[str, Tensor]:
     """Our weights under the keys of the file they came from, in its order; `state` may have fewer heads."""
-    rows = table(layer_counts([*its.keys, *(key for key in state)]))
+    rows = key_table(layer_counts([*its.keys, *(key for key in state)]))
     left = set(state)
     found: dict[str, Tensor] = {}
     for key in its.keys:

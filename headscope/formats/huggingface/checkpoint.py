@@ -31,7 +31,7 @@ from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideNa
 from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.model.discovery import text_config
-from headscope.model.interface import hushed
+from headscope.model.interface import suppress_warnings
 
 WEIGHTS = ("*.safetensors", "*.bin")
 # Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word.
@@ -342,7 +342,7 @@ def _quiet(path: str) -> Iterator[None]:
     logging.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
-        with hushed(), warnings.catch_warnings():
+        with suppress_warnings(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected pickle protocol")  # torch, of foreign pickles
             yield
     except CheckpointError:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError
-from headscope.formats.fairseq.keys import table
+from headscope.formats.fairseq.keys import key_table
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.interface import hushed
+from headscope.model.interface import suppress_warnings
 from headscope.model.native.folding import folded_weights, unmixed
 from headscope.model.native.positions import sinusoids
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
@@ -120,7 +120,7 @@ TARGETS = (
 )
 
 
-def choose(config: TransformerConfig, ids: Ids) -> Target:
+def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
     """The class that expresses a model; CheckpointError that says why none does."""
     if reasons := _never(config):
         raise CheckpointError(f"no class of transformers expresses this model: {'; '.join(reasons)}")
@@ -184,14 +184,14 @@ def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
 
 
 @contextmanager
-def silent() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Within the block transformers logs nothing and shows no progress bars."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with hushed():
+        with suppress_warnings():
             yield
     finally:
         if bars:
@@ -204,9 +204,9 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
 
     config = unmixed(checkpoint.model.config)
     ids = special_ids(checkpoint)
-    target = choose(config, ids)
+    target = choose_architecture(config, ids)
     state = _weights(target, config, folded_weights(checkpoint.model))
-    with silent():
+    with quiet_transformers():
         made: Any = getattr(transformers, target.name)(_config(target, config, ids))
         made = made.to(checkpoint.dtype)
         missing, left = made.load_state_dict(state, strict=False)
@@ -295,7 +295,7 @@ def _tied(target: Target, config: TransformerConfig) -> set[str]:
 
 def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our weights under the keys of the class: fairseq's names within another prefix."""
-    back = {our: their for their, our in table({"encoder": _deep(config), "decoder": _deep(config)}).items()}
+    back = {our: their for their, our in key_table({"encoder": _deep(config), "decoder": _deep(config)}).items()}
     found: dict[str, Tensor] = {}
     for our, tensor in state.items():
         if our == "output.bias":

@@ -16,7 +16,7 @@ from headscope.formats.base import IGNORED, Checkpoint, Predicts, TranslateOptio
 from headscope.formats.finite import finite, refuse_overflow
 from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config
-from headscope.model.interface import hushed, through_attend
+from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.overflow import is_finite
 from headscope.model.threads import threads_for_pass
 
@@ -183,14 +183,14 @@ def mask_id(checkpoint: Predicting) -> int:
 
 def translations(checkpoint: Predicting, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
     """`generate` with every head going through `attend`, so that masks work."""
-    config = settings(checkpoint, options)
+    config = generation_settings(checkpoint, options)
     model: Any = checkpoint.model
     encoded = checkpoint.encode(texts, side="source", limit=checkpoint.reads(options.longest))
     source = side(encoded).to(checkpoint.device)
     rows = len(texts) * (config.num_beams or 1)
 
     def generated() -> Tensor:
-        with through_attend(model), hushed(), torch.no_grad(), threads_for_pass(model, rows):
+        with through_attend(model), suppress_warnings(), torch.no_grad(), threads_for_pass(model, rows):
             return model.generate(  # type: ignore[no-any-return]
                 source.ids,
                 attention_mask=source.real.long(),
@@ -206,7 +206,7 @@ def translations(checkpoint: Predicting, texts: Sequence[str], options: Translat
         raise CheckpointError(
             f"{checkpoint.path}: transformers cannot generate with this model ({' '.join(str(error).split())[:160]})"
         ) from error
-    with through_attend(model), hushed(), torch.no_grad():
+    with through_attend(model), suppress_warnings(), torch.no_grad():
         scores = _scores(checkpoint, source, ids, config) if options.scores else [0.0] * len(ids)
     tokenizer = checkpoint._tokenizer()
     if options.keep_pieces:
@@ -226,7 +226,7 @@ class _OnlyNumbers(LogitsProcessor):  # type: ignore[misc]
         return scores
 
 
-def settings(checkpoint: Predicting, options: TranslateOptions) -> GenerationConfig:
+def generation_settings(checkpoint: Predicting, options: TranslateOptions) -> GenerationConfig:
     """The checkpoint's own generation config, without sampling, with what `options` says instead."""
     model: Any = checkpoint.model
     if not (checkpoint.two_sided and model.can_generate()):
@@ -255,7 +255,7 @@ def settings(checkpoint: Predicting, options: TranslateOptions) -> GenerationCon
 
 def search_facts(checkpoint: Predicting, options: TranslateOptions) -> dict[str, str]:
     """Beam, length penalty and the longest translation, as `generate` gets them."""
-    config = settings(checkpoint, options)
+    config = generation_settings(checkpoint, options)
     penalty = 1.0 if config.length_penalty is None else config.length_penalty
     longest = config.max_new_tokens or config.max_length
     return {"search": "generate", "beam": str(config.num_beams), "lenpen": f"{penalty:g}", "tgt-len": f"..{longest}"}

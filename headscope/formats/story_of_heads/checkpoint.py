@@ -31,11 +31,11 @@ from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import written
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
 from headscope.formats.finite import refuse_damaged_file
-from headscope.formats.plain_pickle import Inert, read_pickle
+from headscope.formats.plain_pickle import PlainStub, read_pickle
 from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
-from headscope.formats.story_of_heads.keys import SOURCE, Row, is_training_state, rows
+from headscope.formats.story_of_heads.keys import SOURCE, ArrayRule, array_rules, is_training_state
 from headscope.formats.story_of_heads.npz import Arrays, first_member
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.model.native.transformer import Transformer
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"
@@ -78,7 +78,7 @@ class StoryOfHeadsFormat(CheckpointFormat):
         arrays = Arrays(place)
         try:
             shape = shape_of(arrays, hp)
-            model = build(path, shape.config, _state(arrays, hp, shape))
+            model = build_transformer(path, shape.config, _state(arrays, hp, shape))
         except ConfigError as error:
             raise CheckpointError(f"{path} with {hp_file.name}: {error}") from None
         stored = {key: tensor.dtype for key, tensor in model.state_dict().items()}
@@ -134,8 +134,8 @@ def _beside(path: Path) -> Path:
     )
 
 
-def _rows(shape: Shape, loss: str) -> list[Row]:
-    return list(rows(shape.config, loss=loss, combined=shape.combined, shared=shape.shared))
+def _rows(shape: Shape, loss: str) -> list[ArrayRule]:
+    return list(array_rules(shape.config, loss=loss, combined=shape.combined, shared=shape.shared))
 
 
 def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
@@ -217,8 +217,8 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
 
 def _read_voc(path: Path) -> dict[str, int]:
     """Token to id from the pickle of their `Voc`, whose state is a tuple of one dictionary."""
-    found = read_pickle(path, {VOC: Inert})
-    state = found.state if isinstance(found, Inert) else None
+    found = read_pickle(path, {VOC: PlainStub})
+    state = found.state if isinstance(found, PlainStub) else None
     ids = state[0] if isinstance(state, tuple) and len(state) == 1 else state
     plain = isinstance(ids, dict) and all(type(key) is str and type(value) is int for key, value in ids.items())
     if not plain or not isinstance(ids, dict) or min(ids.values(), default=0) < 0:

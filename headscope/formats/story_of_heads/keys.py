@@ -23,7 +23,7 @@ COUNTER = re.compile(r"(.*/)?(global_step|batch_no|learning_rate_multiplier|beta
 
 
 @dataclass(frozen=True)
-class Row:
+class ArrayRule:
     """One array of theirs and the weights of ours that it joins, along their first axis.
 
     A "matrix" is stored input-major: transposed. Embedding tables count as vectors: they stay as they are.
@@ -60,7 +60,7 @@ def is_training_state(name: str, weights: Collection[str]) -> bool:
     )
 
 
-def rows(config: TransformerConfig, *, loss: str, combined: bool, shared: bool) -> Iterator[Row]:
+def array_rules(config: TransformerConfig, *, loss: str, combined: bool, shared: bool) -> Iterator[ArrayRule]:
     """All arrays of a model.
 
     `loss` is the scope of the output projection, `combined` says that cross attention has one matrix for
@@ -69,11 +69,11 @@ def rows(config: TransformerConfig, *, loss: str, combined: bool, shared: bool) 
     encoder, decoder = config.encoder, config.decoder
     assert encoder is not None
     table = "decoder.embeddings.tokens.weight"
-    yield Row(SOURCE, (table if config.share_embeddings else "encoder.embeddings.tokens.weight",))
+    yield ArrayRule(SOURCE, (table if config.share_embeddings else "encoder.embeddings.tokens.weight",))
     if not shared:
-        yield Row(TARGET, (table,))
+        yield ArrayRule(TARGET, (table,))
     if encoder.embedding_bias:
-        yield Row("mod/emb_inp_bias:0", ("encoder.embeddings.bias",), "embedding bias")
+        yield ArrayRule("mod/emb_inp_bias:0", ("encoder.embeddings.bias",), "embedding bias")
     for side, ours, stack in (("enc", "encoder", encoder), ("dec", "decoder", decoder)):
         gates = "hard-concrete.v1"
         for i in range(stack.layers):
@@ -88,12 +88,12 @@ def rows(config: TransformerConfig, *, loss: str, combined: bool, shared: bool) 
         if stack.final_norm:
             yield from _norm(f"mod/{side}_out_norm", f"{ours}.norm")
     if not config.tie_output:
-        yield Row(f"{loss}/logits/W:0", ("output.weight",), "matrix")
+        yield ArrayRule(f"{loss}/logits/W:0", ("output.weight",), "matrix")
     if config.output_bias:
-        yield Row(f"{loss}/logits/b:0", ("output.bias",))
+        yield ArrayRule(f"{loss}/logits/b:0", ("output.bias",))
 
 
-def _attention(theirs: str, ours: str, combined: bool, gated: bool) -> Iterator[Row]:
+def _attention(theirs: str, ours: str, combined: bool, gated: bool) -> Iterator[ArrayRule]:
     if combined:
         yield from _linear(f"{theirs}/mem_conv", tuple(f"{ours}.{part}" for part in QKV))
     else:
@@ -102,14 +102,14 @@ def _attention(theirs: str, ours: str, combined: bool, gated: bool) -> Iterator[
     yield from _linear(f"{theirs}/out_conv", (f"{ours}.output",))
     yield from _norm(f"{theirs}/layer_norm", f"{ours}_norm")
     if gated:
-        yield Row(f"{theirs}/gate/log_a:0", (f"{ours}.mixing.log_a",), "gates")
+        yield ArrayRule(f"{theirs}/gate/log_a:0", (f"{ours}.mixing.log_a",), "gates")
 
 
-def _linear(theirs: str, ours: tuple[str, ...]) -> Iterator[Row]:
-    yield Row(f"{theirs}/W:0", tuple(f"{each}.weight" for each in ours), "matrix")
-    yield Row(f"{theirs}/b:0", tuple(f"{each}.bias" for each in ours))
+def _linear(theirs: str, ours: tuple[str, ...]) -> Iterator[ArrayRule]:
+    yield ArrayRule(f"{theirs}/W:0", tuple(f"{each}.weight" for each in ours), "matrix")
+    yield ArrayRule(f"{theirs}/b:0", tuple(f"{each}.bias" for each in ours))
 
 
-def _norm(theirs: str, ours: str) -> Iterator[Row]:
+def _norm(theirs: str, ours: str) -> Iterator[ArrayRule]:
     for mine, its in NORM:
-        yield Row(f"{theirs}/{its}", (f"{ours}.{mine}",))
+        yield ArrayRule(f"{theirs}/{its}", (f"{ours}.{mine}",))

@@ -48,7 +48,7 @@ def length_limits(config: SearchConfig, lengths: Tensor) -> Limits:
     return Limits(most.clamp_min(0), torch.minimum(least.clamp_min(0), most.clamp_min(0)))
 
 
-class Chosen(NamedTuple):
+class NextInputs(NamedTuple):
     """The next inputs [n], and which earlier row [n] each goes on from; `within`: no sentence has moved."""
 
     ids: Tensor
@@ -79,7 +79,7 @@ class BeamRule(ABC):
         self.shortest = int(limits.least.max())
 
     @abstractmethod
-    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> Chosen | None:
+    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
         """Extend every hypothesis by one of logits [n V]; None when all sentences are done.
 
         log p = logits - normaliser [n 1]; logits of ids that must not be chosen are -inf.
@@ -108,7 +108,7 @@ class BeamRule(ABC):
             rows, chosen = (torch.nn.functional.pad(each, (0, missing)) for each in (rows, chosen))
         return Candidates(found, rows, chosen)
 
-    def go_on(self, candidates: Candidates, keep: Tensor | None) -> Chosen:
+    def go_on(self, candidates: Candidates, keep: Tensor | None) -> NextInputs:
         """Make `candidates` [b r] the hypotheses; `keep` are the sentences that go on, None for all."""
         b, before = self.log_p.shape
         order = candidates.row + torch.arange(b, device=candidates.row.device)[:, None] * before
@@ -121,7 +121,7 @@ class BeamRule(ABC):
         self.log_p = candidates.log_p
         self.tokens = torch.cat([self.tokens.index_select(0, flat), ids[:, None]], dim=1)
         self.history = torch.cat([self.history.index_select(0, flat), self.log_p.flatten()[:, None]], dim=1)
-        return Chosen(ids, flat, keep is None and before == order.shape[1])
+        return NextInputs(ids, flat, keep is None and before == order.shape[1])
 
     def take(self, where: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
         """Hypotheses made of the candidates [b c] at `where` [b c], each with the row of its sentence."""
@@ -145,7 +145,7 @@ class FairseqBeams(BeamRule):
     length is reached, where every hypothesis must end.
     """
 
-    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> Chosen | None:  # noqa: D102
+    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:  # noqa: D102
         beam = self.config.beam
         self._bound(step, logits)
         found = self.candidates(logits, normaliser, 2 * beam)
@@ -204,7 +204,7 @@ class StoryBeams(BeamRule):
         self.best_score = self.best_log_p = torch.empty(0)
         self.empty = torch.ones_like(self.running, dtype=torch.bool)  # no best yet, or one without words
 
-    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> Chosen | None:  # noqa: D102
+    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:  # noqa: D102
         length = step + 1
         if step == 0:
             self.best_score = logits.new_full((len(logits),), -torch.inf)

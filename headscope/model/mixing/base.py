@@ -80,7 +80,7 @@ def resolve(name: str) -> str:
     return max(versions, key=lambda full: int(full.rpartition(".v")[2]))
 
 
-def build(
+def build_mixing(
     name: str, *, heads: int, d_value: int, d_model: int, options: Mapping[str, str | int | float | bool]
 ) -> Mixing:
     """A fresh mixing; ConfigError for a name or an option that does not exist."""

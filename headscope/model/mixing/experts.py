@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.model.mixing.base import Mixing, Queries, mixing
-from headscope.model.mixing.gating import Gate, pooled
+from headscope.model.mixing.gating import Gate, masked_mean
 
 MOST = 4096  # experts of one module
 HIDDEN = 256  # units of a gate at a width of 512 and more
@@ -139,7 +139,7 @@ class Experts(Mixing):
     def log_gates(self, queries: Queries) -> Tensor:
         """Log responsibilities [b p e]; dropout and batch statistics are those of training in soft mode only."""
         assert self.gate is not None
-        means, real = pooled(queries, window=self.window)
+        means, real = masked_mean(queries, window=self.window)
         learning = self.training and self.mode == "soft"
         found: Tensor = self.gate(means, real, learning=learning, causal=queries.causal)
         return found

@@ -16,7 +16,7 @@ from headscope.model.mixing.base import Queries
 NORMS = ("batch", "layer", "none")
 
 
-def pooled(queries: Queries, *, window: int = 0) -> tuple[Tensor, Tensor]:
+def masked_mean(queries: Queries, *, window: int = 0) -> tuple[Tensor, Tensor]:
     """Means of real states [b p d], and which of them have a real position [b p].
 
     Position t of a causal stack averages what stands at t and before it, with `window` w the last w positions

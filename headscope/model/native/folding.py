@@ -40,7 +40,7 @@ def unmixed(config: TransformerConfig) -> TransformerConfig:
     return replace(config, encoder=encoder, decoder=plain(config.decoder))
 
 
-def fold(model: Transformer) -> Transformer:
+def fold_mixings(model: Transformer) -> Transformer:
     """A copy of `model` that computes the same without mixing; ConfigError where a mixing cannot be folded."""
     made = Transformer(unmixed(model.config)).to(next(model.parameters()))
     made.load_state_dict(folded_weights(model))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.model.attention import attend, tapped_after_mixing
-from headscope.model.mixing.base import Mixing, Queries, build
+from headscope.model.mixing.base import Mixing, Queries, build_mixing
 from headscope.model.native.transformer_config import StackConfig
 
 ACTIVATION: Mapping[str, Callable[[], nn.Module]] = {
@@ -66,14 +66,16 @@ class Attention(nn.Module):
         self.chunks = config.chunks if self.sliced else 1
         rows = min(heads, 1) if self.shared else heads
         bias, d = config.qkv_bias, config.d_model
-        self.query = linear(d // self.chunks, rows * self.d_head, bias=bias, gain=GAIN)
-        self.key = linear(d_memory // self.chunks, rows * self.d_head, bias=bias, gain=GAIN)
-        self.value = linear(d_memory // self.chunks, rows * self.d_value, bias=bias, gain=GAIN)
-        self.output = linear(heads * self.d_value, d, bias=config.attention_bias)
+        self.query = new_linear(d // self.chunks, rows * self.d_head, bias=bias, gain=GAIN)
+        self.key = new_linear(d_memory // self.chunks, rows * self.d_head, bias=bias, gain=GAIN)
+        self.value = new_linear(d_memory // self.chunks, rows * self.d_value, bias=bias, gain=GAIN)
+        self.output = new_linear(heads * self.d_value, d, bias=config.attention_bias)
         self.context_dropout = nn.Dropout(config.context_dropout)
         self.mixing: Mixing | None = None
         if mixing is not None:
-            self.mixing = build(mixing, heads=heads, d_value=self.d_value, d_model=d, options=config.mixing_options)
+            self.mixing = build_mixing(
+                mixing, heads=heads, d_value=self.d_value, d_model=d, options=config.mixing_options
+            )
         if self.sliced:
             self.register_buffer("slice_of_head", torch.arange(heads))
 
@@ -152,8 +154,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.inner = linear(config.d_model, config.d_ffn)
-        self.outer = linear(config.d_ffn, config.d_model)
+        self.inner = new_linear(config.d_model, config.d_ffn)
+        self.outer = new_linear(config.d_ffn, config.d_model)
         self.activation = ACTIVATION[config.activation]()
         self.dropout = nn.Dropout(config.activation_dropout)
 
@@ -217,7 +219,7 @@ class Layer(nn.Module):
         return found
 
 
-def linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
+def new_linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
     """A linear layer, Glorot-uniform with zero bias; may have no inputs or no outputs (a layer without heads)."""
     made = nn.Linear(max(inputs, 1), max(outputs, 1), bias=bias)
     with torch.no_grad():

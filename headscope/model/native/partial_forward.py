@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 @dataclass
-class Reuse:
+class PartialForward:
     """Inputs of the layers of each stack, as a first pass over a batch left them."""
 
     inputs: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
@@ -57,9 +57,9 @@ class Reuse:
             kept.append(x)
 
 
-_REUSED: ContextVar[Reuse | None] = ContextVar("headscope_reuse", default=None)
+_REUSED: ContextVar[PartialForward | None] = ContextVar("headscope_reuse", default=None)
 
 
-def reused() -> Reuse | None:
+def reused_outputs() -> PartialForward | None:
     """What the innermost block reuses, if there is one."""
     return _REUSED.get()

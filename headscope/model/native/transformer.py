@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.heads import Site
-from headscope.model.discovery import Place, Places
-from headscope.model.native.layers import Attention, Layer, LayerCache, View, linear
-from headscope.model.native.partial_forward import reused
+from headscope.model.discovery import AttentionSite, AttentionSites
+from headscope.model.native.layers import Attention, Layer, LayerCache, View, new_linear
+from headscope.model.native.partial_forward import reused_outputs
 from headscope.model.native.positions import LearnedPositions, SinusoidalPositions, real_positions
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.projections import Projections, Slices
@@ -32,7 +32,7 @@ class Embeddings(nn.Module):
         self.tokens = nn.Embedding(config.vocabulary, e)
         nn.init.normal_(self.tokens.weight, std=e**-0.5)
         self.bias = nn.Parameter(torch.zeros(e)) if config.embedding_bias else None
-        self.projection = linear(e, d, bias=False) if e != d else None
+        self.projection = new_linear(e, d, bias=False) if e != d else None
         self.positions: SinusoidalPositions | LearnedPositions | None = None
         if config.positions == "sinusoidal":
             self.positions = SinusoidalPositions(d, config.position_offset)
@@ -76,7 +76,7 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor, view: View, caches: list[LayerCache] | None = None) -> Tensor:
         """Embedded states [b t d] through all layers."""
-        run = None if caches is not None else reused()
+        run = None if caches is not None else reused_outputs()
         x, first = (x, 0) if run is None else run.enter(self, x)
         for number, layer in enumerate(self.layers):
             if number < first:
@@ -88,7 +88,7 @@ class Stack(nn.Module):
 
 
 @dataclass
-class DecodingState:
+class TransformerState:
     """Where incremental decoding stands: caches of every layer, one row per hypothesis.
 
     `memory` and `memory_mask` [b 1 1 s] come from the encoder; `real` [b s] tells tokens from padding
@@ -123,8 +123,8 @@ class Transformer(nn.Module):
         self.encoder = None if config.encoder is None else Stack(config.encoder)
         self.decoder = Stack(config.decoder, d_memory=None if config.encoder is None else config.encoder.d_model)
         d = config.decoder.d_model
-        self.before_output = None if config.d_output is None else linear(d, config.d_output, bias=False)
-        self.output = linear(config.d_output or d, config.decoder.vocabulary, bias=config.output_bias)
+        self.before_output = None if config.d_output is None else new_linear(d, config.d_output, bias=False)
+        self.output = new_linear(config.d_output or d, config.decoder.vocabulary, bias=config.output_bias)
         self.tie()
 
     def tie(self) -> None:
@@ -190,22 +190,22 @@ class Transformer(nn.Module):
         found: Tensor = self.output(states if self.before_output is None else self.before_output(states))
         return found
 
-    def begin(self, source: Tensor, source_mask: Tensor | None = None) -> DecodingState:
+    def begin(self, source: Tensor, source_mask: Tensor | None = None) -> TransformerState:
         """Read a source (or, decoder-only, all of a prompt but its last token; padding on the left)."""
         caches = [LayerCache() for _ in self.decoder.layers]
         if self.encoder is not None:
-            return DecodingState(caches, self.encode(source, source_mask), _visible(source_mask))
-        state = DecodingState(caches, real=source_mask)
+            return TransformerState(caches, self.encode(source, source_mask), _visible(source_mask))
+        state = TransformerState(caches, real=source_mask)
         if source.shape[1] > 1:
             whole = None if source_mask is None else source_mask[:, :-1]
             self._advance(source[:, :-1], state, whole)
         return state
 
-    def step(self, ids: Tensor, state: DecodingState) -> Tensor:
+    def step(self, ids: Tensor, state: TransformerState) -> Tensor:
         """Logits [b V] of the token after `ids` [b], which become the next decoder input; updates `state`."""
         return self.logits(self._advance(ids[:, None], state, None)[:, -1])
 
-    def _advance(self, ids: Tensor, state: DecodingState, real: Tensor | None) -> Tensor:
+    def _advance(self, ids: Tensor, state: TransformerState, real: Tensor | None) -> Tensor:
         b, t = ids.shape
         past = state.length
         if state.real is not None:
@@ -241,15 +241,15 @@ class Transformer(nn.Module):
                 if module is not None:
                     yield site, layer, f"{side}.layers.{layer}.{name}", module
 
-    def attention_places(self) -> Places:
+    def attention_places(self) -> AttentionSites:
         """What `headscope.model.discovery` would find out by probing."""
-        order: list[Place] = []
-        calls: dict[int, tuple[Place, ...]] = {}
+        order: list[AttentionSite] = []
+        calls: dict[int, tuple[AttentionSite, ...]] = {}
         for site, layer, name, module in self.attention_modules():
-            place = Place(site, layer, module.heads, module.heads, module.d_head, name)
+            place = AttentionSite(site, layer, module.heads, module.heads, module.d_head, name)
             order.append(place)
             calls[id(module)] = (place,)
-        return Places(tuple(order), calls)
+        return AttentionSites(tuple(order), calls)
 
     def attention_projections(self) -> dict[tuple[Site, int], Projections]:
         """What `headscope.model.projections` would find out from gradients; nothing for layers without heads."""

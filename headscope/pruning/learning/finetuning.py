@@ -20,12 +20,12 @@ from headscope.distributed import random_state, set_random_state
 from headscope.errors import ConfigError, NumericalError, TrainingError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.heads import HeadId, Site
-from headscope.model.discovery import still
+from headscope.model.discovery import eval_mode
 from headscope.model.gating import closed, gated
 from headscope.model.native.transformer import Transformer
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.learning.learner import GateLearner
-from headscope.pruning.learning.training_examples import Examples
+from headscope.pruning.learning.training_examples import TrainingExamples
 from headscope.training.data.batches import Numbers
 from headscope.training.losses.cross_entropy import smoothed_cross_entropy
 
@@ -108,7 +108,7 @@ class Tuner:
     """
 
     checkpoint: Checkpoint
-    data: Examples
+    data: TrainingExamples
     recipe: Recipe
     parameters: Sequence[nn.Parameter]
     learner: GateLearner | None = None
@@ -156,7 +156,7 @@ class Tuner:
         flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         fixed = closed(self.closed_heads, self.checkpoint.layout)
         self.gates = {} if self.learner is None else self.learner.gating.spread(self.learner.gates())
-        with still(model):
+        with eval_mode(model):
             model.train()
             with gated(model, fixed or self.gates):
                 for parameter, _ in flags:
@@ -251,12 +251,17 @@ class Tuner:
 
 @torch.no_grad()
 def mean_nll(
-    checkpoint: Checkpoint, data: Examples, *, tokens: int, seed: int, gates: Mapping[tuple[Site, int], Tensor] | None
+    checkpoint: Checkpoint,
+    data: TrainingExamples,
+    *,
+    tokens: int,
+    seed: int,
+    gates: Mapping[tuple[Site, int], Tensor] | None,
 ) -> float:
     """Mean -log p of a target token (or of a hidden one: the same ones each time) in nats, under fixed gates."""
     total, count = 0.0, 0
     model = checkpoint.model
-    with still(model), gated(model, gates or {}), threads_for_pass(model, tokens):
+    with eval_mode(model), gated(model, gates or {}), threads_for_pass(model, tokens):
         for numbers in data.plan(tokens=tokens, chance=None):
             batch = data.batch(numbers, seed=seed, epoch=HELD_OUT).to(checkpoint.device)
             _, nll, asked = batch_loss(checkpoint, batch, smoothing=0.0)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site, all_heads
-from headscope.model.discovery import Place, Places
+from headscope.model.discovery import AttentionSite, AttentionSites
 
 Unit = tuple[HeadId, ...]
 
 
 @dataclass(frozen=True)
-class Gating:
+class GateLayout:
     """Gates over some sites of a model; gate i is for the heads of `units[i]`, `modules[i]` is its first layer.
 
     `heads` counts the heads of the gated sites, `protected` those that have no gate and stay. `counts` has the
@@ -89,7 +89,7 @@ class Gating:
             raise ConfigError(f"--keep {keep} is less than the {len(self.protected)} heads that --protect names")
 
 
-def gating(places: Places, *, sites: Sequence[str] = (), protect: Collection[HeadId] = ()) -> Gating:
+def gate_layout(places: AttentionSites, *, sites: Sequence[str] = (), protect: Collection[HeadId] = ()) -> GateLayout:
     """The gates of `sites` (none named: all) of a model, without those of heads to `protect`.
 
     ConfigError for sites that the model lacks.
@@ -107,10 +107,10 @@ def gating(places: Places, *, sites: Sequence[str] = (), protect: Collection[Hea
     free.sort(key=lambda each: (SITES.index(each[1][0]), each[1][1], each[0][0].head))
     if not free:
         raise ConfigError("there is no head to choose from: these sites have none, or --protect names them all")
-    return Gating(tuple(unit for unit, _ in free), tuple(module for _, module in free), tuple(sorted(safe)), counts)
+    return GateLayout(tuple(unit for unit, _ in free), tuple(module for _, module in free), tuple(sorted(safe)), counts)
 
 
-def chosen_sites(places: Places, names: Iterable[str]) -> set[Site]:
+def chosen_sites(places: AttentionSites, names: Iterable[str]) -> set[Site]:
     """The sites of these names, all of the model's where there is none; ConfigError for one that it lacks."""
     there = [site for site in SITES if any(place.site is site for place in places.order)]
     for name in names:
@@ -120,12 +120,12 @@ def chosen_sites(places: Places, names: Iterable[str]) -> set[Site]:
     return {Site(name) for name in names} or set(there)
 
 
-def _modules(places: Places, chosen: set[Site]) -> list[list[Place]]:
+def _modules(places: AttentionSites, chosen: set[Site]) -> list[list[AttentionSite]]:
     """The calls of each attention module, one list a module."""
     return [list(calls) for calls in places.calls.values() if calls[0].site in chosen and calls[0].heads]
 
 
-def _units(layers: Sequence[Place]) -> list[Unit]:
+def _units(layers: Sequence[AttentionSite]) -> list[Unit]:
     """The units of a module that is at work in these layers: its key/value groups, or its heads."""
     first = layers[0]
     shared = first.heads // max(first.groups, 1)

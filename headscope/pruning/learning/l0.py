@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.model.mixing.gates import TEMPERATURE
-from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.hard_concrete import (
     decided,
     initial_log_a,
@@ -67,7 +67,7 @@ class L0(GateLearner):
 
     method = "l0"
 
-    def __init__(self, gating: Gating, options: L0Options, *, updates: int, generator: torch.Generator) -> None:
+    def __init__(self, gating: GateLayout, options: L0Options, *, updates: int, generator: torch.Generator) -> None:
         self.options = options
         self.wanted = None if options.keep is None else gating.kept_units(options.keep)
         self.held = 0.0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.folders import Build, replacement, to_resume, workplace
+from headscope.files.folders import Build, replacing_folder, to_resume, workplace
 from headscope.files.kinds import contents
 from headscope.files.rule import inputs_of
 from headscope.files.writing import save_torch, written
@@ -22,21 +22,21 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll, smoothing_of
-from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.l0 import L0, L0Options
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.subset import Subset, SubsetOptions
 from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
-from headscope.pruning.learning.training_examples import Examples, examples
+from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
 from headscope.pruning.selection import (
     CHOICE,
     STATE,
-    Choice,
-    ChoiceConfig,
-    Opened,
-    open_choice,
-    signature,
-    write_choice,
+    OpenedSelection,
+    Selection,
+    SelectionConfig,
+    open_selection,
+    selection_signature,
+    write_selection,
 )
 from headscope.training.files.state import load_record, restoring
 
@@ -45,7 +45,7 @@ VERSION, ANEW = 1, "learn anew with --force"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnConfig(ChoiceConfig):
+class LearnConfig(SelectionConfig):
     """How gates are learnt, and how the model learns with them.
 
     `method` has the options of the gates; `freeze` None is as the paper does (see `default_freeze`); `lr` None is
@@ -91,7 +91,7 @@ _KINDS: Mapping[type[Any], type[L0] | type[Subset]] = {L0Options: L0, SubsetOpti
 _GATE_LR = {"l0": 0.1, "subset": 0.2}
 
 
-def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Choice:
+def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Selection:
     """Learn gates on a checkpoint, decide which heads stay, and write `config.out`.
 
     HeadscopeError for whatever the user can fix, ConfigError where `config.resume` finds a complete run. The input is
@@ -104,7 +104,7 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Ch
     with workplace(config.out, CHOICE, inputs=inputs, force=config.force, resume=resumed) as place:
         choice, checkpoint = _learnt(config, place.path, progress)
         with Build(config.out, CHOICE, inputs=inputs, force=True) as build:
-            write_choice(choice, checkpoint, config, build)
+            write_selection(choice, checkpoint, config, build)
         if place.path != config.out:
             place.discard()
     return choice
@@ -118,21 +118,21 @@ def finished(out: Path) -> Mapping[str, Any]:
 
 def resumable(out: Path) -> bool:
     """Whether a run of a directory, or one that will replace it, has left a state to go on from."""
-    return any((place / STATE).is_file() for place in (out, replacement(out)))
+    return any((place / STATE).is_file() for place in (out, replacing_folder(out)))
 
 
-def _learnt(config: LearnConfig, place: Path, progress: Progress) -> tuple[Choice, Checkpoint]:
+def _learnt(config: LearnConfig, place: Path, progress: Progress) -> tuple[Selection, Checkpoint]:
     """The result of learning, whose state lies in `place`."""
     began = time.monotonic()
-    state = read_state(place) if config.resume else None
-    opened = open_choice(config, trains=True)
+    state = read_gate_state(place) if config.resume else None
+    opened = open_selection(config, trains=True)
     checkpoint, gates = opened.checkpoint, opened.gating
     learner = make_learner(gates, config)
     freeze = config.freeze or default_freeze(checkpoint, {site for site, _ in gates.counts})
     parameters = trained_parameters(checkpoint, freeze)
     recipe = recipe_of(config, checkpoint, learner.method)
     assert opened.corpus is not None and opened.valid is not None
-    data, valid = (examples(checkpoint, text, limit=opened.limit) for text in (opened.corpus, opened.valid))
+    data, valid = (training_examples(checkpoint, text, limit=opened.limit) for text in (opened.corpus, opened.valid))
     torch.manual_seed(config.seed)
     tuner = Tuner(checkpoint, data, recipe, parameters, learner)
     trace: list[dict[str, Any]] = []
@@ -143,7 +143,7 @@ def _learnt(config: LearnConfig, place: Path, progress: Progress) -> tuple[Choic
         step(tuner.update)
         _learn(tuner, config, place, trace, nll, step)
     _finish(tuner, config, valid, nll, progress)
-    choice = Choice(
+    choice = Selection(
         folder=config.out,
         method=learner.method,
         gating=gates,
@@ -161,7 +161,9 @@ def _learnt(config: LearnConfig, place: Path, progress: Progress) -> tuple[Choic
     return choice, checkpoint
 
 
-def _finish(tuner: Tuner, config: LearnConfig, valid: Examples, nll: dict[str, float], progress: Progress) -> None:
+def _finish(
+    tuner: Tuner, config: LearnConfig, valid: TrainingExamples, nll: dict[str, float], progress: Progress
+) -> None:
     """Measure with the gates as they are and with the decision; train on with the decision where that is wanted."""
     learner, recipe, checkpoint = tuner.learner, tuner.recipe, tuner.checkpoint
     assert learner is not None
@@ -184,7 +186,7 @@ def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progr
         further.run(lambda update, loss: step(1))
 
 
-def make_learner(gates: Gating, config: LearnConfig) -> GateLearner:
+def make_learner(gates: GateLayout, config: LearnConfig) -> GateLearner:
     """The gates of a config, with noise that follows from its seed."""
     generator = torch.Generator().manual_seed(config.seed)
     if isinstance(config.method, L0Options):
@@ -270,7 +272,12 @@ def _ranking(learner: GateLearner) -> pd.DataFrame:
 
 
 def _facts(
-    config: LearnConfig, learner: GateLearner, freeze: Freeze, recipe: Recipe, checkpoint: Checkpoint, data: Examples
+    config: LearnConfig,
+    learner: GateLearner,
+    freeze: Freeze,
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    data: TrainingExamples,
 ) -> dict[str, Any]:
     return {
         **learner.facts(),
@@ -286,7 +293,9 @@ def _facts(
     }
 
 
-def _signature(config: LearnConfig, opened: Opened, learner: GateLearner, freeze: Freeze, recipe: Recipe) -> Any:
+def _signature(
+    config: LearnConfig, opened: OpenedSelection, learner: GateLearner, freeze: Freeze, recipe: Recipe
+) -> Any:
     facts = learner.facts()
     how = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
     if isinstance(config.method, L0Options):
@@ -294,7 +303,7 @@ def _signature(config: LearnConfig, opened: Opened, learner: GateLearner, freeze
         how = {"lambda": f"{facts['lambda_paper']:.4g}{found}", **how}
     else:
         how = {"keep": str(config.method.keep), "gates": "ste" if facts["straight_through"] else "gumbel", **how}
-    return signature(learner.method, opened, config, **how)
+    return selection_signature(learner.method, opened, config, **how)
 
 
 # Going on after a kill.
@@ -315,7 +324,7 @@ def _same(config: LearnConfig) -> dict[str, Any]:
     return {name: value for name, value in config.settings().items() if name not in free | paths}
 
 
-def read_state(folder: Path) -> dict[str, Any] | None:
+def read_gate_state(folder: Path) -> dict[str, Any] | None:
     """What a run that was killed has saved; None where there is nothing. CheckpointError for a broken file."""
     if not (folder / STATE).is_file():
         return None

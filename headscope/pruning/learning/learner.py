@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.topk import tie_remarks, tied_at
 
 
@@ -22,7 +22,7 @@ class GateLearner(ABC):
 
     method: ClassVar[str]
 
-    def __init__(self, gating: Gating, *, updates: int, generator: torch.Generator) -> None:
+    def __init__(self, gating: GateLayout, *, updates: int, generator: torch.Generator) -> None:
         self.gating, self.updates, self.generator = gating, updates, generator
         self.update = 0
         self.weights = nn.Parameter(self.start())

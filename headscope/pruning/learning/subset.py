@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
-from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
 
@@ -49,7 +49,7 @@ class Subset(GateLearner):
 
     method = "subset"
 
-    def __init__(self, gating: Gating, options: SubsetOptions, *, updates: int, generator: torch.Generator) -> None:
+    def __init__(self, gating: GateLayout, options: SubsetOptions, *, updates: int, generator: torch.Generator) -> None:
         self.options = options
         self.k = gating.kept_units(options.keep)
         super().__init__(gating, updates=updates, generator=generator)

@@ -14,7 +14,7 @@ from headscope.data.encoded import Batch, Encoded, padded, side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.formats.base import IGNORED, Checkpoint
-from headscope.training.data.batches import Numbers, Texts, cut
+from headscope.training.data.batches import Numbers, TokenizedTexts, cut_batches
 
 WINDOW = 4096
 MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens
@@ -29,7 +29,7 @@ class Hiding:
 
 
 @dataclass(frozen=True)
-class Examples:
+class TrainingExamples:
     """What a model reads, and what it must say.
 
     `source` and `target` are inputs of encoder and decoder (`target` None for models of one side), `special` marks
@@ -37,10 +37,10 @@ class Examples:
     `digest` is the corpus's, `truncated` how many sentences were cut at the length limit.
     """
 
-    source: Texts
-    special: Texts
-    target: Texts | None
-    labels: Texts | None
+    source: TokenizedTexts
+    special: TokenizedTexts
+    target: TokenizedTexts | None
+    labels: TokenizedTexts | None
     hiding: Hiding | None
     digest: str
     truncated: int
@@ -55,7 +55,7 @@ class Examples:
         order = np.arange(len(self)) if chance is None else chance.permutation(len(self))
         order = order[np.argsort(source[order], kind="stable")]
         order = order[np.argsort(target[order], kind="stable")]
-        groups = cut(np.maximum(source, target), order, tokens)
+        groups = cut_batches(np.maximum(source, target), order, tokens)
         return groups if chance is None else [groups[number] for number in chance.permutation(len(groups))]
 
     def epoch(self, number: int, *, tokens: int, seed: int) -> list[Numbers]:
@@ -79,7 +79,7 @@ class Examples:
         return replace(made, target=side([Encoded(ids, [False] * len(ids)) for ids in inputs]), labels=labels)
 
 
-def examples(checkpoint: Checkpoint, corpus: Corpus, *, limit: int) -> Examples:
+def training_examples(checkpoint: Checkpoint, corpus: Corpus, *, limit: int) -> TrainingExamples:
     """Encode a corpus; sentences of more than `limit` pieces a side are cut.
 
     ConfigError for models that predict no words (there is nothing to learn from text alone), and where
@@ -103,8 +103,8 @@ def examples(checkpoint: Checkpoint, corpus: Corpus, *, limit: int) -> Examples:
         truncated += bool(source.cut or (target is not None and target.cut))
     if not columns[0]:
         raise DataError(f"{corpus.name} holds no sentence")
-    sources, special, targets, wanted = (Texts.of(column) for column in columns)
-    return Examples(
+    sources, special, targets, wanted = (TokenizedTexts.of(column) for column in columns)
+    return TrainingExamples(
         source=sources,
         special=special,
         target=targets if checkpoint.two_sided else None,

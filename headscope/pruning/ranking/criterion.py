@@ -17,7 +17,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.engine.base import ANALYSES, Options
 from headscope.engine.faithfulness.orders import Scores, head_ids
-from headscope.engine.plan import analyze, choose
+from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
@@ -28,7 +28,7 @@ REPLICATES = 2  # intervals are not looked at
 
 
 @dataclass(frozen=True)
-class Question:
+class ScoringContext:
     """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already."""
 
     checkpoint: Checkpoint
@@ -49,25 +49,25 @@ class Criterion(ABC):
     changes: ClassVar[bool] = True
 
     @abstractmethod
-    def scores(self, question: Question) -> Scores:
+    def scores(self, question: ScoringContext) -> Scores:
         """A number for every head, higher is kept; NaN where there is none."""
 
 
-class Measured(Criterion):
+class MeasuredColumn(Criterion):
     """A column of `heads.csv` that an analysis gives; `sign` −1 where low values are kept."""
 
     column: ClassVar[str]
     analysis: ClassVar[str]
     sign: ClassVar[float] = 1.0
 
-    def scores(self, question: Question) -> Scores:
+    def scores(self, question: ScoringContext) -> Scores:
         """Runs the analysis on the text, with the heads that are gone masked."""
         corpus = question.corpus or Corpus("no text", 0, "", lambda: iter(()))
         with masked(question.checkpoint.model, question.removed):
             study = analyze(
                 question.checkpoint,
                 corpus,
-                analyses=choose(only=[self.analysis]),
+                analyses=choose_analyses(only=[self.analysis]),
                 options=question.options,
                 pace=question.pace,
                 replicates=REPLICATES,
@@ -112,15 +112,15 @@ def criterion_named(name: str) -> Criterion:
     return found
 
 
-def column_named(name: str) -> Measured:
+def column_named(name: str) -> MeasuredColumn:
     """The column of that name, as its criterion says or higher is kept; it may be one that no analysis gives."""
     for its, cls in CRITERIA:
-        if its == name and issubclass(cls, Measured):
+        if its == name and issubclass(cls, MeasuredColumn):
             return cls()
     giving = [each for each in ANALYSES.names() if name == each or name.startswith(f"{each}_")]
     analysis = max(giving, key=len, default=name)
     text = not giving or bool(ANALYSES.get(analysis).passes)
-    found: Measured = type(
-        "Column", (Measured,), {"name": name, "column": name, "analysis": analysis, "reads_text": text}
+    found: MeasuredColumn = type(
+        "Column", (MeasuredColumn,), {"name": name, "column": name, "analysis": analysis, "reads_text": text}
     )()
     return found

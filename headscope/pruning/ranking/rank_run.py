@@ -22,22 +22,37 @@ from headscope.files.rule import inputs_of
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll
-from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.learn import (
     default_lr,
     tune,
 )
 from headscope.pruning.learning.topk import tie_remarks
 from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
-from headscope.pruning.learning.training_examples import Examples, examples
-from headscope.pruning.ranking.criterion import CRITERIA, Criterion, Measured, Question, column_named, criterion_named
-from headscope.pruning.ranking.ranking import Ranked, rank
+from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
+from headscope.pruning.ranking.criterion import (
+    CRITERIA,
+    Criterion,
+    MeasuredColumn,
+    ScoringContext,
+    column_named,
+    criterion_named,
+)
+from headscope.pruning.ranking.ranking import Ranked, rank_heads
 from headscope.pruning.ranking.scores_file import read_heads, read_scores
-from headscope.pruning.selection import CHOICE, Choice, ChoiceConfig, Opened, open_choice, signature, write_choice
+from headscope.pruning.selection import (
+    CHOICE,
+    OpenedSelection,
+    Selection,
+    SelectionConfig,
+    open_selection,
+    selection_signature,
+    write_selection,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankConfig(ChoiceConfig):
+class RankConfig(SelectionConfig):
     """What heads are ranked by, how many stay, and what follows.
 
     `by` is a criterion, a column of `heads.csv`, or a CSV file (`column` then says which of its columns); `run` is
@@ -87,7 +102,7 @@ class RankConfig(ChoiceConfig):
         return self.by.endswith(".csv") or is_file(self.by)
 
 
-def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Choice:
+def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Selection:
     """Rank the heads of a checkpoint, decide which stay, and write `config.out`.
 
     HeadscopeError for whatever the user can fix. The input is only read.
@@ -96,14 +111,14 @@ def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Choi
         return _run(config, build, progress)
 
 
-def _run(config: RankConfig, build: Build, progress: Progress) -> Choice:
+def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
     began = time.monotonic()
-    opened = open_choice(config, trains=config.tune_updates > 0)
+    opened = open_selection(config, trains=config.tune_updates > 0)
     gates, keep = opened.gating, _keep(config, opened.gating)
     gates.kept_units(keep)
     score, how = _scoring(config, opened)
     with progress("ranking", config.steps) as step:
-        ranked = rank(gates, keep, _counted(score, step), steps=config.steps, per_layer=config.per_layer)
+        ranked = rank_heads(gates, keep, _counted(score, step), steps=config.steps, per_layer=config.per_layer)
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
     nll = _tuned(config, opened, removed, freeze, progress)
@@ -111,25 +126,27 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Choice:
     facts: dict[str, Any] = {**how, "steps": config.steps, "per_layer": config.per_layer}
     if config.tune_updates:
         facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
-    choice = Choice(
+    choice = Selection(
         folder=config.out,
         method="rank",
         gating=gates,
         removed=removed,
-        ranking=table(gates, ranked),
+        ranking=ranking_table(gates, ranked),
         facts={"ranking": facts},
         nll=nll,
-        signature=signature("rank", opened, config, by=str(how["by"]), keep=str(keep), steps=str(config.steps)),
+        signature=selection_signature(
+            "rank", opened, config, by=str(how["by"]), keep=str(keep), steps=str(config.steps)
+        ),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
         remarks=[*opened.remarks, *tie_remarks(int(gates.sizes[ranked.tied].sum()))],
         model=config.tune_updates > 0 and freeze != "model",
         seconds=time.monotonic() - began,
     )
-    write_choice(choice, checkpoint, config, build)
+    write_selection(choice, checkpoint, config, build)
     return choice
 
 
-def table(gates: Gating, ranked: Ranked) -> pd.DataFrame:
+def ranking_table(gates: GateLayout, ranked: Ranked) -> pd.DataFrame:
     """A row a gated head, the best first."""
     rows = [
         {
@@ -147,7 +164,7 @@ def table(gates: Gating, ranked: Ranked) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _keep(config: RankConfig, gates: Gating) -> int:
+def _keep(config: RankConfig, gates: GateLayout) -> int:
     """Heads that stay; a fraction is rounded to what the groups allow."""
     if config.keep is not None:
         return config.keep
@@ -157,7 +174,7 @@ def _keep(config: RankConfig, gates: Gating) -> int:
     return max(least, least + size * round((config.fraction * gates.heads - least) / size))
 
 
-def _scoring(config: RankConfig, opened: Opened) -> tuple[Callable[[list[HeadId]], Scores], dict[str, Any]]:
+def _scoring(config: RankConfig, opened: OpenedSelection) -> tuple[Callable[[list[HeadId]], Scores], dict[str, Any]]:
     """How heads are scored, given those that are gone, and what the record says of it."""
     layout, sign = opened.checkpoint.layout, -1.0 if config.lowest else 1.0
     fixed: Scores | None = None
@@ -166,7 +183,7 @@ def _scoring(config: RankConfig, opened: Opened) -> tuple[Callable[[list[HeadId]
         how["column"], fixed = read_scores(Path(config.by), layout, column=config.column)
         how["by"] = Path(config.by).name
     elif config.run is not None:
-        if config.by in CRITERIA.names() and not issubclass(CRITERIA.get(config.by), Measured):
+        if config.by in CRITERIA.names() and not issubclass(CRITERIA.get(config.by), MeasuredColumn):
             raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
         of_run = column_named(config.by)
         how |= {"column": of_run.column, "from": str(config.run)}
@@ -179,23 +196,23 @@ def _scoring(config: RankConfig, opened: Opened) -> tuple[Callable[[list[HeadId]
     question = _question(config, opened)
 
     def score(gone: list[HeadId]) -> Scores:
-        asked = Question(question.checkpoint, question.corpus, question.pace, question.options, gone)
+        asked = ScoringContext(question.checkpoint, question.corpus, question.pace, question.options, gone)
         return {head: sign * value for head, value in its.scores(asked).items()}
 
     return score, how
 
 
-def _check(its: Criterion, config: RankConfig, opened: Opened) -> None:
+def _check(its: Criterion, config: RankConfig, opened: OpenedSelection) -> None:
     if its.reads_text and opened.corpus is None:
         raise ConfigError(f"--by {its.name} is measured on text: give --source FILE, or --from RUN that has it")
     if config.steps > 1 and not its.changes:
         raise ConfigError(f"--steps {config.steps}: scores by {its.name} do not change when heads go; leave it out")
 
 
-def _question(config: RankConfig, opened: Opened) -> Question:
+def _question(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
     pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-    return Question(opened.checkpoint, corpus, pace, Options(seed=config.seed))
+    return ScoringContext(opened.checkpoint, corpus, pace, Options(seed=config.seed))
 
 
 def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None]) -> Callable[[list[HeadId]], Scores]:
@@ -208,13 +225,13 @@ def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None
 
 
 def _tuned(
-    config: RankConfig, opened: Opened, removed: list[HeadId], freeze: Freeze, progress: Progress
+    config: RankConfig, opened: OpenedSelection, removed: list[HeadId], freeze: Freeze, progress: Progress
 ) -> dict[str, float]:
     """Mean -log p before, with the heads masked, and after tuning; nothing where the text teaches nothing."""
     checkpoint, gates = opened.checkpoint, opened.gating
     if opened.valid is None or (not config.tune_updates and not _speaks(opened)):
         return {}
-    valid = examples(checkpoint, opened.valid, limit=opened.limit)
+    valid = training_examples(checkpoint, opened.valid, limit=opened.limit)
     gone = set(removed)
     kept = torch.tensor([not set(unit) & gone for unit in gates.units], dtype=torch.float64)
 
@@ -225,12 +242,14 @@ def _tuned(
     nll = {"before": measured(masked=False), "masked": measured(masked=True)}
     if config.tune_updates:
         assert opened.corpus is not None
-        _tune(config, opened, examples(checkpoint, opened.corpus, limit=opened.limit), removed, freeze, progress)
+        _tune(
+            config, opened, training_examples(checkpoint, opened.corpus, limit=opened.limit), removed, freeze, progress
+        )
         nll["tuned"] = measured(masked=True)
     return nll
 
 
-def _speaks(opened: Opened) -> bool:
+def _speaks(opened: OpenedSelection) -> bool:
     """Whether -log p can be measured without further ado."""
     checkpoint = opened.checkpoint
     if checkpoint.predicts != "words" or opened.valid is None or opened.valid.has_target is not checkpoint.two_sided:
@@ -243,8 +262,8 @@ def _speaks(opened: Opened) -> bool:
 
 def _tune(
     config: RankConfig,
-    opened: Opened,
-    data: Examples,
+    opened: OpenedSelection,
+    data: TrainingExamples,
     removed: list[HeadId],
     freeze: Freeze,
     progress: Progress,

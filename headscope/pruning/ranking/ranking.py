@@ -11,7 +11,7 @@ from torch import Tensor
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
-from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.topk import tied_at
 
 
@@ -34,8 +34,8 @@ class Ranked:
         return sorted(range(len(values)), key=lambda number: (last[number], -values[number]))
 
 
-def rank(
-    gating: Gating,
+def rank_heads(
+    gating: GateLayout,
     keep: int,
     score: Callable[[list[HeadId]], Scores],
     *,
@@ -69,7 +69,7 @@ def rank(
     return Ranked(left, scores, step, tied)
 
 
-def _quotas(gating: Gating, stay: int, *, per_layer: bool) -> list[tuple[Tensor, int]]:
+def _quotas(gating: GateLayout, stay: int, *, per_layer: bool) -> list[tuple[Tensor, int]]:
     """Groups of units that compete with each other, and how many of each stay."""
     if not per_layer:
         return [(torch.arange(len(gating.units)), stay)]
@@ -85,7 +85,7 @@ def _quotas(gating: Gating, stay: int, *, per_layer: bool) -> list[tuple[Tensor,
     return list(zip(members, found, strict=True))
 
 
-def _of_units(gating: Gating, scores: Scores, left: Tensor) -> Tensor:
+def _of_units(gating: GateLayout, scores: Scores, left: Tensor) -> Tensor:
     found = torch.zeros(len(gating.units), dtype=torch.float64)
     for number in left.nonzero()[:, 0].tolist():
         values = [scores.get(head, float("nan")) for head in gating.units[number]]

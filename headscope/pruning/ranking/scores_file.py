@@ -9,7 +9,7 @@ import pandas as pd
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import DataError
 from headscope.files.tables import read_csv
-from headscope.heads import HeadId, Layout, Site, describe
+from headscope.heads import HeadId, Layout, Site, describe_heads
 from headscope.pruning.ranking.criterion import column_named, columns
 
 LOCATION = ("site", "layer", "head")
@@ -29,7 +29,7 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
         found = _head(site, layer, head)
         if found is None or not 0 <= found.head < layout.get((found.site, found.layer), 0):
             name = f"{site}.{layer}.{head}"[:60]
-            raise DataError(f"{place}:{line}: this model has no head {name}; it has {describe(layout)}")
+            raise DataError(f"{place}:{line}: this model has no head {name}; it has {describe_heads(layout)}")
         if found in seen:
             raise DataError(f"{place}:{line}: head {found} is there a second time")
         seen.add(found)

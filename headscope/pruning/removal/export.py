@@ -24,12 +24,12 @@ from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint, Companions
 from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.fairseq.keys import Origin
-from headscope.formats.huggingface.from_native import silent
+from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import is_narrowed, write_code
 from headscope.formats.native import NATIVE
 from headscope.formats.story_of_heads.checkpoint import StoryCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.pruning.removal.kept_heads import Removal
+from headscope.pruning.removal.kept_heads import RemovalPlan
 from headscope.pruning.removal.shrink_huggingface import shrink_model, zeroed_model
 from headscope.pruning.removal.shrink_transformer import shrink_transformer, zeroed_transformer
 
@@ -40,7 +40,7 @@ COUNTS = ("num_heads", "num_attention_heads")
 
 
 @dataclass(frozen=True)
-class Written:
+class ExportedFiles:
     """What was written: the file or directory to open, its format, and what the user should know."""
 
     path: Path
@@ -58,8 +58,8 @@ class Export:
 
     name: str
     family: Family
-    build: Callable[[Checkpoint, Removal], Checkpoint]
-    write: Callable[[Checkpoint, Path, Companions], Written]
+    build: Callable[[Checkpoint, RemovalPlan], Checkpoint]
+    write: Callable[[Checkpoint, Path, Companions], ExportedFiles]
     whole_groups: bool = True
 
 
@@ -68,7 +68,7 @@ def family_of(checkpoint: Checkpoint) -> Family:
     return "transformer" if isinstance(checkpoint, TransformerCheckpoint) else "huggingface"
 
 
-def choose(name: str | None, checkpoint: Checkpoint) -> Export:
+def choose_export(name: str | None, checkpoint: Checkpoint) -> Export:
     """The export of that name, or the default; ConfigError where there is none for this checkpoint."""
     family = family_of(checkpoint)
     fitting = {each.name: each for each in EXPORTS if each.family == family}
@@ -81,9 +81,9 @@ def choose(name: str | None, checkpoint: Checkpoint) -> Export:
     return fitting[name]
 
 
-def as_export(checkpoint: Checkpoint, built: Export, removal: Removal, name: str) -> tuple[Checkpoint, Export]:
+def as_export(checkpoint: Checkpoint, built: Export, removal: RemovalPlan, name: str) -> tuple[Checkpoint, Export]:
     """A shrunk checkpoint, which was `built` for one export, for another one; ConfigError where that cannot be."""
-    export = choose(name, checkpoint)
+    export = choose_export(name, checkpoint)
     if export.name == built.name:
         return checkpoint, export
     if (built.name, export.name) != ("self-contained", "native"):
@@ -109,12 +109,12 @@ def with_model(checkpoint: Checkpoint, model: nn.Module) -> Any:
 # The native Transformer and its formats.
 
 
-def _shrunk_transformer(checkpoint: Checkpoint, removal: Removal) -> Checkpoint:
+def _shrunk_transformer(checkpoint: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     assert isinstance(checkpoint, TransformerCheckpoint)
     return _unmixed(checkpoint, with_model(checkpoint, shrink_transformer(checkpoint.model, removal)))
 
 
-def _zeroed_transformer(checkpoint: Checkpoint, removal: Removal) -> Checkpoint:
+def _zeroed_transformer(checkpoint: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     assert isinstance(checkpoint, TransformerCheckpoint)
     return _unmixed(checkpoint, with_model(checkpoint, zeroed_transformer(checkpoint.model, removal)))
 
@@ -129,18 +129,20 @@ def _unmixed(old: TransformerCheckpoint, made: Any) -> TransformerCheckpoint:
     return found
 
 
-def _write_transformer(checkpoint: Checkpoint, folder: Path, companions: Companions) -> Written:
+def _write_transformer(checkpoint: Checkpoint, folder: Path, companions: Companions) -> ExportedFiles:
     assert isinstance(checkpoint, TransformerCheckpoint)
     if isinstance(checkpoint, FairseqCheckpoint):
         path = folder / Path(checkpoint.path).name
         FAIRSEQ.save(checkpoint, path)
         for found in _dictionaries(checkpoint, companions):
             shutil.copyfile(found, folder / found.name)
-        return Written(path, "fairseq", _fairseq_notes(checkpoint))
+        return ExportedFiles(path, "fairseq", _fairseq_notes(checkpoint))
     NATIVE.write(checkpoint, folder)
     if isinstance(checkpoint, StoryCheckpoint):
-        return Written(folder, "native", ("story-of-heads files hold one number of heads, so this is a native one",))
-    return Written(folder, "native")
+        return ExportedFiles(
+            folder, "native", ("story-of-heads files hold one number of heads, so this is a native one",)
+        )
+    return ExportedFiles(folder, "native")
 
 
 def _fairseq_notes(checkpoint: FairseqCheckpoint) -> tuple[str, ...]:
@@ -169,23 +171,23 @@ def _dictionaries(checkpoint: FairseqCheckpoint, companions: Companions) -> list
 # Hugging Face.
 
 
-def _shrunk_huggingface(checkpoint: Checkpoint, removal: Removal) -> Checkpoint:
+def _shrunk_huggingface(checkpoint: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     made: Checkpoint = with_model(checkpoint, shrink_model(checkpoint.model, removal))
     return made
 
 
-def _zeroed_huggingface(checkpoint: Checkpoint, removal: Removal) -> Checkpoint:
+def _zeroed_huggingface(checkpoint: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     if is_narrowed(checkpoint.model.config):
         raise ConfigError(f"{checkpoint.path} has fewer heads than its class; --export masked takes the whole model")
     made: Checkpoint = with_model(checkpoint, zeroed_model(checkpoint.model, removal))
     return made
 
 
-def _plain_huggingface(checkpoint: Checkpoint, removal: Removal) -> Checkpoint:
+def _plain_huggingface(checkpoint: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     return in_plain_class(_shrunk_huggingface(checkpoint, removal), removal)
 
 
-def in_plain_class(shrunk: Checkpoint, removal: Removal) -> Checkpoint:
+def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     """A shrunk checkpoint whose config says so in the class's own words; ConfigError where it has none.
 
     The config of the model that is given is changed.
@@ -223,7 +225,7 @@ def in_plain_class(shrunk: Checkpoint, removal: Removal) -> Checkpoint:
     return shrunk
 
 
-def _write_huggingface(checkpoint: Checkpoint, folder: Path, companions: Companions) -> Written:
+def _write_huggingface(checkpoint: Checkpoint, folder: Path, companions: Companions) -> ExportedFiles:
     """Weights in the type that the source stores them in, config, tokenizer; the modelling file where needed."""
     model: Any = with_stored_dtype(checkpoint)
     config = model.config
@@ -232,7 +234,7 @@ def _write_huggingface(checkpoint: Checkpoint, folder: Path, companions: Compani
         config.auto_map = write_code(folder, config, model)
     elif hasattr(config, "auto_map"):
         del config.auto_map
-    with silent():
+    with quiet_transformers():
         try:
             model.save_pretrained(folder)
         except Exception as error:  # whatever transformers may raise
@@ -247,7 +249,7 @@ def _write_huggingface(checkpoint: Checkpoint, folder: Path, companions: Compani
             shutil.copyfile(there, folder / name)
     _drop_auto_map_of_others(folder)
     note = "opens with AutoModel….from_pretrained(folder, trust_remote_code=True), without headscope"
-    return Written(folder, "huggingface", (note,) if narrowed else ())
+    return ExportedFiles(folder, "huggingface", (note,) if narrowed else ())
 
 
 def with_stored_dtype(checkpoint: Checkpoint) -> nn.Module:
@@ -271,7 +273,7 @@ def _stored_dtype(path: str) -> torch.dtype | None:
                 found |= {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
         return STORED.get(found.pop()) if len(found) == 1 else None
     try:
-        with silent():
+        with quiet_transformers():
             said = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True).dtype
     except (OSError, ValueError):
         return None

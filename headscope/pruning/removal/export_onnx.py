@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.from_native import silent
+from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.model.interface import through_attend
 from headscope.model.native.positions import SinusoidalPositions
-from headscope.pruning.removal.model_inputs import Feed, Texts, outputs
-from headscope.pruning.removal.verify import apart, require
+from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
+from headscope.pruning.removal.verify import max_abs_difference, require
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LONGEST = 1024  # positions of a native model with sinusoids
@@ -52,7 +52,7 @@ class _Traced(nn.Module):
         return chosen
 
 
-def export_onnx(checkpoint: Checkpoint, data: Texts, path: Path) -> float:
+def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     """Write `path`, run it with onnxruntime on other sentences than it was traced with, return the difference.
 
     Batch and lengths are free. The graph is one forward pass in float32, without a cache. CheckpointError where
@@ -93,7 +93,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with silent(), warnings.catch_warnings():
+        with quiet_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -114,10 +114,10 @@ def _free(name: str, values: Tensor) -> dict[int, Any]:
     return {0: batch, 1: batch} if values.ndim == 2 else {0: batch}
 
 
-def _apart(session: Any, checkpoint: Checkpoint, one: Feed) -> float:
+def _apart(session: Any, checkpoint: Checkpoint, one: ModelInputs) -> float:
     known = {each.name for each in session.get_inputs()}
     given = {name: values.cpu().numpy() for name, values in one.given.items() if name in known}
     found = torch.from_numpy(np.asarray(session.run(None, given)[0]))
     if one.real is not None and found.ndim == 3:
         found = found[one.real.cpu()]
-    return apart(found, outputs(checkpoint.model, one).cpu())
+    return max_abs_difference(found, outputs(checkpoint.model, one).cpu())

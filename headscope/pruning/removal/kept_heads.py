@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, Site, all_heads, describe
-from headscope.model.discovery import Places
+from headscope.heads import HeadId, Layout, Site, all_heads, describe_heads
+from headscope.model.discovery import AttentionSites
 
 
 @dataclass(frozen=True)
-class Removal:
+class RemovalPlan:
     """Heads to remove, and for every (site, layer) the numbers of the heads and key/value groups that stay."""
 
     removed: tuple[HeadId, ...]
@@ -24,7 +24,7 @@ class Removal:
         return {place: len(heads) for place, heads in self.kept.items()}
 
 
-def plan(places: Places, heads: Iterable[HeadId], *, whole_groups: bool = True) -> Removal:
+def plan_removal(places: AttentionSites, heads: Iterable[HeadId], *, whole_groups: bool = True) -> RemovalPlan:
     """Check which heads can go.
 
     Under grouped-query attention query heads share keys and values: a group goes with its last head, and the
@@ -35,7 +35,7 @@ def plan(places: Places, heads: Iterable[HeadId], *, whole_groups: bool = True) 
     layout, going = places.layout, set(heads)
     for head in sorted(going):
         if head.head >= layout.get((head.site, head.layer), 0):
-            raise ConfigError(f"this model has no head {head}; it has {describe(layout)}")
+            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
     if not going:
         raise ConfigError("no head is to be removed; name some with --heads, or those to keep with --keep-only")
     kept = {
@@ -48,7 +48,7 @@ def plan(places: Places, heads: Iterable[HeadId], *, whole_groups: bool = True) 
         shared = place.heads // max(place.groups, 1)
         groups[where] = _groups(where, kept[where], shared, whole=whole_groups)
     _check_shared(places, kept)
-    return Removal(tuple(sorted(going)), kept, groups)
+    return RemovalPlan(tuple(sorted(going)), kept, groups)
 
 
 def keeping(layout: Layout, heads: Collection[HeadId]) -> list[HeadId]:
@@ -72,7 +72,7 @@ def _groups(where: tuple[Site, int], kept: tuple[int, ...], shared: int, *, whol
     return tuple(sizes)
 
 
-def _check_shared(places: Places, kept: Mapping[tuple[Site, int], tuple[int, ...]]) -> None:
+def _check_shared(places: AttentionSites, kept: Mapping[tuple[Site, int], tuple[int, ...]]) -> None:
     for calls in places.calls.values():
         if len({kept[place.site, place.layer] for place in calls}) > 1:
             layers = ", ".join(str(place.layer) for place in calls)

@@ -25,7 +25,7 @@ LENGTHS = (11, 5, 8, 3)  # of random texts, where there is no tokenizer
 
 
 @dataclass(frozen=True)
-class Feed:
+class ModelInputs:
     """One batch as a model takes it; `real` [b t] tells which outputs are of tokens (None: all)."""
 
     given: dict[str, Tensor]
@@ -37,24 +37,24 @@ class Feed:
         texts = [values.numel() for values in self.given.values() if values.ndim == 2]
         return max(texts, default=next(iter(self.given.values())).numel() // PATCH)
 
-    def rows(self, order: Tensor) -> Feed:
+    def rows(self, order: Tensor) -> ModelInputs:
         """The sentences `order`, in that order and as often."""
         picked = {name: values.index_select(0, order.to(values.device)) for name, values in self.given.items()}
-        return Feed(picked, None if self.real is None else self.real.index_select(0, order.to(self.real.device)))
+        return ModelInputs(picked, None if self.real is None else self.real.index_select(0, order.to(self.real.device)))
 
 
 @dataclass(frozen=True)
-class Texts:
+class InputTexts:
     """Sentences to compare on, where they come from, and the feeds made of them; no sentences: random ids."""
 
     sources: tuple[str, ...]
     name: str
-    feeds: tuple[Feed, ...]
+    feeds: tuple[ModelInputs, ...]
 
 
 def texts(
     checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *, sentences: int, rows: int = 4
-) -> Texts:
+) -> InputTexts:
     """The first lines of `source` (default: the shipped sample) in batches of `rows`, sorted by length.
 
     Without `target` a decoder beside an encoder reads the source lines too. A model that cannot read text gets
@@ -67,7 +67,7 @@ def texts(
             raise
         found = None
     if found is None:
-        return Texts((), "random", _random(checkpoint))
+        return InputTexts((), "random", _random(checkpoint))
     sources, targets = found
     limit = min(LONGEST, checkpoint.limit or LONGEST)
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
@@ -80,26 +80,26 @@ def texts(
             other = side(checkpoint.encode([targets[number] for number in some], side="target", limit=limit))
         feeds.append(feed(checkpoint, one, other))
     name = "headscope's sample" if source is None else text_name(source)
-    return Texts(tuple(sources), name, tuple(feeds))
+    return InputTexts(tuple(sources), name, tuple(feeds))
 
 
-def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> Feed:
+def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> ModelInputs:
     """One batch as the model of a checkpoint takes it."""
     source = source.to(checkpoint.device)
     target = None if target is None else target.to(checkpoint.device)
     if isinstance(checkpoint.model, Transformer):
         if target is None:
-            return Feed({"target": source.ids, "target_mask": source.real}, source.real)
+            return ModelInputs({"target": source.ids, "target_mask": source.real}, source.real)
         masks = {"source_mask": source.real, "target_mask": target.real}
-        return Feed({"source": source.ids, "target": target.ids, **masks}, target.real)
+        return ModelInputs({"source": source.ids, "target": target.ids, **masks}, target.real)
     given = {"input_ids": source.ids, "attention_mask": source.real.long()}
     if target is None:
-        return Feed(given, source.real)
+        return ModelInputs(given, source.real)
     given |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
-    return Feed(given, target.real)
+    return ModelInputs(given, target.real)
 
 
-def outputs(model: nn.Module, one: Feed) -> Tensor:
+def outputs(model: nn.Module, one: ModelInputs) -> Tensor:
     """Logits (or the final states of a model without a head): [n V] of the real positions, else as they come."""
     with torch.no_grad(), threads_for_pass(model, one.positions):
         found: Any = model(**one.given)
@@ -125,13 +125,13 @@ def _read(
     return sources, targets
 
 
-def _random(checkpoint: Checkpoint) -> tuple[Feed, ...]:
+def _random(checkpoint: Checkpoint) -> tuple[ModelInputs, ...]:
     noise = torch.Generator().manual_seed(0)
     model: Any = checkpoint.model
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
         like = probe_inputs(model)["pixel_values"]
         picture = torch.randn(len(LENGTHS), *like.shape[1:], generator=noise)
-        return (Feed({"pixel_values": picture.to(like)}, None),)
+        return (ModelInputs({"pixel_values": picture.to(like)}, None),)
     sizes = vocabularies(checkpoint)
     most = min(max(LENGTHS), checkpoint.limit or max(LENGTHS))
 

@@ -26,11 +26,11 @@ from headscope.files.rule import inputs_of
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.interface import through_attend
-from headscope.pruning.removal.export import Export, Written, choose
-from headscope.pruning.removal.kept_heads import Removal, keeping, plan
-from headscope.pruning.removal.model_inputs import Texts, outputs, texts
-from headscope.pruning.removal.savings import Size, Timing, paces, size
-from headscope.pruning.removal.verify import Verified, apart, reference, require, tolerance_of, verify
+from headscope.pruning.removal.export import Export, ExportedFiles, choose_export
+from headscope.pruning.removal.kept_heads import RemovalPlan, keeping, plan_removal
+from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
+from headscope.pruning.removal.savings import Size, Timing, size, timings
+from headscope.pruning.removal.verify import Verification, max_abs_difference, reference, require, tolerance_of, verify
 from headscope.results import Signature
 from headscope.version import VERSION
 
@@ -86,8 +86,8 @@ class Removed:
     format: str
     export: str
     source: Mapping[str, str]
-    removal: Removal
-    verified: Verified
+    removal: RemovalPlan
+    verified: Verification
     before: Size
     after: Size
     paces: tuple[Timing, ...]
@@ -107,9 +107,9 @@ class Shrunk:
     checkpoint: Checkpoint
     export: Export
     source: Mapping[str, str]
-    removal: Removal
-    verified: Verified
-    data: Texts
+    removal: RemovalPlan
+    verified: Verification
+    data: InputTexts
     before: Size
     signature: Signature
 
@@ -137,7 +137,7 @@ def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) ->
         dtype=config.dtype,
         companions=Companions(config.dicts, config.hp, config.bpe),
     )
-    export = choose(config.kinds[0] if config.kinds else None, checkpoint)
+    export = choose_export(config.kinds[0] if config.kinds else None, checkpoint)
     heads = _chosen(config, checkpoint)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
     done = shrink(checkpoint, heads, export=export, data=data, progress=progress)
@@ -150,14 +150,14 @@ def shrink(
     heads: Sequence[HeadId],
     *,
     export: Export,
-    data: Texts,
+    data: InputTexts,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
     """Build a copy without heads and compare it with the whole model; the checkpoint stays as it is.
 
     ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
     """
-    removal = plan(checkpoint.places, heads, whole_groups=export.whole_groups)
+    removal = plan_removal(checkpoint.places, heads, whole_groups=export.whole_groups)
     progress("removing")
     made = export.build(checkpoint, removal)
     progress("comparing")
@@ -200,7 +200,7 @@ def write_shrunk(
     times: tuple[Timing, ...] = ()
     if config.rounds and whole is not None:
         progress("timing")
-        times = tuple(paces(whole, done.checkpoint, done.data, batch=config.batch, rounds=config.rounds))
+        times = tuple(timings(whole, done.checkpoint, done.data, batch=config.batch, rounds=config.rounds))
     found = Removed(
         path=config.out / written.path.relative_to(made),
         format=written.format,
@@ -216,11 +216,11 @@ def write_shrunk(
         onnx=far,
         seconds=time.monotonic() - (began or time.monotonic()),
     )
-    build.finish(record(found, config))
+    build.finish(removal_record(found, config))
     return found
 
 
-def record(found: Removed, config: RemoveConfig) -> dict[str, Any]:
+def removal_record(found: Removed, config: RemoveConfig) -> dict[str, Any]:
     """What `pruning.json` says."""
     kept: dict[str, dict[str, list[int]]] = {}
     for (site, layer), heads in sorted(
@@ -260,7 +260,7 @@ def _list_file(config: RemoveConfig) -> dict[str, str | None]:
     return {"option": "--heads" if config.heads else "--keep-only", "list": said, "sha256": digest}
 
 
-def _reloaded(done: Shrunk, written: Written, wanted: Tensor) -> float:
+def _reloaded(done: Shrunk, written: ExportedFiles, wanted: Tensor) -> float:
     """Differences of the files that were written, opened again; CheckpointError where they are too large."""
     shrunk = done.checkpoint
     dtype = str(shrunk.dtype).removeprefix("torch.")
@@ -274,12 +274,12 @@ def _reloaded(done: Shrunk, written: Written, wanted: Tensor) -> float:
         raise CheckpointError("the files that were written have other heads; nothing was saved")
     with through_attend(again.model):
         found = outputs(again.model, done.data.feeds[0])
-    far = apart(found, wanted)
+    far = max_abs_difference(found, wanted)
     require(far, 10 * tolerance_of(shrunk.dtype), "what was saved")
     return far
 
 
-def _signature(checkpoint: Checkpoint, export: Export, removal: Removal, data: Texts) -> Signature:
+def _signature(checkpoint: Checkpoint, export: Export, removal: RemovalPlan, data: InputTexts) -> Signature:
     before, after = checkpoint.layout, removal.layout
     return Signature(
         {

@@ -20,7 +20,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.interface import through_attend
 from headscope.model.native.transformer import Transformer
-from headscope.pruning.removal.model_inputs import Feed, Texts, outputs, vocabularies
+from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs, vocabularies
 from headscope.pruning.removal.verify import BEAM, parameters, search_some
 
 MOST_BYTES = 2 << 30  # of logits in a pass that is timed
@@ -53,7 +53,7 @@ class Timing:
     speedup: float
 
 
-def size(checkpoint: Checkpoint, data: Texts) -> Size:
+def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
     """Count what a model has and does."""
     model = checkpoint.model
     tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
@@ -68,7 +68,7 @@ def size(checkpoint: Checkpoint, data: Texts) -> Size:
     )
 
 
-def flops(model: nn.Module, one: Feed) -> int:
+def flops(model: nn.Module, one: ModelInputs) -> int:
     """Floating point operations of the matrix products of one forward pass, two for a multiplication and addition."""
     counter = FlopCounterMode(display=False)
     with through_attend(model), counter:
@@ -76,21 +76,21 @@ def flops(model: nn.Module, one: Feed) -> int:
     return int(counter.get_total_flops())
 
 
-def paces(before: Checkpoint, after: Checkpoint, data: Texts, *, batch: int, rounds: int) -> list[Timing]:
+def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
     """Forward passes over one sentence and over `batch` sentences, and beam search over one and over a few."""
     found = []
     for rows in dict.fromkeys((1, fitting(before, data, batch))):
         one = many(data.feeds, rows)
         old, new = partial(outputs, before.model, one), partial(outputs, after.model, one)
-        found.append(pace("forward", rows, old, new, rounds))
+        found.append(measure_timing("forward", rows, old, new, rounds))
     for sentences in (1, 8):
         search, again = (partial(search_some, each, data, beam=BEAM, sentences=sentences) for each in (before, after))
         if again():
-            found.append(pace("beam search", sentences, search, again, max(rounds // 2, 1)))
+            found.append(measure_timing("beam search", sentences, search, again, max(rounds // 2, 1)))
     return found
 
 
-def fitting(checkpoint: Checkpoint, data: Texts, batch: int) -> int:
+def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
     """As many of `batch` sentences as have logits of at most 2 GiB."""
     ids = many(data.feeds, 1).given
     if "pixel_values" in ids:
@@ -99,7 +99,9 @@ def fitting(checkpoint: Checkpoint, data: Texts, batch: int) -> int:
     return max(min(batch, MOST_BYTES // (tokens * max(vocabularies(checkpoint)) * 4)), 1)
 
 
-def pace(what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int) -> Timing:
+def measure_timing(
+    what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int
+) -> Timing:
     """Time two functions in turns, after one run of each that does not count."""
     before(), after()
     pairs = [(_seconds(before), _seconds(after)) for _ in range(rounds)]
@@ -107,7 +109,7 @@ def pace(what: str, sentences: int, before: Callable[[], Any], after: Callable[[
     return Timing(what, sentences, median(olds), median(news), median(olds) / median(news))
 
 
-def many(feeds: tuple[Feed, ...], rows: int) -> Feed:
+def many(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
     """The sentences of the middle batch, repeated until there are `rows`."""
     one = feeds[len(feeds) // 2]
     there = len(next(iter(one.given.values())))

@@ -20,9 +20,9 @@ from headscope.errors import ConfigError
 from headscope.formats.huggingface.narrowing import narrow
 from headscope.formats.huggingface.selfcontained import EMPTY
 from headscope.heads import Site
-from headscope.model.discovery import Place, base_of, places_of
+from headscope.model.discovery import AttentionSite, base_of, find_attention
 from headscope.model.projections import Projections, Slices, projections
-from headscope.pruning.removal.kept_heads import Removal
+from headscope.pruning.removal.kept_heads import RemovalPlan
 
 HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
 GROUPS = ("num_key_value_heads", "num_kv_heads")
@@ -62,7 +62,7 @@ class Narrowing:
         return {"shapes": shapes, **{name: getattr(self, name) for name in rest}}
 
 
-def shrink_model(model: nn.Module, removal: Removal) -> nn.Module:
+def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """A copy of a transformers model without the removed heads; its config says what became of them.
 
     `config.kept_heads` has the numbers of the heads that stay, as the first checkpoint counted them;
@@ -86,7 +86,7 @@ def shrink_model(model: nn.Module, removal: Removal) -> nn.Module:
     return made.train(model.training)
 
 
-def zeroed_model(model: nn.Module, removal: Removal) -> nn.Module:
+def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """A copy of the same size whose removed heads have zeros in their columns of the output projection."""
     made = copy.deepcopy(model)
     named = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -99,11 +99,11 @@ def zeroed_model(model: nn.Module, removal: Removal) -> nn.Module:
     return made
 
 
-def narrowing_of(model: nn.Module, removal: Removal) -> Narrowing:
+def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
     """What has to change in a model for a removal; nothing for layers that keep all their heads."""
     base = base_of(model)
     modules = dict(base.named_modules())
-    found, places = projections(model), places_of(model)
+    found, places = projections(model), find_attention(model)
     cutter = _Cutter(base)
     within = {id(module): name for name, module in modules.items()}
     for identity, calls in places.calls.items():
@@ -129,7 +129,7 @@ class _Cutter:
         }
 
     def cut(
-        self, name: str, place: Place, its: Projections | None, kept: tuple[int, ...], groups: tuple[int, ...]
+        self, name: str, place: AttentionSite, its: Projections | None, kept: tuple[int, ...], groups: tuple[int, ...]
     ) -> None:
         site, layer = place.site, place.layer
         parts = {part: _known(its, part, site, layer) for part in ("query", "key", "value", "output")}
@@ -176,7 +176,7 @@ class _Cutter:
         return self.owners[id(slices.weight)]
 
 
-def _attributes(module: Any, place: Place, heads: int, groups: int) -> dict[str, int]:
+def _attributes(module: Any, place: AttentionSite, heads: int, groups: int) -> dict[str, int]:
     """New values of the whole numbers that an attention module has under a known name."""
     widths = (*WIDTHS, *(name for name in IF_READ if f"self.{name}" in _code(module)))
     before = {
@@ -206,8 +206,8 @@ def _position_biases(
     done: Narrowing,
     modules: Mapping[str, nn.Module],
     within: Mapping[int, str],
-    calls: Mapping[int, tuple[Place, ...]],
-    removal: Removal,
+    calls: Mapping[int, tuple[AttentionSite, ...]],
+    removal: RemovalPlan,
 ) -> None:
     """Columns of relative position biases: a layer's own, or those of its stack's first layer (T5)."""
     for site in Site:
@@ -253,7 +253,7 @@ def _known(its: Projections | None, part: str, site: Site, layer: int) -> Slices
     return found
 
 
-def _kept_heads(before: Any, removal: Removal) -> dict[str, dict[str, list[int]]]:
+def _kept_heads(before: Any, removal: RemovalPlan) -> dict[str, dict[str, list[int]]]:
     """{site: {layer: numbers}} as the checkpoint counted heads that was pruned first."""
     found: dict[str, dict[str, list[int]]] = {}
     for (site, layer), kept in removal.kept.items():

@@ -13,10 +13,10 @@ from headscope.model.native.folding import folded_weights, unmixed
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from headscope.pruning.removal.kept_heads import Removal
+from headscope.pruning.removal.kept_heads import RemovalPlan
 
 
-def shrink_transformer(model: Transformer, removal: Removal) -> Transformer:
+def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     """A copy of a native model without the removed heads; mixings are folded into the output projections first.
 
     Heads that are removed attend to nothing *before* the mixing, as masked ones do. ConfigError where a mixing
@@ -35,7 +35,7 @@ def shrink_transformer(model: Transformer, removal: Removal) -> Transformer:
     return made.to(first.device).train(model.training)
 
 
-def zeroed_transformer(model: Transformer, removal: Removal) -> Transformer:
+def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     """A copy of the same size, mixings folded, whose removed heads have zeros in the output projection."""
     state = {key: value.clone() for key, value in folded_weights(model).items()}
     gone: dict[tuple[Site, int], list[int]] = {}
@@ -68,14 +68,14 @@ def _rows(heads: range | tuple[int, ...] | list[int], width: int) -> Tensor:
     return (starts + torch.arange(width)).flatten()
 
 
-def _fewer(config: TransformerConfig, removal: Removal) -> TransformerConfig:
+def _fewer(config: TransformerConfig, removal: RemovalPlan) -> TransformerConfig:
     encoder = config.encoder
     if encoder is not None:
         encoder = _stack(encoder, removal, Site.ENCODER_SELF)
     return replace(config, encoder=encoder, decoder=_stack(config.decoder, removal, Site.DECODER_SELF))
 
 
-def _stack(stack: StackConfig, removal: Removal, site: Site) -> StackConfig:
+def _stack(stack: StackConfig, removal: RemovalPlan, site: Site) -> StackConfig:
     """Head counts that are left; the slices that heads read stay as many as they were."""
     counts = tuple(len(removal.kept[site, layer]) for layer in range(stack.layers))
     cross = tuple(len(removal.kept[Site.CROSS, layer]) for layer in range(len(stack.cross_heads)))

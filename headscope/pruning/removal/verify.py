@@ -19,11 +19,11 @@ from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.formats.finite import refuse_overflow
 from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
-from headscope.model.interface import hushed, is_half, through_attend
+from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.model.overflow import is_finite
 from headscope.model.threads import threads_for_pass
-from headscope.pruning.removal.model_inputs import Feed, Texts, outputs
+from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF = 5e-2
@@ -31,7 +31,7 @@ SEARCHED, NEW, BEAM = 8, 12, 4
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verification:
     """Largest differences of logits, as a share of the largest logit (or of 1), and what was compared.
 
     `own` is with the model's own attention implementation instead of headscope's, `cached` in two parts through
@@ -51,8 +51,8 @@ class Verified:
 
 
 def verify(
-    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: Texts, *, before_mixing: bool = True
-) -> Verified:
+    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts, *, before_mixing: bool = True
+) -> Verification:
     """Compare `shrunk` with `checkpoint` under a mask of `heads`; CheckpointError where they differ.
 
     The tolerance is 1e-5 in float32, 1e-10 in float64 and 0.05 in half precision, times the largest logit.
@@ -61,15 +61,15 @@ def verify(
         return _verified(checkpoint, shrunk, heads, data)
 
 
-def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: Texts) -> Verified:
+def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> Verification:
     tolerance = tolerance_of(checkpoint.dtype)
     difference, own = 0.0, 0.0
     for one in data.feeds:
         wanted = reference(checkpoint, heads, one)
         with _running(checkpoint):
             with through_attend(shrunk.model):
-                difference = max(difference, apart(outputs(shrunk.model, one), wanted))
-            own = max(own, apart(outputs(shrunk.model, one), wanted))
+                difference = max(difference, max_abs_difference(outputs(shrunk.model, one), wanted))
+            own = max(own, max_abs_difference(outputs(shrunk.model, one), wanted))
     require(difference, tolerance, "the model without these heads")
     cached = _cached(checkpoint, shrunk, heads, data.feeds[-1])
     if cached is not None:
@@ -77,7 +77,7 @@ def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId
     found, wanted_found = _searched(shrunk, (), data), _searched(checkpoint, heads, data)
     same = sum(one == other for one, other in zip(found, wanted_found, strict=True))
     sentences = len(data.sources) or sum(len(next(iter(one.given.values()))) for one in data.feeds)
-    return Verified(data.name, sentences, difference, tolerance, own, cached, same, len(found))
+    return Verification(data.name, sentences, difference, tolerance, own, cached, same, len(found))
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return TOLERANCE.get(dtype, HALF if is_half(dtype) else 1e-5)
 
 
-def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], one: Feed) -> Tensor:
+def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], one: ModelInputs) -> Tensor:
     """Outputs of the whole model under the mask; NumericalError where they are no numbers."""
     with masked(checkpoint.model, heads):
         found = outputs(checkpoint.model, one)
@@ -109,7 +109,7 @@ def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], one: Feed) -> Ten
         return found
 
 
-def apart(found: Tensor, wanted: Tensor) -> float:
+def max_abs_difference(found: Tensor, wanted: Tensor) -> float:
     """The largest difference as a share of the largest wanted number (or of 1)."""
     if found.shape != wanted.shape:
         return float("inf")
@@ -134,27 +134,27 @@ def require(difference: float, tolerance: float, what: str) -> None:
 # Through the key/value cache.
 
 
-def _cached(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], one: Feed) -> float | None:
+def _cached(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], one: ModelInputs) -> float | None:
     """Differences of the same text fed in two parts; None for models that keep no cache."""
     first = {name: values[:1] for name, values in one.given.items()}
-    single = Feed(first, None if one.real is None else one.real[:1])
+    single = ModelInputs(first, None if one.real is None else one.real[:1])
     if single.real is not None:
         single = _unpadded(single)
     if isinstance(shrunk.model, Transformer):
         found = _stepped(shrunk.model, single)
     elif _keeps_a_cache(checkpoint) and single.given["attention_mask"].shape[1] > 1:
         with through_attend(checkpoint.model):
-            plain = apart(_in_parts(checkpoint.model, single), outputs(checkpoint.model, single))
+            plain = max_abs_difference(_in_parts(checkpoint.model, single), outputs(checkpoint.model, single))
         if plain > 1e-3:  # the architecture itself computes something else from its cache
             return None
         with through_attend(shrunk.model):
             found = _in_parts(shrunk.model, single)
     else:
         return None
-    return apart(found, reference(checkpoint, heads, single))
+    return max_abs_difference(found, reference(checkpoint, heads, single))
 
 
-def _unpadded(single: Feed) -> Feed:
+def _unpadded(single: ModelInputs) -> ModelInputs:
     """One sentence without its padding, which is on the right."""
     assert single.real is not None
     given = {}
@@ -162,7 +162,7 @@ def _unpadded(single: Feed) -> Feed:
         mask = name if "mask" in name else {"input_ids": "attention_mask"}.get(name, f"{name}_mask")
         mask = "decoder_attention_mask" if name == "decoder_input_ids" else mask
         given[name] = values[:, : int(single.given[mask].sum())]
-    return Feed(given, single.real[:, : int(single.real.sum())])
+    return ModelInputs(given, single.real[:, : int(single.real.sum())])
 
 
 def _keeps_a_cache(checkpoint: Checkpoint) -> bool:
@@ -171,7 +171,7 @@ def _keeps_a_cache(checkpoint: Checkpoint) -> bool:
     return Site.DECODER_SELF in sites and callable(getattr(model, "can_generate", None)) and model.can_generate()
 
 
-def _in_parts(model: Any, single: Feed) -> Tensor:
+def _in_parts(model: Any, single: ModelInputs) -> Tensor:
     """Outputs [n V] of a transformers model that reads the first half of a text, then the rest."""
     given = dict(single.given)
     name = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
@@ -193,7 +193,7 @@ def _in_parts(model: Any, single: Feed) -> Tensor:
     return torch.cat([start.logits, rest.logits], dim=1)[0]
 
 
-def _stepped(model: Transformer, single: Feed) -> Tensor:
+def _stepped(model: Transformer, single: ModelInputs) -> Tensor:
     """Outputs [n V] of a native model that decodes step by step."""
     target = single.given["target"]
     with torch.no_grad():
@@ -204,13 +204,13 @@ def _stepped(model: Transformer, single: Feed) -> Tensor:
 # Search.
 
 
-def _searched(checkpoint: Checkpoint, heads: Sequence[HeadId], data: Texts) -> list[Any]:
+def _searched(checkpoint: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> list[Any]:
     """Translations, or continuations of the first tokens, of a few sentences; nothing for encoders."""
     with masked(checkpoint.model, heads) if heads else nullcontext():
         return search_some(checkpoint, data, beam=BEAM)
 
 
-def search_some(checkpoint: Checkpoint, data: Texts, *, beam: int, sentences: int = SEARCHED) -> list[Any]:
+def search_some(checkpoint: Checkpoint, data: InputTexts, *, beam: int, sentences: int = SEARCHED) -> list[Any]:
     """Beam search with at most 12 new tokens over a few sentences; nothing for models that generate nothing."""
     if checkpoint.two_sided and data.sources:
         options = TranslateOptions(beam=beam, max_ratio=0, max_extra=NEW)
@@ -229,7 +229,7 @@ def search_some(checkpoint: Checkpoint, data: Texts, *, beam: int, sentences: in
         width = max(int(given["attention_mask"].sum(dim=1).min()), 1)
         given = {name: values[:, :width] for name, values in given.items()}
     settings = {"num_beams": beam, "max_new_tokens": NEW, "do_sample": False, "early_stopping": beam > 1}
-    with torch.no_grad(), hushed(), threads_for_pass(model, beam * sentences):
+    with torch.no_grad(), suppress_warnings(), threads_for_pass(model, beam * sentences):
         ids: list[list[int]] = model.generate(**given, **settings).tolist()
     return list(ids)
 

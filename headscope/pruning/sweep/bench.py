@@ -13,16 +13,16 @@ from headscope.data.batching import BatchingOptions
 from headscope.engine.base import Options
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
-from headscope.evaluation.likelihood import Reading
+from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.files.rule import check_inputs, inputs_of
 from headscope.files.writing import written
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.heads import HeadId, all_heads
-from headscope.pruning.ranking.criterion import Question, criterion_named
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.scores_file import read_scores
-from headscope.pruning.selection import ChoiceConfig, open_choice
+from headscope.pruning.selection import SelectionConfig, open_selection
 from headscope.pruning.sweep.config import DRAWN, LEARNT, UNPRUNED, Cell, SweepConfig, cells_of
-from headscope.pruning.sweep.quality import Exam, metric_of, read_labels
+from headscope.pruning.sweep.quality import EvaluationData, metric_of, read_labels
 
 RUNS, SCORES = "runs", "scores"
 
@@ -37,18 +37,18 @@ class Bench:
         self.config = config
         check_inputs(config.out, inputs_of(config))
         nowhere = config.out / RUNS / ".unused"
-        self.opened = open_choice(ChoiceConfig(**config.choice(nowhere, config.seed)), trains=config.trains)
+        self.opened = open_selection(SelectionConfig(**config.choice(nowhere, config.seed)), trains=config.trains)
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
         corpus = self.opened.valid
         assert corpus is not None
         labelled = config.valid_labels is not None
         self.metric = metric_of(self.checkpoint, has_target=corpus.has_target, has_labels=labelled)
         self._check_training()
-        reading = Reading(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
+        reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         labels: tuple[int, ...] = ()
         if config.valid_labels is not None:
             labels = read_labels(config.valid_labels, self.checkpoint, corpus.count)
-        self.exam = Exam(corpus, reading, TranslateOptions(beam=config.beam), config.text, labels)
+        self.exam = EvaluationData(corpus, reading, TranslateOptions(beam=config.beam), config.text, labels)
         self.cells = cells_of(config, self.gating)
         for method, _ in self.rankings:
             if self.opened.corpus is None and criterion_named(method).reads_text:
@@ -95,7 +95,7 @@ class Bench:
         if corpus is not None:
             corpus = replace(corpus, count=min(corpus.count, config.score_sentences))
         pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-        found = its.scores(Question(self.checkpoint, corpus, pace, Options(seed=seed)))
+        found = its.scores(ScoringContext(self.checkpoint, corpus, pace, Options(seed=seed)))
         rows = [{"site": each.site.value, "layer": each.layer, "head": each.head, "score": found.get(each)}
                 for each in all_heads(self.checkpoint.layout)]  # fmt: skip
         table = pd.DataFrame(rows)
@@ -108,7 +108,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedModel:
     """What a method leaves: heads that are off in a checkpoint, and what is known of how it was made."""
 
     checkpoint: Checkpoint

@@ -16,11 +16,11 @@ from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import SubsetOptions
 from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
-from headscope.pruning.ranking.ranking import rank
-from headscope.pruning.selection import MODEL, STATE, Choice
-from headscope.pruning.sweep.bench import RUNS, Bench, Pruned
+from headscope.pruning.ranking.ranking import rank_heads
+from headscope.pruning.selection import MODEL, STATE, Selection
+from headscope.pruning.sweep.bench import RUNS, Bench, PrunedModel
 from headscope.pruning.sweep.config import LEARNT, UNPRUNED, Cell
-from headscope.pruning.sweep.quality import examine
+from headscope.pruning.sweep.quality import score_sentences
 from headscope.pruning.sweep.scratch import trained_from_scratch
 
 
@@ -29,7 +29,7 @@ def run_cell(bench: Bench, cell: Cell) -> dict[str, Any]:
     began = time.monotonic()
     pruned = _maker(bench, cell)(bench, cell)
     with masked(pruned.checkpoint.model, pruned.removed):
-        marks = examine(pruned.checkpoint, bench.metric, bench.exam)
+        marks = score_sentences(pruned.checkpoint, bench.metric, bench.exam)
     removed = pruned.removed if not cell.control else [HeadId.parse(name) for name in pruned.facts["instead_of"]]
     kept = bench.kept(removed)
     if not bench.config.keep_models:
@@ -48,7 +48,7 @@ def run_cell(bench: Bench, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _maker(bench: Bench, cell: Cell) -> Callable[[Bench, Cell], Pruned]:
+def _maker(bench: Bench, cell: Cell) -> Callable[[Bench, Cell], PrunedModel]:
     if cell.control:
         return trained_from_scratch
     if cell.method == UNPRUNED:
@@ -58,19 +58,19 @@ def _maker(bench: Bench, cell: Cell) -> Callable[[Bench, Cell], Pruned]:
     return _tuned if bench.config.tune_updates else _ranked
 
 
-def _unpruned(bench: Bench, cell: Cell) -> Pruned:
-    return Pruned(bench.checkpoint, [])
+def _unpruned(bench: Bench, cell: Cell) -> PrunedModel:
+    return PrunedModel(bench.checkpoint, [])
 
 
-def _ranked(bench: Bench, cell: Cell) -> Pruned:
+def _ranked(bench: Bench, cell: Cell) -> PrunedModel:
     """The heads with the lowest scores masked, and nothing else changed."""
     assert cell.keep is not None
     scores = bench.scores(cell.method, bench.seed_of(cell))
-    found = rank(bench.gating, cell.keep, lambda gone: scores)
-    return Pruned(bench.checkpoint, bench.gating.closed(found.kept))
+    found = rank_heads(bench.gating, cell.keep, lambda gone: scores)
+    return PrunedModel(bench.checkpoint, bench.gating.closed(found.kept))
 
 
-def _tuned(bench: Bench, cell: Cell) -> Pruned:
+def _tuned(bench: Bench, cell: Cell) -> PrunedModel:
     """The same with the model trained on."""
     config, folder = bench.config, bench.config.out / RUNS / cell.folder
     assert cell.seed is not None
@@ -79,10 +79,10 @@ def _tuned(bench: Bench, cell: Cell) -> Pruned:
     by = str(bench.scores_path(cell.method, seed))
     settings = config.choice(folder, cell.seed) | config.learning()
     choice = run_ranking(RankConfig(**settings, by=by, column="score", keep=cell.keep, force=True))
-    return Pruned(_changed(bench, choice), choice.removed, {"nll": choice.nll})
+    return PrunedModel(_changed(bench, choice), choice.removed, {"nll": choice.nll})
 
 
-def _learnt(bench: Bench, cell: Cell) -> Pruned:
+def _learnt(bench: Bench, cell: Cell) -> PrunedModel:
     """Gates learnt and decided; goes on where a killed process had got to."""
     config, folder = bench.config, bench.config.out / RUNS / cell.folder
     assert cell.seed is not None
@@ -107,10 +107,10 @@ def _learnt(bench: Bench, cell: Cell) -> Pruned:
     )
     known = ("lambda_paper", "lambda_code", "heads_with_log_a_above_0", "freeze", "lr")
     facts = {name: value for name, value in choice.facts["learning"].items() if name in known}
-    return Pruned(_changed(bench, choice), choice.removed, {"nll": choice.nll, **facts})
+    return PrunedModel(_changed(bench, choice), choice.removed, {"nll": choice.nll, **facts})
 
 
-def _changed(bench: Bench, choice: Choice) -> Checkpoint:
+def _changed(bench: Bench, choice: Selection) -> Checkpoint:
     """The checkpoint as a choice left it: read from what it wrote, or the one at hand where nothing was trained."""
     if not choice.model:
         return bench.checkpoint

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.formats.base import Companions
-from headscope.pruning.learning.gate_layout import Gating
+from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.ranking.criterion import criterion_named
-from headscope.pruning.selection import ChoiceConfig
+from headscope.pruning.selection import SelectionConfig
 from headscope.registry import unknown
 from headscope.training.config import plain_value
 from headscope.training.options import check_choices
@@ -138,7 +138,7 @@ class SweepConfig:
 
     def choice(self, folder: Path, seed: int) -> dict[str, Any]:
         """What a config of `prune l0`, `subset` and `rank` shares with this one, for a cell."""
-        shared = {each.name for each in fields(ChoiceConfig)} & {each.name for each in fields(self)}
+        shared = {each.name for each in fields(SelectionConfig)} & {each.name for each in fields(self)}
         same = {name: getattr(self, name) for name in shared - {"out", "seed", "force"}}
         return {**same, "out": folder, "seed": seed}
 
@@ -157,7 +157,7 @@ FREE = {"out", "checkpoint", "jobs", "keep_models", "functions", "within", "boot
 PATHS = {"source", "target", "valid_source", "valid_target", "valid_labels", "dicts", "hp", "bpe", "recipe"}
 
 
-def identity(config: SweepConfig) -> dict[str, Any]:
+def config_identity(config: SweepConfig) -> dict[str, Any]:
     """The options that shape a cell's numbers: they must not change while cells are added to a directory.
 
     Texts and checkpoint are known by their digests instead; methods, sizes and seeds may be added.
@@ -194,7 +194,7 @@ class Cell:
         return replace(self, control=False).name
 
 
-def cells_of(config: SweepConfig, gating: Gating) -> list[Cell]:
+def cells_of(config: SweepConfig, gating: GateLayout) -> list[Cell]:
     """All cells of a sweep, the unpruned model first, controls last.
 
     ConfigError for unknown methods and for sizes that the gated sites cannot have.
@@ -227,7 +227,7 @@ def _check_method(method: str) -> None:
         raise ConfigError(unknown("method", method, sorted({*CRITERIA.names(), *LEARNT}))) from None
 
 
-def _sizes(config: SweepConfig, gating: Gating) -> list[int]:
+def _sizes(config: SweepConfig, gating: GateLayout) -> list[int]:
     """Heads to keep, smallest first; fractions are rounded to what groups and protected heads allow."""
     sizes = set(config.keep)
     for keep in config.keep:

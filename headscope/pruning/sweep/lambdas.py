@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from headscope.errors import ConfigError
-from headscope.files.folders import replacement, to_resume, workplace
+from headscope.files.folders import replacing_folder, to_resume, workplace
 from headscope.files.kinds import OutputKind, contents
 from headscope.files.rule import inputs_of
 from headscope.files.writing import written
@@ -67,7 +67,7 @@ def run_lambdas(config: LearnConfig, strengths: Sequence[float], *, progress: Pr
 
 def lambdas_left(out: Path) -> bool:
     """Whether runs of some λ are there that `resume` would keep."""
-    return any(True for place in (out, replacement(out)) for _ in place.glob("lambda-*/*"))
+    return any(True for place in (out, replacing_folder(out)) for _ in place.glob("lambda-*/*"))
 
 
 def lambdas_complete(out: Path) -> bool:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from headscope.bootstrap import GROUPS, LEVEL, Array, Bootstrap, GroupSums, Ratio
-from headscope.data.batching import Losses, batches
+from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.likelihood import Reading, likelihood
+from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.translation import translate_lines
 from headscope.files.lines import read_lines
 from headscope.formats.base import Checkpoint, TranslateOptions
@@ -72,21 +72,21 @@ METRICS: Mapping[str, Metric] = {
 
 
 @dataclass(frozen=True)
-class Exam:
+class EvaluationData:
     """What models are asked: a corpus, how it is read, and for classifiers the right classes.
 
     `bleu` says how translations are made and compared; None where the model does not translate.
     """
 
     corpus: Corpus
-    reading: Reading
+    reading: LikelihoodOptions
     options: TranslateOptions
     text: str
     labels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Marks:
+class SentenceScores:
     """What came of it: the metric that counts, its sums [g c], and Σ loss and counts [g 2] beside it."""
 
     metric: str
@@ -114,18 +114,18 @@ def metric_of(checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> 
     return "bleu" if checkpoint.two_sided else "perplexity"
 
 
-def examine(checkpoint: Checkpoint, metric: str, exam: Exam) -> Marks:
+def score_sentences(checkpoint: Checkpoint, metric: str, exam: EvaluationData) -> SentenceScores:
     """Put the questions to a model as it is now, masks included."""
     return _EXAMS[metric](checkpoint, exam)
 
 
-def _translation(checkpoint: Checkpoint, exam: Exam) -> Marks:
+def _translation(checkpoint: Checkpoint, exam: EvaluationData) -> SentenceScores:
     loss = _loss(checkpoint, exam)
     lines = (sentence.source for sentence in exam.corpus)
     found = translate_lines(checkpoint, lines, options=exam.options, tokens=exam.reading.tokens)
     hypotheses = [best[0].text for best in found]
     references = [checkpoint.joined(sentence.target or "") for sentence in exam.corpus]
-    return Marks("bleu", bleu_sums(hypotheses, references, raw=exam.text == "raw"), loss)
+    return SentenceScores("bleu", bleu_sums(hypotheses, references, raw=exam.text == "raw"), loss)
 
 
 def bleu_sums(hypotheses: Sequence[str], references: Sequence[str], *, raw: bool) -> Array:
@@ -147,7 +147,7 @@ def grouped(rows: Array) -> Array:
     return found
 
 
-def _loss(checkpoint: Checkpoint, exam: Exam) -> Array:
+def _loss(checkpoint: Checkpoint, exam: EvaluationData) -> Array:
     """Σ -log p of tokens, and how many they are, by group of sentences."""
     found = likelihood(checkpoint, exam.corpus, exam.reading)
     if not found.complete:
@@ -161,17 +161,17 @@ def _columns(sums: GroupSums) -> Array:
     return both
 
 
-def _words(checkpoint: Checkpoint, exam: Exam) -> Marks:
+def _words(checkpoint: Checkpoint, exam: EvaluationData) -> SentenceScores:
     loss = _loss(checkpoint, exam)
-    return Marks("perplexity", loss, loss)
+    return SentenceScores("perplexity", loss, loss)
 
 
-def _classes(checkpoint: Checkpoint, exam: Exam) -> Marks:
+def _classes(checkpoint: Checkpoint, exam: EvaluationData) -> SentenceScores:
     """Hits and cross-entropy of a classifier."""
     hits, losses = GroupSums(), GroupSums()
     right = torch.tensor(exam.labels)
     reading = exam.reading
-    read = batches(exam.corpus, checkpoint, tokens=reading.tokens, limit=reading.limit, losses=Losses())
+    read = batches(exam.corpus, checkpoint, tokens=reading.tokens, limit=reading.limit, losses=Omissions())
     with torch.inference_mode():
         for batch in read:
             scores = checkpoint.class_scores(batch.to(checkpoint.device)).double().cpu()  # [b classes]
@@ -179,10 +179,10 @@ def _classes(checkpoint: Checkpoint, exam: Exam) -> Marks:
             nll = -torch.log_softmax(scores, dim=-1).gather(1, wanted[:, None])
             hits.add(batch.indices, Ratio((scores.argmax(dim=-1) == wanted)[:, None], one))
             losses.add(batch.indices, Ratio(nll, one))
-    return Marks("accuracy", _columns(hits), _columns(losses))
+    return SentenceScores("accuracy", _columns(hits), _columns(losses))
 
 
-_EXAMS: Mapping[str, Callable[[Checkpoint, Exam], Marks]] = {
+_EXAMS: Mapping[str, Callable[[Checkpoint, EvaluationData], SentenceScores]] = {
     "bleu": _translation,
     "perplexity": _words,
     "accuracy": _classes,
@@ -223,7 +223,7 @@ class Comparison:
     p: float
 
 
-def compare(metric: Metric, mine: Array, other: Array, bootstrap: Bootstrap) -> Comparison:
+def compare_scores(metric: Metric, mine: Array, other: Array, bootstrap: Bootstrap) -> Comparison:
     """Paired bootstrap over groups of sentences: percentile intervals, and a two-sided p-value of the difference.
 
     p is the share of resampled differences, less their mean, that are at least as far from 0 as the one observed,

@@ -25,9 +25,9 @@ from headscope.heads import HeadId, all_heads
 from headscope.model.native.folding import unmixed
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
-from headscope.pruning.removal.kept_heads import plan
+from headscope.pruning.removal.kept_heads import plan_removal
 from headscope.pruning.removal.shrink_transformer import shrink_transformer
-from headscope.pruning.sweep.bench import RUNS, Bench, Pruned
+from headscope.pruning.sweep.bench import RUNS, Bench, PrunedModel
 from headscope.pruning.sweep.config import Cell, SweepConfig
 from headscope.pruning.sweep.files import read_cell
 from headscope.registry import unknown
@@ -42,7 +42,7 @@ FREE = NOT_THE_RECIPES | {"valid_source", "valid_target"}  # files, which may mo
 LEFT = ("averaged", "best", "last")  # of a training run, the one to measure first
 
 
-def trained_from_scratch(bench: Bench, cell: Cell) -> Pruned:
+def trained_from_scratch(bench: Bench, cell: Cell) -> PrunedModel:
     """Train the control of a cell that is finished; goes on where a killed process had got to."""
     from headscope.training.trainer import train
     from headscope.training.variants.baseline import Baseline
@@ -75,7 +75,7 @@ def trained_from_scratch(bench: Bench, cell: Cell) -> Pruned:
     name = next(name for name in LEFT if (run / name).is_dir())
     trained = open_checkpoint(str(run / name), device=bench.config.device, dtype="float32")
     facts = {"updates": outcome.update, "checkpoint": name, "instead_of": [str(head) for head in removed]}
-    return Pruned(trained, [], facts)
+    return PrunedModel(trained, [], facts)
 
 
 def removed_heads(bench: Bench, cell: Cell) -> list[HeadId]:
@@ -98,7 +98,7 @@ def shape_without(model: Transformer, removed: list[HeadId]) -> TransformerConfi
     """The architecture of a model without some of its heads (and without mixings, as removal leaves it)."""
     if not removed:
         return unmixed(model.config)
-    return shrink_transformer(model, plan(model.attention_places(), removed)).config
+    return shrink_transformer(model, plan_removal(model.attention_places(), removed)).config
 
 
 def recipe(config: SweepConfig, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from headscope.errors import ConfigError
-from headscope.files.folders import Workplace, replacement, workplace
+from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.kinds import OutputKind, contents, read_record
 from headscope.files.rule import inputs_of
 from headscope.files.writing import written
@@ -25,9 +25,9 @@ from headscope.formats.native import DIRECTORY
 from headscope.heads import SITES
 from headscope.progress import Progress, no_progress
 from headscope.pruning.ranking.scores_file import read_heads
-from headscope.pruning.selection import CHOICE, ChoiceConfig, signature
+from headscope.pruning.selection import CHOICE, SelectionConfig, selection_signature
 from headscope.pruning.sweep.bench import RUNS, SCORES, Bench
-from headscope.pruning.sweep.config import Cell, SweepConfig, identity
+from headscope.pruning.sweep.config import Cell, SweepConfig, config_identity
 from headscope.pruning.sweep.files import CELLS, cell_names, cell_path, read_cell
 from headscope.pruning.sweep.scratch import recipe, recipe_digest, transformer
 from headscope.pruning.sweep.table import make_table, survivors, unharmed
@@ -140,7 +140,7 @@ def prepared(config: SweepConfig) -> tuple[Bench, Path | None]:
         recipe(config, bench.checkpoint)
     if config.functions is not None:
         read_functions(config.functions, bench)
-    record, new = _record(bench), replacement(config.out)
+    record, new = _record(bench), replacing_folder(config.out)
     for place in [new] if config.force else [config.out, new]:
         if contents(place, SWEEP).kind == SWEEP.name and _difference(place, record) is None:
             return bench, place
@@ -151,7 +151,7 @@ def prepared(config: SweepConfig) -> tuple[Bench, Path | None]:
 
 def cells_kept(config: SweepConfig) -> tuple[Path, int]:
     """Where the cells of a sweep are that was interrupted, and how many."""
-    new = replacement(config.out)
+    new = replacing_folder(config.out)
     folder = new if config.force and new.is_dir() else config.out
     return folder, len(cell_names(folder))
 
@@ -171,7 +171,7 @@ def _record(bench: Bench) -> dict[str, Any]:
             "model_type": bench.checkpoint.model_type,
         },
         "digests": {"checkpoint": bench.checkpoint.digest, **digests, "labels": list(bench.exam.labels)},
-        "options": json.loads(json.dumps(identity(config))),
+        "options": json.loads(json.dumps(config_identity(config))),
         "settings": json.loads(json.dumps(config.settings())),
         "heads": bench.gating.heads,
         "heads_per_site": sites_of(bench),
@@ -222,7 +222,7 @@ def _signature(bench: Bench) -> Signature:
     if config.trains:
         how["updates"] = f"{config.updates}+{config.tune_updates}"
     how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
-    made = signature("sweep", bench.opened, ChoiceConfig(**config.choice(config.out, config.seed)), **how)
+    made = selection_signature("sweep", bench.opened, SelectionConfig(**config.choice(config.out, config.seed)), **how)
     return Signature({**made.entries, "boot": str(config.bootstrap)})
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from headscope.bootstrap import Array, Bootstrap
 from headscope.heads import HeadId
 from headscope.pruning.sweep.config import UNPRUNED, Cell, SweepConfig
-from headscope.pruning.sweep.quality import METRICS, compare
+from headscope.pruning.sweep.quality import METRICS, compare_scores
 
 Record = Mapping[str, Any]
 LABELS = Mapping[str, tuple[str, ...]]
@@ -45,7 +45,7 @@ def _row(record: Record, sites: Mapping[str, int], whole: Array | None, bootstra
     cell, sums = Cell(**record["cell"]), np.array(record["sums"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
     metric = METRICS[record["metric"]]
-    found = asdict(compare(metric, sums, sums if whole is None else whole, bootstrap))
+    found = asdict(compare_scores(metric, sums, sums if whole is None else whole, bootstrap))
     if whole is None:
         found |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
     total, count = record["loss"]
@@ -108,7 +108,7 @@ def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.D
     return _with_seeds(rows)
 
 
-def summary(table: pd.DataFrame) -> pd.DataFrame:
+def survivor_summary(table: pd.DataFrame) -> pd.DataFrame:
     """The table with seeds put together: mean, standard deviation and extremes of the value, the largest p."""
     keys = ["method", "control", "size"]
     found = table.groupby(keys, sort=False, dropna=False).agg(
@@ -137,7 +137,7 @@ def unharmed(table: pd.DataFrame, *, within: float | None) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     metric = METRICS[table["metric"].iloc[0]]
     limit = metric.within if within is None else within
-    means = summary(table)
+    means = survivor_summary(table)
     means["of"], means["within"] = table["of"].iloc[0], limit
     worse = -means["difference"] if metric.higher_is_better else means["difference"]
     good = means[(worse <= limit + 1e-12) & (means["method"] != UNPRUNED)]

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from headscope.distributed import Processes, join, leave
+from headscope.distributed import Processes, join_processes, leave_processes
 from headscope.errors import ConfigError, HeadscopeError, TrainingError
 from headscope.progress import Progress, no_progress
 from headscope.pruning.sweep.bench import Bench, is_ranking
@@ -42,11 +42,11 @@ class Launch:
         self._before: dict[str, str] = {}
 
     def __enter__(self) -> Launch:
-        self.processes = join()
+        self.processes = join_processes()
         return self
 
     def __exit__(self, *_: object) -> None:
-        leave()
+        leave_processes()
         os.environ.update(self._before)
 
     @property
@@ -69,8 +69,8 @@ class Launch:
                 said = tell(mine)
             except HeadscopeError as error:
                 problem = str(error)
-        problem, said = self.processes.told((problem, said) if self.main else None)
-        leave()
+        problem, said = self.processes.broadcast((problem, said) if self.main else None)
+        leave_processes()
         alone = {"WORLD_SIZE": "1", "RANK": "0"}
         self._before = {name: os.environ[name] for name in alone if name in os.environ}
         os.environ.update(alone)

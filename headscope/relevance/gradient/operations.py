@@ -23,7 +23,7 @@ from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts
 from headscope.relevance.gradient.functions import Switch, with_epsilon, with_share
 from headscope.relevance.gradient.rules import Rules
-from headscope.relevance.gradient.units import Norm, Unit, activated, normalized
+from headscope.relevance.gradient.units import NormUnit, Unit, activated, normalized
 
 
 def _names(text: str) -> frozenset[str]:
@@ -189,7 +189,7 @@ def _norm(
     weight: Tensor | None = None,
     *others: Any,
     **named: Any,
-) -> Norm | None:
+) -> NormUnit | None:
     """The norm over the last axis that a call of `layer_norm` or `rms_norm` asks for; None for more axes."""
     if len(normalized_shape) != 1 or _depends(weight):
         return None
@@ -198,4 +198,4 @@ def _norm(
     if eps is None:
         x = named.get("input", x)
         eps = torch.finfo(x.dtype).eps if isinstance(x, Tensor) else 0.0
-    return Norm(weight, centred, float(eps))
+    return NormUnit(weight, centred, float(eps))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, multiplied, tapped
-from headscope.model.discovery import Place, still, walking
-from headscope.model.gradients import frozen
+from headscope.model.discovery import AttentionSite, eval_mode, track_calls
+from headscope.model.gradients import frozen_parameters
 from headscope.model.mixing.experts import experts_of
 from headscope.relevance.gradient.functions import Switch, weighted, with_epsilon, with_share
 from headscope.relevance.gradient.operations import Operations
@@ -29,13 +29,13 @@ Where = tuple[Site, int]
 
 
 @dataclass
-class Recorded:
+class RecordedPass:
     """The queries [b h t k] and contexts [b h t k] of every place, in one graph; and the switch of its nodes."""
 
     switch: Switch = field(default_factory=Switch)
     calls: list[tuple[Where, Tensor, Tensor]] = field(default_factory=list)
 
-    def add(self, place: Place, call: AttentionCall, context: Tensor) -> None:
+    def add(self, place: AttentionSite, call: AttentionCall, context: Tensor) -> None:
         """Keep what is read at one call."""
         if place.heads:
             self.calls.append(((place.site, place.layer), call.query, context))
@@ -120,19 +120,19 @@ def _begun(states: Tensor) -> Tensor:
 
 
 @contextmanager
-def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Recorded]:
+def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[RecordedPass]:
     """Within the block `model` builds a graph for `rule_sets`, in evaluation mode and without dropout.
 
     CheckpointError, naming the module, where the model does something that a rule set has no rule for.
     """
-    recorded = Recorded()
+    recorded = RecordedPass()
     operations = Operations(model, recorded.switch, dict(rule_sets))
     strict = any(not rules.plain for rules in rule_sets.values())
     units = units_of(model) if strict else {}
     with ExitStack() as stack:
-        walk = stack.enter_context(walking(model))
-        stack.enter_context(still(model))
-        stack.enter_context(frozen(model))
+        walk = stack.enter_context(track_calls(model))
+        stack.enter_context(eval_mode(model))
+        stack.enter_context(frozen_parameters(model))
         stack.enter_context(replaced({module: operations.unit(module, unit) for module, unit in units.items()}))
         if strict:
             stack.enter_context(replaced({each: operations.mixture(each) for each in experts_of(model)}))

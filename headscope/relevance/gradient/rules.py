@@ -50,7 +50,7 @@ class Rules:
         return self == Rules()
 
 
-def identity(gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def identity_rule(gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """All relevance of y = f(x) goes to x: g · y / x, and nothing where x is 0.
 
     Achtibat et al. add 1e-10 to x; leaving zeros out does the same without moving the other numbers.

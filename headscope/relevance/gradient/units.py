@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2CLS
 
 from headscope.relevance.gradient.functions import Switch, detour
-from headscope.relevance.gradient.rules import Rules, constant_deviation, identity
+from headscope.relevance.gradient.rules import Rules, constant_deviation, identity_rule
 
 _CLASSES = {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
 _TORCH = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.ReLU6)
@@ -25,7 +25,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormUnit:
     """(x − mean) / deviation · weight + bias, or without mean and bias if not `centred`."""
 
     weight: Tensor | None
@@ -38,7 +38,7 @@ class Norm:
         return torch.rsqrt(kept.square().mean(dim=-1, keepdim=True) + self.epsilon)
 
 
-def normalized(plain: Tensor, x: Tensor, norm: Norm, switch: Switch) -> Tensor:
+def normalized(plain: Tensor, x: Tensor, norm: NormUnit, switch: Switch) -> Tensor:
     """The norm's result `plain` for x, with the choice between its gradient and a constant deviation."""
     precise = x.detach().float() if x.dtype in (torch.float16, torch.bfloat16) else x.detach()
     kept: list[Tensor] = []  # made at the first backward pass that asks: plain gradients never do
@@ -59,7 +59,7 @@ def activated(plain: Tensor, x: Tensor, switch: Switch) -> Tensor:
     before, after = x.detach(), plain.detach()
 
     def rule(rules: Rules, gradient: Tensor) -> Tensor | None:
-        return None if rules.activation == "gradient" else identity(gradient, before, after)
+        return None if rules.activation == "gradient" else identity_rule(gradient, before, after)
 
     return detour(plain, x, switch, rule)
 
@@ -81,7 +81,7 @@ def units_of(model: nn.Module) -> dict[nn.Module, Unit]:
     return found
 
 
-def _with(norm: Norm) -> Unit:
+def _with(norm: NormUnit) -> Unit:
     return lambda plain, x, switch: normalized(plain, x, norm, switch)
 
 
@@ -94,7 +94,7 @@ def vanishes_at_zero(activation: Callable[[Tensor], Tensor]) -> bool:
 
 
 @torch.no_grad()
-def recognised(module: nn.Module) -> Norm | None:
+def recognised(module: nn.Module) -> NormUnit | None:
     """Which norm a module computes; None where it is neither of the two."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 1 or weight.is_meta or any(True for _ in module.children()):
@@ -110,7 +110,7 @@ def recognised(module: nn.Module) -> Norm | None:
     shift = bias if isinstance(bias, Tensor) else torch.zeros_like(weight)
     for scale in (weight, weight + 1):
         for centred in (False, True):
-            norm = Norm(scale.detach(), centred, size)
+            norm = NormUnit(scale.detach(), centred, size)
             kept = (x - x.mean(dim=-1, keepdim=True) if centred else x).float()
             expected = kept * norm.inverse(x.float()) * scale.float() + shift.float()
             if isinstance(y, Tensor) and torch.allclose(y.float(), expected, rtol=_near(x), atol=_near(x)):

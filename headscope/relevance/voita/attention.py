@@ -23,7 +23,7 @@ from headscope.model.attention import AttentionCall, repeat_groups
 from headscope.relevance.voita.blocks import CoreRule, stabilised
 
 
-class Heads(NamedTuple):
+class AttentionInputs(NamedTuple):
     """An attention call in the precision of the rules, heads and sentences as one axis.
 
     query [n t e], times its `scaling`; key [n s e], value [n s c], weights [n t s], context [n t c].
@@ -38,9 +38,9 @@ class Heads(NamedTuple):
     slope: Tensor
     scaling: float
 
-    def rows(self, part: slice) -> Heads:
+    def rows(self, part: slice) -> AttentionInputs:
         """The same for some of the queries."""
-        return Heads(
+        return AttentionInputs(
             self.query[:, part],
             self.key,
             self.value,
@@ -51,7 +51,7 @@ class Heads(NamedTuple):
         )
 
 
-def heads_of(call: AttentionCall, dtype: torch.dtype) -> Heads:
+def attention_inputs(call: AttentionCall, dtype: torch.dtype) -> AttentionInputs:
     """The heads of a call; keys and values of a group are given to each of its query heads."""
     h = call.query.shape[1]
     query, key, value = (part.to(dtype) for part in (call.query, call.key, call.value))
@@ -64,7 +64,7 @@ def heads_of(call: AttentionCall, dtype: torch.dtype) -> Heads:
     query, key, value, context, weights, slope = (
         part.flatten(0, 1) for part in (query, key, value, weights @ value, weights, slope)
     )
-    return Heads(query, key, value, weights, context, slope, scaling)
+    return AttentionInputs(query, key, value, weights, context, slope, scaling)
 
 
 def by_head(relevance: Tensor, heads: int) -> Tensor:
@@ -81,7 +81,7 @@ def by_group(relevance: Tensor, groups: int) -> Tensor:
 Parts = tuple[Tensor | None, Tensor | None, Tensor]
 
 
-def through(relevance: Tensor, its: Heads, rule: CoreRule, *, constant: bool, block: int) -> Parts:
+def through(relevance: Tensor, its: AttentionInputs, rule: CoreRule, *, constant: bool, block: int) -> Parts:
     """Relevance [p n t c] of contexts, at queries [p n t e], keys [p n s e] and values [p n s c], not rescaled.
 
     `constant`: weights are constants, queries and keys get None. `block` is the number of bytes that an intermediate
@@ -101,7 +101,7 @@ def through(relevance: Tensor, its: Heads, rule: CoreRule, *, constant: bool, bl
     return queries, keys, values
 
 
-def blocks(relevance: Tensor, its: Heads, block: int) -> Iterator[slice]:
+def blocks(relevance: Tensor, its: AttentionInputs, block: int) -> Iterator[slice]:
     """Queries that are gone through together, so that intermediates stay within `block` bytes."""
     p, n, t, c = relevance.shape
     s, e = its.key.shape[1:]
@@ -110,11 +110,13 @@ def blocks(relevance: Tensor, its: Heads, block: int) -> Iterator[slice]:
     yield from (slice(first, min(first + size, t)) for first in range(0, t, size))
 
 
-def _sums_of_values(its: Heads) -> tuple[Tensor, Tensor]:
+def _sums_of_values(its: AttentionInputs) -> tuple[Tensor, Tensor]:
     return its.weights @ its.value.clamp(min=0), its.weights @ its.value.clamp(max=0)
 
 
-def _values(found: Tensor, relevance: Tensor, its: Heads, rule: CoreRule, sums: tuple[Tensor, Tensor]) -> Tensor:
+def _values(
+    found: Tensor, relevance: Tensor, its: AttentionInputs, rule: CoreRule, sums: tuple[Tensor, Tensor]
+) -> Tensor:
     """Add the values' part; `sums` are positive and negative impacts on each output. Returns [r⁺ r⁻] [2 p n t c]."""
     if rule.signed:
         ratio = (relevance / stabilised(sums[0] + sums[1], rule.epsilon))[None]
@@ -127,18 +129,18 @@ def _values(found: Tensor, relevance: Tensor, its: Heads, rule: CoreRule, sums: 
     return torch.stack([plus, minus])
 
 
-def _deviations(its: Heads) -> Tensor:
+def _deviations(its: AttentionInputs) -> Tensor:
     """U [n t c s]."""
     return (its.value.transpose(1, 2)[:, None] - its.context[..., None]) * its.slope[:, :, None]
 
 
-def _by_query(deviations: Tensor, its: Heads) -> Tensor:
+def _by_query(deviations: Tensor, its: AttentionInputs) -> Tensor:
     """Σ_s U[t,c,s] k[s,e] · Q[t,e]: [n t c e]."""
     n, t, c, s = deviations.shape
     return (deviations.reshape(n, t * c, s) @ its.key).view(n, t, c, -1) * its.query[:, :, None]
 
 
-def _parted(found: tuple[Tensor, Tensor, Tensor], relevance: Tensor, its: Heads, rule: CoreRule) -> None:
+def _parted(found: tuple[Tensor, Tensor, Tensor], relevance: Tensor, its: AttentionInputs, rule: CoreRule) -> None:
     """One block of queries, positive and negative impacts apart."""
     queries, keys, values = found
     up, down = _apart(_deviations(its))  # [n t c s]
@@ -176,7 +178,7 @@ def _parted(found: tuple[Tensor, Tensor, Tensor], relevance: Tensor, its: Heads,
     keys += summed[..., :e] * key_up + summed[..., e:] * key_down
 
 
-def _signed(found: tuple[Tensor, Tensor, Tensor], relevance: Tensor, its: Heads, rule: CoreRule) -> None:
+def _signed(found: tuple[Tensor, Tensor, Tensor], relevance: Tensor, its: AttentionInputs, rule: CoreRule) -> None:
     """One block of queries, impacts with their signs: linear in z."""
     queries, keys, values = found
     deviations = _deviations(its)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
-from headscope.model.threads import MOST, spread
+from headscope.model.threads import MOST, parallel_map
 from headscope.relevance.readout import Relevance
 from headscope.relevance.rulesets import Explanation, Target
-from headscope.relevance.voita.voita import BLOCK_BYTES, Explained, recorded_voita
+from headscope.relevance.voita.voita import BLOCK_BYTES, VoitaRelevance, recorded_voita
 from headscope.relevance.voita.voita_rules import VoitaSettings
 
 LIKE = 0.75
@@ -41,7 +41,7 @@ def explain_batch(
     ]
     block = BLOCK_BYTES // min(len(groups), MOST)
     if on_cpu:
-        found = spread(lambda each: each.explained(block, neurons=False), recorded)
+        found = parallel_map(lambda each: each.explained(block, neurons=False), recorded)
     else:
         found = [each.explained(block, neurons=False) for each in recorded]
     return _together(found, groups)
@@ -67,7 +67,7 @@ def _lengths(batch: Batch) -> list[int]:
     return found
 
 
-def _together(parts: Sequence[Explained], groups: Sequence[Tensor]) -> Explanation:
+def _together(parts: Sequence[VoitaRelevance], groups: Sequence[Tensor]) -> Explanation:
     """The sentences of all groups in the order of the batch; positions that a group has not are not explained."""
     places = parts[0].heads
     counts = _columns([part.explained.float() for part in parts], groups)

@@ -44,7 +44,7 @@ def transition(impact: Tensor, core: CoreRule) -> Tensor:
     return positive.mul_(plus).addcmul_(impact, minus)
 
 
-def linear(relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, core: CoreRule) -> Tensor:
+def linear_rule(relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, core: CoreRule) -> Tensor:
     """Relevance [p r o] of x [r i] · weightᵀ [i o] + bias, at x: [p r i], before any rescaling."""
     share = None if bias is None else bias / x.shape[-1]
     if core.signed:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.predictions import predicting
-from headscope.attribution.objectives.representation import pooled
+from headscope.attribution.objectives.representation import mean_pooled
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -63,6 +63,6 @@ def units(classes: Tensor, counted: Tensor, dtype: torch.dtype) -> Units:
 def shares(states: Tensor, real: Tensor) -> Tensor:
     """What each neuron [1 b t d] contributes to the projection of the mean state on its own direction."""
     states = states.to(wide(states.dtype))
-    direction = torch.nn.functional.normalize(pooled(states, real), dim=-1)  # [b d]
+    direction = torch.nn.functional.normalize(mean_pooled(states, real), dim=-1)  # [b d]
     weights = real.to(states.dtype) / real.sum(dim=-1, keepdim=True)  # [b t]
     return (states * direction[:, None] * weights[..., None])[None]

@@ -21,8 +21,16 @@ from torch.overrides import TorchFunctionMode
 from headscope.errors import CheckpointError
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.discovery import Place, walking
-from headscope.relevance.voita.trace_functions import CONSTANT, FUNCTIONS, LIKE, OUT_OF_PLACE, Found, Norm, module_step
+from headscope.model.discovery import AttentionSite, track_calls
+from headscope.relevance.voita.trace_functions import (
+    CONSTANT,
+    FUNCTIONS,
+    LIKE,
+    OUT_OF_PLACE,
+    Found,
+    NormDetail,
+    module_step,
+)
 
 Kind = Literal["root", "linear", "norm", "rms", "add", "product", "mix", "attention", "same", "move", "unknown"]
 
@@ -45,7 +53,7 @@ class Step:
 class Core:
     """The detail of an attention step: the place and the call. Its inputs are query, key, value."""
 
-    place: Place
+    place: AttentionSite
     call: AttentionCall
 
 
@@ -59,7 +67,7 @@ class Trace:
 
     sentences: int = 0
     steps: list[Step] = field(default_factory=list)
-    contexts: dict[int, tuple[Place, Tensor]] = field(default_factory=dict)
+    contexts: dict[int, tuple[AttentionSite, Tensor]] = field(default_factory=dict)
     cores: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
     roots: dict[str, Tensor] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
@@ -140,8 +148,8 @@ def traced(model: nn.Module) -> Iterator[Trace]:
     """
     trace = Trace()
     with ExitStack() as stack:
-        walk = stack.enter_context(walking(model))
-        current: list[Place | None] = [None]
+        walk = stack.enter_context(track_calls(model))
+        current: list[AttentionSite | None] = [None]
 
         def core(call: AttentionCall, _: Tensor) -> None:
             place = current[0] = walk.place(call.module)
@@ -170,7 +178,7 @@ def traced(model: nn.Module) -> Iterator[Trace]:
         yield trace
 
 
-def first_blocks(places: tuple[Place, ...]) -> list[str]:
+def first_blocks(places: tuple[AttentionSite, ...]) -> list[str]:
     """Names of the first block of every stack that attends: `encoder.layers.0`, `transformer.h.0`.
 
     A block's name ends with the first number in the name of an attention module; CheckpointError where there
@@ -225,7 +233,7 @@ def _leaving(trace: Trace) -> Callable[..., None]:
     return leave
 
 
-def _is_rms(norm: Norm, x: Tensor, output: Tensor) -> bool:
+def _is_rms(norm: NormDetail, x: Tensor, output: Tensor) -> bool:
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     found = wide * (wide.square().mean(dim=-1, keepdim=True) + norm.epsilon).rsqrt()
     found = found if norm.scale is None else found * norm.scale.to(wide.dtype)

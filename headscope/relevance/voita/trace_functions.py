@@ -22,7 +22,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormDetail:
     """The parameters of a layer norm (`centred`) or RMS norm over the last axis; `scale` None is one."""
 
     scale: Tensor | None
@@ -85,7 +85,7 @@ def _layer_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Fou
     named = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
     if len(named["normalized_shape"]) != 1:
         return None
-    norm = Norm(named.get("weight"), named.get("bias"), named.get("eps", 1e-5))
+    norm = NormDetail(named.get("weight"), named.get("bias"), named.get("eps", 1e-5))
     return Found("norm", norm, (named["input"],))
 
 
@@ -95,7 +95,7 @@ def _rms_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found
     epsilon = torch.finfo(output.dtype).eps if epsilon is None else epsilon
     if len(named["normalized_shape"]) != 1:
         return None
-    return Found("rms", Norm(named.get("weight"), None, epsilon, centred=False), (named["input"],))
+    return Found("rms", NormDetail(named.get("weight"), None, epsilon, centred=False), (named["input"],))
 
 
 def _like(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
@@ -169,4 +169,4 @@ def _rms_module(module: Any) -> tuple[Found, ...]:
     if epsilon is None:
         return ()
     scales = [weight] if weight is None else [weight.detach(), 1 + weight.detach()]
-    return tuple(Found("rms", Norm(scale, None, epsilon, centred=False)) for scale in scales)
+    return tuple(Found("rms", NormDetail(scale, None, epsilon, centred=False)) for scale in scales)

@@ -18,7 +18,7 @@ from headscope.errors import CheckpointError
 from headscope.heads import Site
 from headscope.relevance.readout import Relevance
 from headscope.relevance.voita.trace import Core, Step, Trace
-from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_functions import NormDetail
 from headscope.relevance.voita.trace_structure import Structure, structure
 
 
@@ -51,7 +51,7 @@ class CoreRelevance(NamedTuple):
     qk_share: Tensor
 
 
-class Rules(Protocol):
+class WalkRules(Protocol):
     """How relevance [p …] of a step's output becomes that of its inputs, which have the shapes without `p`."""
 
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -62,7 +62,7 @@ class Rules(Protocol):
         """The same from single units."""
         ...
 
-    def norm(self, relevance: Tensor, x: Tensor, norm: Norm) -> Tensor:
+    def norm(self, relevance: Tensor, x: Tensor, norm: NormDetail) -> Tensor:
         """Through a layer norm or RMS norm."""
         ...
 
@@ -92,7 +92,7 @@ class Rules(Protocol):
 
 
 @dataclass
-class Walked:
+class WalkResult:
     """Where relevance went: `heads` per (site, layer), `roots` [p b t d] by first block, `memory` [p b s d]."""
 
     heads: dict[tuple[Site, int], Relevance] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Walked:
     memory: Tensor | None = None
 
 
-def walk(trace: Trace, output: Tensor, start: Tensor | Units, rules: Rules) -> Walked:
+def walk(trace: Trace, output: Tensor, start: Tensor | Units, rules: WalkRules) -> WalkResult:
     """Hand `start` [p …] at the tensor `output` of a trace back to the inputs of the stacks.
 
     CheckpointError for an output that was not recorded and for an operation that no rule is known for.
@@ -118,9 +118,9 @@ def walk(trace: Trace, output: Tensor, start: Tensor | Units, rules: Rules) -> W
 
 
 class _Walker:
-    def __init__(self, trace: Trace, plan: Structure, rules: Rules) -> None:
+    def __init__(self, trace: Trace, plan: Structure, rules: WalkRules) -> None:
         self.trace, self.plan, self.rules = trace, plan, rules
-        self.found = Walked()
+        self.found = WalkResult()
         self.pending: dict[int, list[tuple[Any, Any]]] = {}
         self.waiting: dict[int, dict[int, Tensor]] = {}
         self.totals: dict[int, Tensor] = {}

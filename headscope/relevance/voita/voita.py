@@ -20,12 +20,12 @@ from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.discovery import still
-from headscope.relevance.readout import Relevance, join
+from headscope.model.discovery import eval_mode
+from headscope.relevance.readout import Relevance, join_relevance
 from headscope.relevance.rulesets import Target
 from headscope.relevance.voita import start as voita_start
 from headscope.relevance.voita.trace import Trace, traced
-from headscope.relevance.voita.trace_walk import Rules, Units, Walked, walk
+from headscope.relevance.voita.trace_walk import Units, WalkResult, WalkRules, walk
 from headscope.relevance.voita.voita_2019 import FirstRules
 from headscope.relevance.voita.voita_paper import PaperRules
 from headscope.relevance.voita.voita_rules import ProgramRules, VoitaSettings, wide
@@ -35,7 +35,7 @@ COPIES = 8  # of the widest states that a walk holds at a time, counting queries
 
 
 @dataclass(frozen=True)
-class Explained:
+class VoitaRelevance:
     """Relevance of heads per (site, layer), and of tokens.
 
     `source_tokens` [p b s] and `target_inputs` [p b t] are sums of absolute relevance at what enters the first
@@ -80,7 +80,7 @@ def explain_voita(
     target: Target = "top1",
     block_bytes: int = BLOCK_BYTES,
     neurons: bool = True,
-) -> Explained:
+) -> VoitaRelevance:
     """Explain what a checkpoint predicts for a batch; entry p of the result is position p of each sentence.
 
     `target` "top1": the likeliest token at the position; "reference": the one that should be there (positions
@@ -95,10 +95,10 @@ def explain_voita(
 
 def recorded_voita(
     checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings | None = None, target: Target = "top1"
-) -> Recorded:
+) -> RecordedTrace:
     """The forward pass of `explain_voita`."""
     quantity = voita_start.quantity_of(checkpoint, batch, target)
-    return record(
+    return record_trace(
         checkpoint.model,
         lambda: voita_start.output_of(checkpoint, batch, quantity),
         lambda output: voita_start.start_of(checkpoint, batch, output, quantity),
@@ -114,17 +114,17 @@ def explain(
     settings: VoitaSettings | None = None,
     block_bytes: int = BLOCK_BYTES,
     neurons: bool = True,
-) -> Explained:
+) -> VoitaRelevance:
     """Explain any output of a model: `forward` runs it once, `start` says what relevance its output begins with.
 
     `start` gives a tensor [p …] with the output's shape, or `Units`. The model is left as it was.
     CheckpointError where an operation has no rule.
     """
-    return record(model, forward, start, settings=settings).explained(block_bytes, neurons=neurons)
+    return record_trace(model, forward, start, settings=settings).explained(block_bytes, neurons=neurons)
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedTrace:
     """A forward pass, its output, and the relevance that this starts with: all that the way back needs."""
 
     trace: Trace
@@ -132,7 +132,7 @@ class Recorded:
     start: Tensor | Units
     settings: VoitaSettings
 
-    def explained(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> Explained:
+    def explained(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> VoitaRelevance:
         """Go back; the model is not run again, so that several of these can go on side by side."""
         if block_bytes < 1:
             raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
@@ -144,21 +144,21 @@ class Recorded:
         return _joined(trace, parts, self.start, self.settings)
 
 
-def record(
+def record_trace(
     model: nn.Module,
     forward: Callable[[], Tensor],
     start: Callable[[Tensor], Tensor | Units],
     *,
     settings: VoitaSettings | None = None,
-) -> Recorded:
+) -> RecordedTrace:
     """The forward pass of `explain`."""
-    with torch.inference_mode(False), torch.no_grad(), still(model):
+    with torch.inference_mode(False), torch.no_grad(), eval_mode(model):
         with traced(model) as trace:
             output = forward()
-        return Recorded(trace, output, start(output), settings or VoitaSettings())
+        return RecordedTrace(trace, output, start(output), settings or VoitaSettings())
 
 
-def _rules(settings: VoitaSettings, trace: Trace, dtype: torch.dtype, block: int) -> Rules:
+def _rules(settings: VoitaSettings, trace: Trace, dtype: torch.dtype, block: int) -> WalkRules:
     if settings.version == "2019":
         return FirstRules(sentences=trace.sentences, dtype=dtype)
     if settings.version == "paper":
@@ -192,7 +192,7 @@ class _Part:
     states: dict[str, Tensor]
 
 
-def _part(trace: Trace, walked: Walked, neurons: bool) -> _Part:
+def _part(trace: Trace, walked: WalkResult, neurons: bool) -> _Part:
     roots = [walked.roots[name] for name in trace.roots if name in walked.roots]
     states = dict(zip(("source", "target"), roots, strict=False))
     if walked.memory is not None:
@@ -201,7 +201,7 @@ def _part(trace: Trace, walked: Walked, neurons: bool) -> _Part:
     return _Part(walked.heads, tokens, states if neurons else {})
 
 
-def _joined(trace: Trace, parts: list[_Part], start: Tensor | Units, its: VoitaSettings) -> Explained:
+def _joined(trace: Trace, parts: list[_Part], start: Tensor | Units, its: VoitaSettings) -> VoitaRelevance:
     tokens = [torch.cat(each) for each in zip(*(part.tokens for part in parts), strict=True)]
     states = {name: torch.cat([part.states[name] for part in parts]) for name in parts[0].states}
     if isinstance(start, Units):
@@ -210,8 +210,8 @@ def _joined(trace: Trace, parts: list[_Part], start: Tensor | Units, its: VoitaS
     else:
         explained = start.reshape(len(start), trace.sentences, -1).ne(0).any(dim=-1)
         classes = torch.full_like(explained, -1, dtype=torch.long)
-    return Explained(
-        heads={place: join([part.heads[place] for part in parts]) for place in parts[0].heads},
+    return VoitaRelevance(
+        heads={place: join_relevance([part.heads[place] for part in parts]) for place in parts[0].heads},
         source_tokens=tokens[0] if tokens else None,
         target_inputs=tokens[1] if len(tokens) > 1 else None,
         source=states.get("source"),

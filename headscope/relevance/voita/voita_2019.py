@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from headscope.relevance.voita import attention as voita_attention
-from headscope.relevance.voita.attention import Heads
+from headscope.relevance.voita.attention import AttentionInputs
 from headscope.relevance.voita.trace import Core
-from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_functions import NormDetail
 from headscope.relevance.voita.trace_walk import CoreRelevance, Units
 from headscope.relevance.voita.voita_rules import absolute, scaled
 
@@ -51,7 +51,7 @@ class FirstRules:
         found[torch.arange(p, device=x.device)[:, None], batch, start.tokens] = row
         return self._positive(start.values[..., None], found)[0]
 
-    def norm(self, relevance: Tensor, x: Tensor, norm: Norm) -> Tensor:
+    def norm(self, relevance: Tensor, x: Tensor, norm: NormDetail) -> Tensor:
         """Unchanged."""
         return relevance
 
@@ -75,7 +75,7 @@ class FirstRules:
     def attention(self, relevance: Tensor, core: Core) -> CoreRelevance:
         """Gradient times input over output, for the whole attention at once."""
         h, groups = core.call.query.shape[1], core.call.key.shape[1]
-        found = _gradients(relevance.flatten(1, 2), voita_attention.heads_of(core.call, self.dtype))
+        found = _gradients(relevance.flatten(1, 2), voita_attention.attention_inputs(core.call, self.dtype))
         parts = self._positive(relevance, *(voita_attention.by_head(part, h) for part in found))
         sums = [part.sum(dim=(-1, -2)) for part in parts]
         key, value = (voita_attention.by_group(part, groups).sum(dim=3) for part in parts[1:])
@@ -90,7 +90,7 @@ class FirstRules:
         return torch.ones_like(total)
 
 
-def _gradients(relevance: Tensor, its: Heads) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(relevance: Tensor, its: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
     """x' · ∂o(x')/∂x · R/o(x') for x' = q, k, v shifted by ε; relevance [p n t c].
 
     Masks and biases of the scores are kept: the weights at x' are those at x times exp of the scores' change.

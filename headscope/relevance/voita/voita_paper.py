@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from headscope.relevance.voita import attention as voita_attention
-from headscope.relevance.voita.attention import Heads
+from headscope.relevance.voita.attention import AttentionInputs
 from headscope.relevance.voita.blocks import stabilised
 from headscope.relevance.voita.trace import Core
-from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_functions import NormDetail
 from headscope.relevance.voita.trace_walk import CoreRelevance, Units
 
 EPSILON = 1e-9
@@ -46,7 +46,7 @@ class PaperRules:
         found[first, batch, start.tokens] = impact * _over(start.values, impact.sum(dim=-1))[..., None]
         return found
 
-    def norm(self, relevance: Tensor, x: Tensor, norm: Norm) -> Tensor:
+    def norm(self, relevance: Tensor, x: Tensor, norm: NormDetail) -> Tensor:
         """Unchanged."""
         return relevance
 
@@ -65,7 +65,7 @@ class PaperRules:
 
     def attention(self, relevance: Tensor, core: Core) -> CoreRelevance:  # noqa: D102
         h, groups = core.call.query.shape[1], core.call.key.shape[1]
-        its = voita_attention.heads_of(core.call, self.dtype)
+        its = voita_attention.attention_inputs(core.call, self.dtype)
         parts = [voita_attention.by_head(part, h) for part in _ratios(relevance.flatten(1, 2), its, self.block)]
         sums = [part.sum(dim=(-1, -2)) for part in parts]
         key, value = (voita_attention.by_group(part, groups).sum(dim=3) for part in parts[1:])
@@ -84,7 +84,7 @@ def _over(relevance: Tensor, total: Tensor) -> Tensor:
     return relevance / stabilised(total, EPSILON)
 
 
-def _ratios(relevance: Tensor, its: Heads, block: int) -> tuple[Tensor, Tensor, Tensor]:
+def _ratios(relevance: Tensor, its: AttentionInputs, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """Relevance [p n t c] at queries, keys and values, block of queries by block."""
     p, n = relevance.shape[:2]
     queries = relevance.new_zeros(p, n, *its.query.shape[1:])

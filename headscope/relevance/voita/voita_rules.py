@@ -18,7 +18,7 @@ from headscope.relevance.voita import attention as voita_attention
 from headscope.relevance.voita import blocks as voita_blocks
 from headscope.relevance.voita.blocks import CoreRule
 from headscope.relevance.voita.trace import Core
-from headscope.relevance.voita.trace_functions import Norm
+from headscope.relevance.voita.trace_functions import NormDetail
 from headscope.relevance.voita.trace_walk import CoreRelevance, Units
 
 MODES = ("alpha-beta", "eps")
@@ -113,7 +113,7 @@ class ProgramRules:
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: D102
         given, states = relevance.flatten(1, -2), x.to(self.dtype).flatten(0, -2)
         weight, bias = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
-        found = voita_blocks.linear(given, states, weight, bias, self.core)
+        found = voita_blocks.linear_rule(given, states, weight, bias, self.core)
         (found,) = self._by_token(given, found)
         return self.rescaled(relevance, found.view(len(relevance), *x.shape))[0]
 
@@ -129,7 +129,7 @@ class ProgramRules:
         found[torch.arange(p, device=x.device)[:, None], batch, start.tokens] = row
         return self.rescaled(given, found)[0]
 
-    def norm(self, relevance: Tensor, x: Tensor, norm: Norm) -> Tensor:  # noqa: D102
+    def norm(self, relevance: Tensor, x: Tensor, norm: NormDetail) -> Tensor:  # noqa: D102
         given, states = relevance.flatten(1, -2), x.to(self.dtype).flatten(0, -2)
         its = voita_blocks.moments(
             states,
@@ -175,7 +175,7 @@ class ProgramRules:
         """The core rule per head, rescaled per head, then all heads together."""
         call = core.call
         h, groups = call.query.shape[1], call.key.shape[1]
-        its = voita_attention.heads_of(call, self.dtype)
+        its = voita_attention.attention_inputs(call, self.dtype)
         given = relevance.flatten(1, 2)  # [p n t c]
         constant = self.settings.attention_constant
         found = voita_attention.through(given, its, self.core, constant=constant, block=self.block)

@@ -15,14 +15,14 @@ from headscope.report.layout.grid import centred_limits, draw_cells
 from headscope.report.layout.page import BAR, LABEL, RULE, TICK, Page
 from headscope.report.layout.panels import Panels
 from headscope.report.readers.fork import ForkRun
-from headscope.report.readers.run import MissingTable, Run, RunError
+from headscope.report.readers.run import AnalysisRun, MissingTable, RunError
 
 LEFT, ABOVE, BETWEEN, BARS, BELOW = 0.42, 0.2, 0.29, 0.42, 0.14
 COLOR = "#0072b2"
 Matrices = Mapping[tuple[str, int], NDArray[np.float64]]
 
 
-def alphas_figure(run: Run) -> Figure:
+def alphas_figure(run: AnalysisRun) -> Figure:
     """Every module's matrix on one scale centred at zero, and its singular values on one scale from zero."""
     matrices = alpha_matrices(run)
     heads = max(len(matrix) for matrix in matrices.values())
@@ -55,7 +55,7 @@ def alphas_figure(run: Run) -> Figure:
     return page.figure
 
 
-def alpha_matrices(run: Run) -> Matrices:
+def alpha_matrices(run: AnalysisRun) -> Matrices:
     """The matrix of every (site, layer) that has one, from a pickle of the fork or from `alphas.csv`."""
     if isinstance(run, ForkRun):
         keys = {key: key.split("/") for key in run.matrices}

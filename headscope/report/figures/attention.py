@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
-from headscope.report.layout.page import BAR, LABEL, TICK, Page, cut, even_width, flow, text_width
-from headscope.report.readers.run import Run
+from headscope.report.layout.page import BAR, LABEL, TICK, Page, even_width, flow, shorten, text_width
+from headscope.report.readers.run import AnalysisRun
 
 LONGEST = 0.9  # inches of a piece's label; longer ones end in an ellipsis
 ABOVE = 0.2
@@ -27,7 +27,7 @@ def attention_figure(
     pieces_s: Sequence[str],
     names: Sequence[str],
     *,
-    run: Run | None = None,
+    run: AnalysisRun | None = None,
 ) -> Figure:
     """`weights` [n t s] of the heads `names`: queries down, keys across, one scale from 0 to 1."""
     weights = np.asarray(weights, dtype=np.float64)
@@ -37,7 +37,7 @@ def attention_figure(
             f"attention maps need weights [heads queries keys] of shape {expected}, none of them 0; got {weights.shape}"
         )
     pitch = _pitch(max(expected[1:]))
-    rows, columns = ([cut(_shown(piece), LONGEST, TICK) for piece in side] for side in (pieces_t, pieces_s))
+    rows, columns = ([shorten(_shown(piece), LONGEST, TICK) for piece in side] for side in (pieces_t, pieces_s))
     left, below = (max(text_width(piece, TICK) for piece in side) + 0.08 for side in (rows, columns))
     wide, tall = len(columns) * pitch, len(rows) * pitch
     title = max(text_width(name, LABEL, weight="bold") for name in names)

@@ -28,8 +28,8 @@ from headscope.report.layout.grid import (
     label_grid,
     shared_limits,
 )
-from headscope.report.layout.page import BAR, GREY, LABEL, Page, cut, flow, text_width
-from headscope.report.readers.run import Run
+from headscope.report.layout.page import BAR, GREY, LABEL, Page, flow, shorten, text_width
+from headscope.report.readers.run import AnalysisRun
 
 SMALL, LARGE = 1.9, 3.2  # inches of a scatter, which is otherwise as high as its maps
 QUANTILES = 101
@@ -74,7 +74,7 @@ class Scatter:
         return LEFT + 0.1 + self.side, ABOVE + self.side + BELOW
 
 
-def compare_figure(run_a: Run, run_b: Run, measure: str = "confidence") -> Figure:
+def compare_figure(run_a: AnalysisRun, run_b: AnalysisRun, measure: str = "confidence") -> Figure:
     """Site by site: run A, run B, B − A where the layouts agree, and a scatter."""
     for run in (run_a, run_b):
         run.require(measure)
@@ -100,7 +100,7 @@ def compare_figure(run_a: Run, run_b: Run, measure: str = "confidence") -> Figur
     return page.figure
 
 
-def _parts(run_a: Run, run_b: Run, measure: str) -> tuple[list[Map | Scatter], list[int]]:
+def _parts(run_a: AnalysisRun, run_b: AnalysisRun, measure: str) -> tuple[list[Map | Scatter], list[int]]:
     """The maps and scatters in order, and where each site starts."""
     norm = _limits(run_a, run_b, measure)
     sides = [{grid.site: grid for grid in grids_of(run, measure)} for run in (run_a, run_b)]
@@ -123,7 +123,7 @@ def _parts(run_a: Run, run_b: Run, measure: str) -> tuple[list[Map | Scatter], l
     return parts, breaks
 
 
-def _limits(run_a: Run, run_b: Run, measure: str) -> Normalize:
+def _limits(run_a: AnalysisRun, run_b: AnalysisRun, measure: str) -> Normalize:
     return shared_limits([grid.values for run in (run_a, run_b) for grid in grids_of(run, measure)])
 
 
@@ -179,5 +179,5 @@ def _scatter_title(part: Scatter) -> str:
     return f"head against head, r = {np.corrcoef(part.x, part.y)[0, 1]:.2f}".replace("-", "−")
 
 
-def _names(*runs: Run) -> Sequence[str]:
-    return [cut(run.name, 2.0, LABEL) for run in runs]
+def _names(*runs: AnalysisRun) -> Sequence[str]:
+    return [shorten(run.name, 2.0, LABEL) for run in runs]

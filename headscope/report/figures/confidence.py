@@ -21,7 +21,7 @@ from headscope.report.layout.families import Legend
 from headscope.report.layout.grid import shared_limits
 from headscope.report.layout.page import LABEL, RULE, TICK, Page
 from headscope.report.readers.fork import ForkRun, confidence_run
-from headscope.report.readers.run import Run, RunError
+from headscope.report.readers.run import AnalysisRun, RunError
 
 WIDTH, HEIGHT = 1.9, 1.15  # inches of the axes of one panel
 LEFT, ABOVE, BELOW = 0.46, 0.22, 0.32
@@ -30,7 +30,7 @@ MANY = 30  # more epochs than this are lines without points
 
 
 @dataclass(frozen=True, eq=False)
-class ConfidenceHistory(Run):
+class ConfidenceHistory(AnalysisRun):
     """The means of every epoch: `epochs` [e] and, by site and layer, `scores` [e h]."""
 
     epochs: tuple[int, ...] = ()

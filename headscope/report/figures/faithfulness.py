@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from headscope.report.layout.page import BAR, GREY, LABEL, RULE, TICK, Page, even_width, flow, text_width
-from headscope.report.readers.run import MissingTable, Run
+from headscope.report.readers.run import AnalysisRun, MissingTable
 
 WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 1.75, 1.25, 0.5, 0.22, 0.42
 WIDEST = 9.4
@@ -25,7 +25,7 @@ METRICS = {
 }
 
 
-def faithfulness_figure(run: Run, metric: str | None = None) -> Figure:
+def faithfulness_figure(run: AnalysisRun, metric: str | None = None) -> Figure:
     """Bars of the areas on top, the best ranking first; below, a panel of curves for each ranking."""
     table, curves = run.rankings, run.faithfulness
     there = list(dict.fromkeys(curves["metric"]))

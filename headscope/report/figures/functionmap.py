@@ -11,14 +11,14 @@ from matplotlib.patches import Rectangle
 from headscope.report.layout.families import FAMILIES, Family, Function, Legend, contrast, fit, legend_entries
 from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
 from headscope.report.layout.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
-from headscope.report.readers.run import Run
+from headscope.report.readers.run import AnalysisRun
 
 COUNTS = 1.5  # inches of the bars beside a map
 BAND = 0.125  # inches a function needs in its cell
 MOST = 4  # functions of one head that are all written; more are counted
 
 
-def functions_figure(run: Run) -> Figure:
+def functions_figure(run: AnalysisRun) -> Figure:
     """A cell per head, a coloured band per function; beside it the heads per layer by function."""
     grids = grids_of(run)
     tall = _row_height(grids)

@@ -25,7 +25,7 @@ from headscope.report.layout.grid import (
     shared_limits,
 )
 from headscope.report.layout.page import BAR, LABEL, Page, flow, text_width
-from headscope.report.readers.run import Run
+from headscope.report.readers.run import AnalysisRun
 
 WIDEST = 14.5  # inches: more panels than fit start a new line
 LINES = 3  # functions that a cell writes out at most
@@ -47,7 +47,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Panel:
+class HeadMapPanel:
     """One grid with its scale; `bar` where the colour bar of the measure stands."""
 
     grid: Grid
@@ -80,14 +80,16 @@ def measure_name(measure: str) -> str:
     return NAMES.get(measure, measure.replace("_", " "))
 
 
-def head_map(run: Run, measure: str, *, sort: bool = False, marks: bool = True) -> Figure:
+def head_map(run: AnalysisRun, measure: str, *, sort: bool = False, marks: bool = True) -> Figure:
     """One measure over all heads, one panel a site, on one colour scale."""
     return heads_figure(run, [measure], sort=sort, marks=marks)
 
 
-def heads_figure(run: Run, measures: Sequence[str] | None = None, *, sort: bool = False, marks: bool = True) -> Figure:
+def heads_figure(
+    run: AnalysisRun, measures: Sequence[str] | None = None, *, sort: bool = False, marks: bool = True
+) -> Figure:
     """Several measures side by side; without a list, those of `OVERVIEW` that the run has."""
-    chosen = [run.require(measure) for measure in measures] if measures else overview(run)
+    chosen = [run.require(measure) for measure in measures] if measures else heads_overview(run)
     panels = [panel for measure in chosen for panel in _panels(run, measure, sort=sort)]
     sites = len(run.layout)
     breaks = frozenset(range(0, len(panels), sites)) if sites > 1 else frozenset[int]()
@@ -108,7 +110,7 @@ def heads_figure(run: Run, measures: Sequence[str] | None = None, *, sort: bool 
     return page.figure
 
 
-def overview(run: Run) -> list[str]:
+def heads_overview(run: AnalysisRun) -> list[str]:
     """The standard measures that the run has; ConfigError when it has none at all."""
     found = [measure for measure in OVERVIEW if measure in run.measures] or run.measures[:1]
     if not found:
@@ -116,17 +118,17 @@ def overview(run: Run) -> list[str]:
     return found
 
 
-def _panels(run: Run, measure: str, *, sort: bool) -> list[Panel]:
+def _panels(run: AnalysisRun, measure: str, *, sort: bool) -> list[HeadMapPanel]:
     grids = grids_of(run, measure, sort=sort)
     norm = shared_limits([grid.values for grid in grids])
     lines = min(max((grid.busiest for grid in grids), default=0), LINES) + sort
     return [
-        Panel(grid, measure, norm, bar=grid is grids[-1], cell=cell_size(grid.heads.shape[1], lines=lines))
+        HeadMapPanel(grid, measure, norm, bar=grid is grids[-1], cell=cell_size(grid.heads.shape[1], lines=lines))
         for grid in grids
     ]
 
 
-def _draw(page: Page, panel: Panel, place: tuple[float, float], *, sort: bool, marks: bool) -> None:
+def _draw(page: Page, panel: HeadMapPanel, place: tuple[float, float], *, sort: bool, marks: bool) -> None:
     layers, slots = panel.grid.heads.shape
     cell = panel.cell
     left, top = place[0] + LEFT, place[1] + ABOVE

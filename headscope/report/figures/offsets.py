@@ -14,7 +14,7 @@ from headscope.report.layout.families import FAMILIES, Function, Legend, functio
 from headscope.report.layout.grid import draw_cells
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import Panels, Place
-from headscope.report.readers.run import Run
+from headscope.report.readers.run import AnalysisRun
 
 REACH = 10  # offsets shown one by one; what is beyond goes into a tail on either side
 COLUMNS = 2 * REACH + 3
@@ -23,7 +23,7 @@ LEFT, ABOVE, RIGHT, BELOW = 0.36, 0.2, 0.4, 0.3
 TICKS = (-8, -4, 0, 4, 8)
 
 
-def offset_histograms(run: Run) -> Figure:
+def offset_histograms(run: AnalysisRun) -> Figure:
     """Share of queries whose most attended key lies at each offset; positional heads are framed."""
     rows = max((count for counts in run.layout.values() for count in counts), default=1)
     pitch = PITCH if rows > 8 else 0.13
@@ -53,7 +53,7 @@ def offset_histograms(run: Run) -> Figure:
     return page.figure
 
 
-def offset_shares(run: Run) -> dict[tuple[str, int], NDArray[np.float64]]:
+def offset_shares(run: AnalysisRun) -> dict[tuple[str, int], NDArray[np.float64]]:
     """Per site and layer [h offset]: the lower tail, −10 … 10, the upper tail."""
     shares = {
         (site, layer): np.zeros((count, COLUMNS))
@@ -83,7 +83,7 @@ def _draw(axes: Axes, shares: NDArray[np.float64], norm: Normalize, *, first: bo
         axes.set_ylabel("head", size=LABEL, labelpad=2)
 
 
-def _frame(axes: Axes, run: Run, place: Place) -> None:
+def _frame(axes: Axes, run: AnalysisRun, place: Place) -> None:
     """Frame the modal cell of positional heads and write the offset beside their row."""
     site, layer, _ = place
     here = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]

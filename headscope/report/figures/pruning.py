@@ -13,8 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from headscope.errors import ConfigError
 from headscope.report.figures.training import COLORS
 from headscope.report.layout.families import FAMILIES, Legend, functions_of
-from headscope.report.layout.page import GREY, LABEL, PALE, RULE, TICK, Page, cut, even_width, flow, text_width
-from headscope.report.readers.pruning_runs import UNPRUNED, Pruned
+from headscope.report.layout.page import GREY, LABEL, PALE, RULE, TICK, Page, even_width, flow, shorten, text_width
+from headscope.report.readers.pruning_runs import UNPRUNED, PruningRun
 from headscope.report.readers.run import RunError
 
 WIDTH, HEIGHT = 2.6, 1.75  # inches of the axes of one panel
@@ -29,14 +29,14 @@ LOG_FROM = 8  # sizes that span this factor are set on a logarithmic axis
 
 
 @dataclass(frozen=True)
-class Panel:
+class PruningPanel:
     """Axes of one kind: the title, and what draws into them."""
 
     title: str
     draw: Callable[[Axes], None]
 
 
-def pruning_figure(runs: Sequence[Pruned], kind: str | None = None) -> Figure:
+def pruning_figure(runs: Sequence[PruningRun], kind: str | None = None) -> Figure:
     """One of the figures: quality, sites, functions or gates; None is quality for sweeps, sites for other runs.
 
     ConfigError for an unknown name; RunError where the runs lack what the figure shows.
@@ -50,7 +50,7 @@ def pruning_figure(runs: Sequence[Pruned], kind: str | None = None) -> Figure:
 
 
 def _page(
-    runs: Sequence[Pruned], title: str, panels: Sequence[Panel], entries: Sequence[tuple[str, str, str]]
+    runs: Sequence[PruningRun], title: str, panels: Sequence[PruningPanel], entries: Sequence[tuple[str, str, str]]
 ) -> Figure:
     box = (LEFT + WIDTH, ABOVE + HEIGHT + BELOW)
     laid = flow([box] * len(panels), even_width(len(panels), box[0], WIDEST, gap=GAP[0]), gap=GAP)
@@ -68,7 +68,7 @@ def _page(
         axes = page.axes(left + LEFT, top + ABOVE, WIDTH, HEIGHT)
         panel.draw(axes)
         axes.set_title(
-            cut(panel.title, WIDTH, LABEL * 1.08), size=LABEL, loc="left", pad=4, weight="bold", parse_math=False
+            shorten(panel.title, WIDTH, LABEL * 1.08), size=LABEL, loc="left", pad=4, weight="bold", parse_math=False
         )
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(length=1.5, width=0.4, color=RULE)
@@ -76,14 +76,14 @@ def _page(
     return page.figure
 
 
-def _total(run: Pruned) -> int:
+def _total(run: PruningRun) -> int:
     return int(run.cells["of"].iloc[0])
 
 
 # Quality.
 
 
-def _quality(runs: Sequence[Pruned]) -> tuple[list[Panel], list[tuple[str, str, str]]]:
+def _quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[str, str, str]]]:
     """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots."""
     measured = [run for run in runs if run.measured]
     if not measured:
@@ -95,7 +95,7 @@ def _quality(runs: Sequence[Pruned]) -> tuple[list[Panel], list[tuple[str, str, 
         wanted = {"value": METRICS.get(metric, metric)} | ({} if metric == "perplexity" else {"loss": "loss (nats)"})
         for column, label in wanted.items():
             title = label if len(measured) == 1 else f"{run.name}: {label}"
-            panels.append(Panel(title, _quality_panel(run, column, label, colors)))
+            panels.append(PruningPanel(title, _quality_panel(run, column, label, colors)))
     entries = [("    ", color, method) for method, color in colors.items()]
     if any((run.cells["control"] != "").any() for run in measured):
         entries.append(("– –", "", "the same heads per layer, trained from scratch"))
@@ -104,12 +104,12 @@ def _quality(runs: Sequence[Pruned]) -> tuple[list[Panel], list[tuple[str, str, 
     return panels, entries
 
 
-def _colors(runs: Iterable[Pruned]) -> dict[str, str]:
+def _colors(runs: Iterable[PruningRun]) -> dict[str, str]:
     methods = dict.fromkeys(str(name) for run in runs for name in run.cells["method"] if name != UNPRUNED)
     return {method: COLORS[number % len(COLORS)] for number, method in enumerate(methods)}
 
 
-def _quality_panel(run: Pruned, column: str, label: str, colors: Mapping[str, str]) -> Callable[[Axes], None]:
+def _quality_panel(run: PruningRun, column: str, label: str, colors: Mapping[str, str]) -> Callable[[Axes], None]:
     cells = run.cells
 
     def draw(axes: Axes) -> None:
@@ -172,19 +172,19 @@ def _apart(axes: Axes, sizes: Sequence[int]) -> list[int]:
 # Sites.
 
 
-def _sites(runs: Sequence[Pruned]) -> tuple[list[Panel], list[tuple[str, str, str]]]:
+def _sites(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[str, str, str]]]:
     """Heads that stay at each site against all that are pruned, a panel a method (Voita et al. 2019, figure 9)."""
     panels = []
     for run, method, its in _by_method(runs):
         whole = run.cells[run.cells["method"] == UNPRUNED]
-        panels.append(Panel(_named(runs, run, method), _sites_panel(run, pd.concat([whole, its]))))
+        panels.append(PruningPanel(_named(runs, run, method), _sites_panel(run, pd.concat([whole, its]))))
     if not panels:
         raise RunError("there is no pruned model in these runs yet")
     there = [site for site in SITES if any(site in run.sites for run in runs)]
     return panels, [("    ", SITES[site], site) for site in there]
 
 
-def _sites_panel(run: Pruned, its: pd.DataFrame) -> Callable[[Axes], None]:
+def _sites_panel(run: PruningRun, its: pd.DataFrame) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         pruned = (its["of"] - its["kept"]).rename("pruned")
         for site in run.sites:
@@ -208,7 +208,7 @@ def _sites_panel(run: Pruned, its: pd.DataFrame) -> Callable[[Axes], None]:
     return draw
 
 
-def _by_method(runs: Sequence[Pruned]) -> list[tuple[Pruned, str, pd.DataFrame]]:
+def _by_method(runs: Sequence[PruningRun]) -> list[tuple[PruningRun, str, pd.DataFrame]]:
     """Cells by run and method, without controls, which have the heads of the cells they control."""
     found = []
     for run in runs:
@@ -217,14 +217,14 @@ def _by_method(runs: Sequence[Pruned]) -> list[tuple[Pruned, str, pd.DataFrame]]
     return found
 
 
-def _named(runs: Sequence[Pruned], run: Pruned, method: str) -> str:
+def _named(runs: Sequence[PruningRun], run: PruningRun, method: str) -> str:
     return method if len(runs) == 1 else f"{run.name}: {method}"
 
 
 # Functions.
 
 
-def _functions(runs: Sequence[Pruned]) -> tuple[list[Panel], list[tuple[str, str, str]]]:
+def _functions(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[str, str, str]]]:
     """Which functions survive: a bar a size, a part a function (Voita et al. 2019, figure 8)."""
     labelled = [run for run in runs if "functions" in run.survivors]
     if not labelled:
@@ -234,15 +234,15 @@ def _functions(runs: Sequence[Pruned]) -> tuple[list[Panel], list[tuple[str, str
     for run, method, its in _by_method(labelled):
         counts = function_counts(run, its)
         colors |= {name: _color(name) for name in counts.columns if counts[name].any()}
-        panels.append(Panel(_named(labelled, run, method), _functions_panel(counts)))
+        panels.append(PruningPanel(_named(labelled, run, method), _functions_panel(counts)))
     order = [*FAMILIES, *sorted(set(colors) - {*FAMILIES, SEVERAL, NONE}), SEVERAL, NONE]
     entries = [("    ", colors[name], name) for name in order if name in colors]
     return panels, [*entries, ("", "", "functions are those of the unpruned model; mean over seeds")]
 
 
-def function_counts(run: Pruned, its: pd.DataFrame) -> pd.DataFrame:
+def function_counts(run: PruningRun, its: pd.DataFrame) -> pd.DataFrame:
     """Heads by kind of function, each counted once: a row a size, the unpruned model first, then larger to smaller."""
-    kinds = run.survivors.assign(kind=[kind_of(labels) for labels in run.survivors["functions"]])
+    kinds = run.survivors.assign(kind=[run_kind(labels) for labels in run.survivors["functions"]])
     whole = run.cells[run.cells["method"] == UNPRUNED]
     rows = {}
     for _, cells in [*whole.groupby("size", sort=False), *its.groupby("size", sort=False)]:
@@ -255,7 +255,7 @@ def function_counts(run: Pruned, its: pd.DataFrame) -> pd.DataFrame:
     return table[[name for name in names if name in table]]
 
 
-def kind_of(labels: object) -> str:
+def run_kind(labels: object) -> str:
     """The one kind of function that a head has, or that it has several or none."""
     families = list(dict.fromkeys(function.family.name for function in functions_of(labels)))
     return families[0] if len(families) == 1 else SEVERAL if families else NONE
@@ -290,9 +290,9 @@ def _functions_panel(counts: pd.DataFrame) -> Callable[[Axes], None]:
 # Gates.
 
 
-def _gates(runs: Sequence[Pruned]) -> tuple[list[Panel], list[tuple[str, str, str]]]:
+def _gates(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[str, str, str]]]:
     """How open every gate is while gates learn; of a sweep the first seed of each size."""
-    panels: list[Panel] = []
+    panels: list[PruningPanel] = []
     sites: dict[str, None] = {}
     left = 0
     for run in runs:
@@ -304,7 +304,7 @@ def _gates(runs: Sequence[Pruned]) -> tuple[list[Panel], list[tuple[str, str, st
             name = str(cells["cell"].iloc[0])
             table = run.trajectory(name)
             sites |= dict.fromkeys(table["site"])
-            panels.append(Panel(_named(runs, run, f"{method}, {size}"), _gates_panel(table)))
+            panels.append(PruningPanel(_named(runs, run, f"{method}, {size}"), _gates_panel(table)))
     if not panels:
         raise RunError("no gates were learnt in these runs; l0 and subset write gates.csv")
     entries = [("    ", SITES[site], site) for site in SITES if site in sites]
@@ -327,8 +327,8 @@ def _gates_panel(table: pd.DataFrame) -> Callable[[Axes], None]:
     return draw
 
 
-Made = tuple[list[Panel], list[tuple[str, str, str]]]
-FIGURES: Mapping[str, tuple[str, Callable[[Sequence[Pruned]], Made]]] = {
+Made = tuple[list[PruningPanel], list[tuple[str, str, str]]]
+FIGURES: Mapping[str, tuple[str, Callable[[Sequence[PruningRun]], Made]]] = {
     "quality": ("What pruning costs", _quality),
     "sites": ("Where the heads that stay are", _sites),
     "functions": ("Which functions survive", _functions),

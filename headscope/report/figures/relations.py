@@ -15,7 +15,7 @@ from headscope.report.layout.families import Legend, contrast
 from headscope.report.layout.grid import draw_cells
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import Panels
-from headscope.report.readers.run import Run
+from headscope.report.readers.run import AnalysisRun
 
 CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
 MOST = 24  # rows of one panel; with more relations the clearest are shown
@@ -24,7 +24,7 @@ ABOVE, BELOW = 0.2, 0.36
 GAP = 0.5  # columns between the baseline and the heads
 
 
-def relation_accuracy(run: Run, *, most: int = MOST) -> Figure:
+def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
     """Accuracy of every head on every relation and direction, beside the best fixed offset's."""
     table = run.syntactic
     labels = chosen_labels(table, most)

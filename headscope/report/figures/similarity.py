@@ -16,7 +16,7 @@ from headscope.registry import unknown
 from headscope.report.layout.grid import draw_cells
 from headscope.report.layout.page import BAR, LABEL, Page
 from headscope.report.layout.panels import Panels
-from headscope.report.readers.run import Run, RunError
+from headscope.report.readers.run import AnalysisRun, RunError
 
 LEFT, ABOVE, BELOW = 0.36, 0.2, 0.3
 NAMES = {
@@ -27,7 +27,7 @@ NAMES = {
 }
 
 
-def similarity_matrices(run: Run, measure: str = "cosine") -> Figure:
+def similarity_matrices(run: AnalysisRun, measure: str = "cosine") -> Figure:
     """Heads × heads of every layer; cosine diverges around 0, CKA fills 0 to 1, distances start at 0."""
     matrices = layer_matrices(run, measure)
     heads = max((len(matrix) for matrix in matrices.values()), default=1)
@@ -54,13 +54,13 @@ def similarity_matrices(run: Run, measure: str = "cosine") -> Figure:
     return page.figure
 
 
-def similarity_measures(run: Run) -> list[str]:
+def similarity_measures(run: AnalysisRun) -> list[str]:
     """The measures that `similarity.npz` holds."""
     names = {key.rpartition("/")[2] for key in run.similarity}
     return sorted(name for name in names if not name.endswith(("_low", "_high")))
 
 
-def layer_matrices(run: Run, measure: str) -> dict[tuple[str, int], NDArray[np.float64]]:
+def layer_matrices(run: AnalysisRun, measure: str) -> dict[tuple[str, int], NDArray[np.float64]]:
     """Matrix of every layer that has heads; a layer that the file lacks is empty (all NaN)."""
     if measure not in similarity_measures(run):
         raise ConfigError(f"run {run.name}: {unknown('similarity', measure, similarity_measures(run))}")

@@ -60,7 +60,7 @@ STEPS = {"swapped", "swaps", "gate_steps"}
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingHistory:
     """The metrics of one training run."""
 
     name: str
@@ -80,7 +80,7 @@ class Course:
         return sorted(there, key=lambda name: order.get(name.partition(".")[2], len(order)))
 
 
-def load_course(path: Path) -> Course:
+def load_history(path: Path) -> TrainingHistory:
     """Read the metrics that `headscope train --out DIR` wrote; RunError where the directory has none."""
     for name in ("run.json", "metrics.csv"):
         if not (path / name).is_file():
@@ -94,10 +94,10 @@ def load_course(path: Path) -> Course:
     if text or not len(metrics):
         what = f"column {text[0]} must hold numbers" if len(metrics) else "it has no line yet"
         raise RunError(f"training run {path.name}: metrics.csv is of no use: {what}")
-    return Course(path.resolve().name, meta, metrics)
+    return TrainingHistory(path.resolve().name, meta, metrics)
 
 
-def training_figure(courses: Sequence[Course], *, axis: str = "update") -> Figure:
+def training_figure(courses: Sequence[TrainingHistory], *, axis: str = "update") -> Figure:
     """A panel for every quantity that a run has: a colour for each run, a dash for each site.
 
     Runs that differ in nothing but their seed have one colour.
@@ -132,7 +132,7 @@ def training_figure(courses: Sequence[Course], *, axis: str = "update") -> Figur
     return page.figure
 
 
-def quantities(courses: Iterable[Course]) -> list[Known]:
+def quantities(courses: Iterable[TrainingHistory]) -> list[Known]:
     """Those with titles of their own, then whatever else the runs note."""
     titled = {column for known in KNOWN for column in known.columns} | ENGINE
     others = dict.fromkeys(
@@ -142,7 +142,7 @@ def quantities(courses: Iterable[Course]) -> list[Known]:
     return [*KNOWN, *more]
 
 
-def _draw(axes: Axes, course: Course, known: Known, axis: str, color: str) -> None:
+def _draw(axes: Axes, course: TrainingHistory, known: Known, axis: str, color: str) -> None:
     for quantity in known.columns:
         for column in course.columns(quantity):
             x, y = course.line(column, axis)
@@ -185,7 +185,7 @@ def _short(value: float, _: object) -> str:
     return f"{value:g}"
 
 
-def _groups(courses: Sequence[Course]) -> list[int]:
+def _groups(courses: Sequence[TrainingHistory]) -> list[int]:
     """A number for each run, from 0: the same for runs that differ in seed and place only."""
     found: dict[str, int] = {}
     numbers = []
@@ -208,7 +208,7 @@ def _legend(names: Sequence[str], groups: Sequence[int]) -> list[tuple[str, str,
     return entries
 
 
-def _sites(courses: Sequence[Course], panels: Sequence[Known]) -> list[tuple[str, str, str]]:
+def _sites(courses: Sequence[TrainingHistory], panels: Sequence[Known]) -> list[tuple[str, str, str]]:
     """Dashes of the sites and what the dotted line is, where they occur."""
     there = {column.partition(".")[2] for course in courses for column in course.metrics.columns}
     marks = dict(zip(STYLES, ("——", "– –", "····"), strict=True))
@@ -218,7 +218,7 @@ def _sites(courses: Sequence[Course], panels: Sequence[Known]) -> list[tuple[str
     return found
 
 
-def _subtitle(courses: Sequence[Course]) -> str:
+def _subtitle(courses: Sequence[TrainingHistory]) -> str:
     sections = [course.meta.get("data") for course in courses]
     data = {str(each.get("sentences", "?")) if isinstance(each, dict) else "?" for each in sections}
     variants = dict.fromkeys(str(course.meta.get("variant", "?")) for course in courses)
@@ -226,7 +226,7 @@ def _subtitle(courses: Sequence[Course]) -> str:
     return text if text_width(text, LABEL) < 40 else f"{len(courses)} runs"
 
 
-def _distinct(courses: Sequence[Course]) -> list[str]:
+def _distinct(courses: Sequence[TrainingHistory]) -> list[str]:
     """Names of the directories, numbered where several have the same."""
     names = [course.name for course in courses]
     return [name if names.count(name) == 1 else f"{name} ({number + 1})" for number, name in enumerate(names)]

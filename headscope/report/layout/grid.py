@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headscope.report.layout.families import Function, contrast, fit, functions_of
 from headscope.report.layout.page import LABEL, PALE, RULE, TICK
-from headscope.report.readers.run import Run
+from headscope.report.readers.run import AnalysisRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ class Grid:
         return [function for row in self.functions for cell in row for function in cell]
 
 
-def grids_of(run: Run, measure: str | None = None, *, sort: bool = False) -> list[Grid]:
+def grids_of(run: AnalysisRun, measure: str | None = None, *, sort: bool = False) -> list[Grid]:
     """One grid a site; with `sort` the heads of a layer go from the highest value to the lowest."""
     return [_grid(run, site, counts, measure, sort=sort) for site, counts in run.layout.items()]
 
@@ -149,7 +149,7 @@ def _write(axes: Axes, x: float, y: float, lines: Sequence[str], ink: str) -> No
     axes.text(x, y, "\n".join(lines), size=TICK, color=ink, ha="center", va="center", linespacing=1.1)
 
 
-def _grid(run: Run, site: str, counts: Sequence[int], measure: str | None, *, sort: bool) -> Grid:
+def _grid(run: AnalysisRun, site: str, counts: Sequence[int], measure: str | None, *, sort: bool) -> Grid:
     slots = max(counts, default=0)
     values = np.full((len(counts), slots), np.nan)
     heads = np.full((len(counts), slots), -1, dtype=np.int64)

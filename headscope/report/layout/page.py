@@ -164,7 +164,7 @@ def wrap(text: str, width: float, size: float, *, weight: str = "normal") -> lis
     return [*lines, line.rstrip()] if line.strip() else lines
 
 
-def cut(text: str, width: float, size: float) -> str:
+def shorten(text: str, width: float, size: float) -> str:
     """The text, shortened with an ellipsis until it fits."""
     short = text
     while len(short) > 1 and text_width(short + "…" * (short != text), size) > width:

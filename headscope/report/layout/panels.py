@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headscope.report.layout.page import LABEL, Flow, even_width, flow, text_width
-from headscope.report.readers.run import Run
+from headscope.report.readers.run import AnalysisRun
 
 Place = tuple[str, int, int]
 """site, layer, number of heads"""
@@ -21,7 +21,7 @@ class Panels:
     sites: int
 
     @classmethod
-    def plan(cls, run: Run, size: tuple[float, float], *, widest: float) -> Panels:
+    def plan(cls, run: AnalysisRun, size: tuple[float, float], *, widest: float) -> Panels:
         """Panels of `size` (labels included) in lines of at most `widest` inches."""
         layers = [
             (site, layer, count) for site, counts in run.layout.items() for layer, count in enumerate(counts) if count

@@ -14,7 +14,7 @@ from matplotlib.font_manager import fontManager
 from headscope.errors import ConfigError
 from headscope.files.rule import check_file
 from headscope.files.writing import written
-from headscope.report.readers.run import Run
+from headscope.report.readers.run import AnalysisRun
 
 FORMATS = (".png", ".svg", ".pdf")
 DPI = 200
@@ -71,7 +71,7 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = DPI, force: bool = Fa
     return written(path, save)
 
 
-def target_paths(out: Path, runs: Sequence[Run], *, figure: str, force: bool = False) -> list[Path]:
+def target_paths(out: Path, runs: Sequence[AnalysisRun], *, figure: str, force: bool = False) -> list[Path]:
     """Where the figure of each run goes.
 
     `out` is a file for one run. It may contain `{run}`, the directory's name; for several runs without
@@ -87,7 +87,7 @@ def target_paths(out: Path, runs: Sequence[Run], *, figure: str, force: bool = F
     return [check_path(Path(str(out).replace("{run}", name)), force=force) for name in names]
 
 
-def _refuse_shared(out: Path, runs: Sequence[Run]) -> None:
+def _refuse_shared(out: Path, runs: Sequence[AnalysisRun]) -> None:
     if len(runs) > 1:
         raise ConfigError(
             f"--out {out} is one file for {len(runs)} runs; "

@@ -8,7 +8,7 @@ from zipfile import is_zipfile
 
 from headscope.errors import DataError
 from headscope.report.readers.fork import ForkRun, matrices_run
-from headscope.report.readers.run import Run, RunError, load_run
+from headscope.report.readers.run import AnalysisRun, RunError, load_run
 
 CHECKPOINTS = ("best", "last", "averaged", "model")  # in the directories of `train` and `prune`
 
@@ -25,9 +25,9 @@ def format_of(path: Path) -> str | None:
 def read_run(
     path: Path,
     *,
-    from_pickle: Callable[[Path], Run] | None = None,
-    from_checkpoint: Callable[[Path], Run] | None = None,
-) -> Run:
+    from_pickle: Callable[[Path], AnalysisRun] | None = None,
+    from_checkpoint: Callable[[Path], AnalysisRun] | None = None,
+) -> AnalysisRun:
     """The run of a directory, or what the others make of a pickle of the fork and of a checkpoint.
 
     RunError where a checkpoint stands in the place of a run, saying how to make one; DataError for broken pickles.
@@ -53,11 +53,11 @@ def read_run(
 
 def checkpoint_alphas(path: Path) -> ForkRun:
     """The alpha matrices of a checkpoint as a run that `alphas_figure` draws; RunError where it has none."""
-    from headscope.engine.fork.pickles import alphas_of
+    from headscope.engine.fork.pickles import fork_alphas
     from headscope.formats.base import open_checkpoint
 
     checkpoint = open_checkpoint(str(path), device="cpu")
-    matrices = {f"{site}/{layer}/alpha": alpha for (site, layer), alpha in alphas_of(checkpoint).items()}
+    matrices = {f"{site}/{layer}/alpha": alpha for (site, layer), alpha in fork_alphas(checkpoint).items()}
     if not matrices:
         raise RunError(
             f"{path} has no alpha matrices: it is a {checkpoint.format} checkpoint ({checkpoint.model_type}) without "

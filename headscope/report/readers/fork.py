@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.formats.plain_pickle import array_of, read_pickle, rows_of
 from headscope.heads import Site
-from headscope.report.readers.run import PLACE, Run, RunError
+from headscope.report.readers.run import PLACE, AnalysisRun, RunError
 
 Array = NDArray[np.float64]
 Place = tuple[str, int]
@@ -30,7 +30,7 @@ OWN_MATRICES = re.compile("similarity_(.+)_matrices")
 
 
 @dataclass(frozen=True, eq=False)
-class ForkRun(Run):
+class ForkRun(AnalysisRun):
     """One pickle as a run: `heads` where it has scores, `matrices` where it has these."""
 
     matrices: Mapping[str, Array] = field(default_factory=dict)

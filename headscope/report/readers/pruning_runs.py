@@ -28,7 +28,7 @@ TEXTS = ("method", "control", "size", "metric", "cell", "site", "functions")
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PruningRun:
     """Cells with their sizes, the heads that each keeps, and trajectories of gates by name of the cell.
 
     `cells` has method, control, size, seed, kept, of, kept_SITE and cell; of a sweep also the columns of quality
@@ -66,7 +66,7 @@ class Pruned:
         return table
 
 
-def load_pruned(paths: Sequence[Path], *, functions: Path | None = None) -> list[Pruned]:
+def load_pruned(paths: Sequence[Path], *, functions: Path | None = None) -> list[PruningRun]:
     """Read sweeps; runs of `l0`, `subset` and `rank` are put together as if they were one.
 
     `functions` is a run of `analyze` that labels heads. RunError for a directory that is neither.
@@ -95,7 +95,7 @@ def _labelled(survivors: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
     return bare.merge(labels, on=PLACE, how="left").fillna({"functions": ""})
 
 
-def _sweep(path: Path) -> Pruned:
+def _sweep(path: Path) -> PruningRun:
     meta, cells = _json(path / "sweep.json"), _table(path / "sweep.csv", SWEEP)
     if not len(cells):
         raise RunError(f"sweep {path.name}: sweep.csv has no row yet")
@@ -106,10 +106,10 @@ def _sweep(path: Path) -> Pruned:
         raise RunError(f"sweep {path.name}: sweep.csv has a row without the number of its heads; run the sweep again")
     survivors = _table(path / "survivors.csv", (*PLACE, "cell"))
     found = {folder.parent.name: folder for folder in sorted(path.glob("runs/*/gates.csv"))}
-    return Pruned(path.resolve().name, meta, cells, survivors, found)
+    return PruningRun(path.resolve().name, meta, cells, survivors, found)
 
 
-def _choices(paths: Sequence[Path]) -> Pruned:
+def _choices(paths: Sequence[Path]) -> PruningRun:
     """Runs that chose heads once each; the unpruned model is the first cell."""
     rows: list[dict[str, Any]] = []
     heads: list[dict[str, Any]] = []
@@ -130,7 +130,7 @@ def _choices(paths: Sequence[Path]) -> Pruned:
         if (path / "gates.csv").is_file():
             gates[row["cell"]] = path / "gates.csv"
     signatures = "\n".join(dict.fromkeys(str(meta.get("signature", "")) for meta in metas))
-    return Pruned(
+    return PruningRun(
         paths[0].resolve().name, {**metas[0], "signature": signatures}, pd.DataFrame(rows), pd.DataFrame(heads), gates
     )
 

@@ -42,7 +42,7 @@ class MissingTable(RunError):
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class AnalysisRun:
     """The files of one `headscope analyze --out DIR`; tables other than `heads` are read when asked for."""
 
     path: Path
@@ -156,7 +156,7 @@ class Run:
         return f"run {self.name} has no {file}; run `headscope analyze … {how}` first"
 
 
-def load_run(path: Path | str) -> Run:
+def load_run(path: Path | str) -> AnalysisRun:
     """Read `run.json` and `heads.csv`; RunError when the directory is no run or a file is broken."""
     path = Path(path)
     if not path.is_dir():
@@ -164,7 +164,7 @@ def load_run(path: Path | str) -> Run:
     for name in ("run.json", "heads.csv"):
         if not (path / name).is_file():
             raise RunError(f"{path} is no run: it has no {name}; make one with `headscope analyze --out DIR`")
-    run = Run(path, _read_meta(path), _read_csv(path / "heads.csv", columns=COLUMNS["heads"]))
+    run = AnalysisRun(path, _read_meta(path), _read_csv(path / "heads.csv", columns=COLUMNS["heads"]))
     _check_places(run.heads, run.layout, where=f"heads.csv of run {run.name}")
     twice = run.heads.duplicated(list(PLACE))
     if twice.any():

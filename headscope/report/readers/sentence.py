@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from headscope.bounds import WHOLE
 from headscope.errors import CheckpointError, ConfigError
-from headscope.heads import HeadId, Layout, Site, describe
-from headscope.report.readers.run import Run, RunError
+from headscope.heads import HeadId, Layout, Site, describe_heads
+from headscope.report.readers.run import AnalysisRun, RunError
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SentenceAttention:
 
 
 def sentence_attention(
-    run: Run,
+    run: AnalysisRun,
     *,
     sentence: str | None = None,
     index: int | None = None,
@@ -79,7 +79,7 @@ def sentence_attention(
     )
 
 
-def _section(run: Run, name: str, *texts: str) -> dict[str, Any]:
+def _section(run: AnalysisRun, name: str, *texts: str) -> dict[str, Any]:
     """A table of run.json; RunError where it is none, or where one of `texts` is there and is no text."""
     found = run.meta.get(name, {})
     if not isinstance(found, dict) or any(not isinstance(found.get(key) or "", str) for key in texts):
@@ -93,11 +93,11 @@ def _one_site(heads: Sequence[HeadId], layout: Layout) -> Site:
         raise ConfigError(f"heads of one site go into one figure, got {', '.join(sorted(map(str, sites))) or 'none'}")
     for head in heads:
         if head.head >= layout.get((head.site, head.layer), 0):
-            raise ConfigError(f"this model has no head {head}; it has {describe(layout)}")
+            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
     return sites.pop()
 
 
-def _line(run: Run, index: int) -> tuple[str, str | None]:
+def _line(run: AnalysisRun, index: int) -> tuple[str, str | None]:
     """Line `index` of the run's source and target."""
     from headscope.data.corpus import open_corpus
 

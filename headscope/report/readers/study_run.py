@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.report.readers.run import COLUMNS, MissingTable, Run, read_table
+from headscope.report.readers.run import COLUMNS, AnalysisRun, MissingTable, read_table
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class StudyRun(Run):
+class StudyRun(AnalysisRun):
     """Tables and similarity matrices that no file holds."""
 
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)

@@ -18,14 +18,14 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Texts:
+class TokenizedTexts:
     """Id sequences one after another: text i is `ids[bounds[i]:bounds[i + 1]]`."""
 
     ids: Ids
     bounds: Numbers
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[int]]) -> Texts:
+    def of(cls, texts: Sequence[Sequence[int]]) -> TokenizedTexts:
         """From lists of ids."""
         bounds = np.cumsum([0, *map(len, texts)], dtype=np.int64)
         flat = np.fromiter((number for text in texts for number in text), dtype=np.int32, count=int(bounds[-1]))
@@ -52,8 +52,8 @@ class Pairs:
     `pads` are the ids of padding of encoder and decoder.
     """
 
-    source: Texts | None
-    target: Texts
+    source: TokenizedTexts | None
+    target: TokenizedTexts
     lines: Numbers
     start: int
     end: int
@@ -74,7 +74,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Sentences that go through the model together.
 
     source [b s] (None for language models), target [b t] the decoder's inputs, labels [b t] what it must say
@@ -93,7 +93,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> TrainingBatch:
         """The same on another device."""
         if device.type == "cpu":
             return self
@@ -102,12 +102,12 @@ class Batch:
         }
         return replace(self, **moved)
 
-    def empty(self) -> Batch:
+    def empty(self) -> TrainingBatch:
         """The same sentences with nothing to learn from them, for a process that has no batch left."""
         return replace(self, labels=torch.full_like(self.labels, IGNORED), lines=(), tokens=0)
 
 
-def cut(lengths: Numbers, order: Numbers, tokens: int) -> list[Numbers]:
+def cut_batches(lengths: Numbers, order: Numbers, tokens: int) -> list[Numbers]:
     """Split `order` into runs whose count · longest length is at most `tokens` (at least one each)."""
     found, begin, longest = list[Numbers](), 0, 0
     for place, number in enumerate(order):
@@ -119,13 +119,13 @@ def cut(lengths: Numbers, order: Numbers, tokens: int) -> list[Numbers]:
     return [*found, order[begin:]] if len(order) else found
 
 
-def plan(pairs: Pairs, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
+def plan_batches(pairs: Pairs, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
     """Which sentences go together: by length, ties and the order of batches by `chance` (None: as they stand)."""
     source, target = pairs.lengths()
     order = np.arange(len(pairs)) if chance is None else chance.permutation(len(pairs))
     order = order[np.argsort(source[order], kind="stable")]
     order = order[np.argsort(target[order], kind="stable")]
-    groups = cut(np.maximum(source, target), order, tokens)
+    groups = cut_batches(np.maximum(source, target), order, tokens)
     if chance is None:
         return groups
     return [groups[number] for number in chance.permutation(len(groups))]
@@ -133,10 +133,10 @@ def plan(pairs: Pairs, *, tokens: int, chance: np.random.Generator | None) -> li
 
 def epoch_plan(pairs: Pairs, *, tokens: int, seed: int, epoch: int) -> list[Numbers]:
     """The batches of an epoch: the same for the same seed and epoch, whatever came before."""
-    return plan(pairs, tokens=tokens, chance=np.random.default_rng([seed, epoch]))
+    return plan_batches(pairs, tokens=tokens, chance=np.random.default_rng([seed, epoch]))
 
 
-def collate(pairs: Pairs, numbers: Numbers) -> Batch:
+def collate(pairs: Pairs, numbers: Numbers) -> TrainingBatch:
     """The batch of some sentences."""
     said = [pairs.target[int(number)] for number in numbers]
     labels = [np.append(ids, pairs.end) for ids in said] if pairs.closed else said
@@ -147,10 +147,10 @@ def collate(pairs: Pairs, numbers: Numbers) -> Batch:
         source, source_mask = _padded(read, fill=pairs.pads[0])
     wanted, _ = _padded(labels, fill=IGNORED)
     lines = tuple(int(pairs.lines[number]) for number in numbers)
-    return Batch(source, source_mask, target, target_mask, wanted, lines, sum(map(len, labels)))
+    return TrainingBatch(source, source_mask, target, target_mask, wanted, lines, sum(map(len, labels)))
 
 
-def batches(pairs: Pairs, groups: Sequence[Numbers]) -> Iterator[Batch]:
+def training_batches(pairs: Pairs, groups: Sequence[Numbers]) -> Iterator[TrainingBatch]:
     """The batches of a plan."""
     return (collate(pairs, group) for group in groups)
 

@@ -19,7 +19,7 @@ from headscope.formats.story_of_heads.npz import BROKEN
 from headscope.results import write_arrays
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
-from headscope.training.data.batches import Numbers, Pairs, Texts
+from headscope.training.data.batches import Numbers, Pairs, TokenizedTexts
 from headscope.training.data.normalise import normaliser
 
 FOLDER, RECIPE = "data", "vocabulary.json"
@@ -44,7 +44,7 @@ class Prepared:
     def unknown(self) -> UnknownPieces:
         """Pieces of the training text, and how many of them the vocabularies do not have."""
         counts = UnknownPieces()
-        sides: list[tuple[SideName, Vocabulary | None, Texts | None]] = [
+        sides: list[tuple[SideName, Vocabulary | None, TokenizedTexts | None]] = [
             ("source", self.source, self.train.source),
             ("target", self.target, self.train.target),
         ]
@@ -139,13 +139,18 @@ def _pairs(
     else:
         read, said = tokenizers.encode(source, list(sources())), tokenizers.encode(target, list(targets()))
     keep = [n for n, ids in enumerate(said) if max(len(ids), len(read[n]) if read else 0) < config.max_length]
-    chosen = None if read is None else Texts.of([read[n] for n in keep])
+    chosen = None if read is None else TokenizedTexts.of([read[n] for n in keep])
     lines = np.array(keep, dtype=np.int64) + 1
-    return pairs_of(chosen, Texts.of([said[n] for n in keep]), lines, source, target), len(said) - len(keep)
+    return pairs_of(chosen, TokenizedTexts.of([said[n] for n in keep]), lines, source, target), len(said) - len(keep)
 
 
 def pairs_of(
-    source: Texts | None, target: Texts, lines: Numbers, its: Vocabulary | None, other: Vocabulary, closed: bool = True
+    source: TokenizedTexts | None,
+    target: TokenizedTexts,
+    lines: Numbers,
+    its: Vocabulary | None,
+    other: Vocabulary,
+    closed: bool = True,
 ) -> Pairs:
     """Pairs with the special ids of their vocabularies."""
     prefix = () if its is None else its.prefix
@@ -160,7 +165,7 @@ def _blocks(said: Sequence[Sequence[int]], its: Vocabulary, block: int) -> Pairs
     ends = np.cumsum([len(ids) + 1 for ids in said])
     starts = np.arange(0, len(stream), block)
     lines = np.searchsorted(ends, starts, side="right") + 1
-    return pairs_of(None, Texts.of([stream[n : n + block] for n in starts]), lines, None, its, closed=False)
+    return pairs_of(None, TokenizedTexts.of([stream[n : n + block] for n in starts]), lines, None, its, closed=False)
 
 
 # What is kept in DIR/data.
@@ -235,8 +240,10 @@ def _read(folder: Path, digest: str) -> dict[str, tuple[Pairs, int]]:
                 if told["digest"] != digest:
                     continue
                 around = told["around"] | {key: tuple(told["around"][key]) for key in ("prefix", "suffix", "pads")}
-                source = Texts(arrays["source_ids"], arrays["source_bounds"]) if "source_ids" in arrays else None
-                pairs = Pairs(source, Texts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around)
+                source = (
+                    TokenizedTexts(arrays["source_ids"], arrays["source_bounds"]) if "source_ids" in arrays else None
+                )
+                pairs = Pairs(source, TokenizedTexts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around)
                 found[name] = (pairs, int(told["dropped"]))
         except (AttributeError, *BROKEN):
             continue

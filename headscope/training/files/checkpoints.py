@@ -16,13 +16,13 @@ from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer import Transformer
-from headscope.training.run_state import Run
+from headscope.training.run_state import TrainingRun
 
 WEIGHTS, CONFIDENCE = "weights", "confs"
 NAMES = ("last", "best", "averaged")
 
 
-def checkpoint(run: Run, model: Transformer | None = None) -> TransformerCheckpoint:
+def checkpoint(run: TrainingRun, model: Transformer | None = None) -> TransformerCheckpoint:
     """The model of a run (or another of its kind) as analyses and searches take it."""
     return TransformerCheckpoint(
         path=str(run.config.out),
@@ -36,7 +36,7 @@ def checkpoint(run: Run, model: Transformer | None = None) -> TransformerCheckpo
     )
 
 
-def save(run: Run, name: str, model: Transformer | None = None) -> None:
+def save(run: TrainingRun, name: str, model: Transformer | None = None) -> None:
     """Write DIR/name in headscope's native format; there is a whole one at (almost) every moment, see `recover_all`."""
     with replacing(run.config.out / name, DIRECTORY) as made:
         NATIVE.write(checkpoint(run, model), made)
@@ -48,21 +48,21 @@ def recover_all(folder: Path) -> None:
         recover(folder / name, DIRECTORY)
 
 
-def keep_weights(run: Run, update: int) -> None:
+def keep_weights(run: TrainingRun, update: int) -> None:
     """Write the weights of this update for averaging."""
     folder = run.config.out / WEIGHTS
     state = native_state(run.model, {})
     written(folder / f"{update}.safetensors", lambda path: save_file(state, path))
 
 
-def drop_weights(run: Run, kept: Sequence[int]) -> None:
+def drop_weights(run: TrainingRun, kept: Sequence[int]) -> None:
     """Remove weights that are not among the updates `kept`."""
     for path in (run.config.out / WEIGHTS).glob("*.safetensors"):
         if path.stem.isdecimal() and int(path.stem) not in kept:
             path.unlink(missing_ok=True)
 
 
-def save_average(run: Run, kept: Sequence[int]) -> None:
+def save_average(run: TrainingRun, kept: Sequence[int]) -> None:
     """Write DIR/averaged: the mean of the weights of these updates, summed in float64."""
     model = Transformer(run.model.config)
     filled = average(_weights(run.config.out / WEIGHTS / f"{update}.safetensors") for update in kept)

@@ -31,9 +31,9 @@ from headscope.training.swaps.head_scores import SCORES, seen_of, sides_of
 from headscope.training.variant import Gradients, Variant
 
 if TYPE_CHECKING:
-    from headscope.training.data.batches import Batch
+    from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses.cross_entropy import Sums
-    from headscope.training.run_state import Run
+    from headscope.training.run_state import TrainingRun
 
 
 class ConfidenceFiles(Variant):
@@ -55,12 +55,12 @@ class ConfidenceFiles(Variant):
         self.rows: list[Tensor] = []
         self.noted = 0
 
-    def prepare(self, run: Run) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
         modules = [(site, layer, module) for site, layer, _, module in run.model.attention_modules() if module.heads]
         self.places = {id(module): (site, layer) for site, layer, module in modules}
         self.heads = {(site, layer): module.heads for site, layer, module in modules}
 
-    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
         self.calls, self.passes = [], []
         with tapped(self._see, before_mixing=True):
             found = gradients(batches)
@@ -73,7 +73,7 @@ class ConfidenceFiles(Variant):
             self.calls.append(call)
 
     @torch.no_grad()
-    def extra_loss(self, run: Run, batch: Batch) -> None:
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> None:
         """No loss; the calls of the forward pass that is over become a row."""
         calls, self.calls = self.calls, []
         sides = sides_of(batch)
@@ -84,13 +84,13 @@ class ConfidenceFiles(Variant):
             found[place] = torch.cat([total / count.clamp_min(1), count.view(1)])
         self.passes.append(torch.cat([found[place] for place in self.heads]))
 
-    def after_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
         rows = self._by_place(self.rows)
         self.rows, self.noted = [], 0
         if run.processes.main:
             write_confidence(run.config.out / CONFIDENCE, moment.epoch, rows)
 
-    def history(self, run: Run) -> dict[str, float]:
+    def history(self, run: TrainingRun) -> dict[str, float]:
         """Mean over the heads of a site and the sentences since the line before, of this epoch."""
         found = dict.fromkeys(sorted({site for site, _ in self.heads}), float("nan"))
         if recent := self.rows[self.noted :]:

@@ -48,7 +48,7 @@ def training_place(
             checkpoints.recover_all(place.path)
         except OutputError as error:
             problem = str(error)
-    path, problem = processes.told((None if place is None else place.path, problem) if processes.main else None)
+    path, problem = processes.broadcast((None if place is None else place.path, problem) if processes.main else None)
     if problem is not None or path is None:
         raise OutputError(problem)
     return place or Workplace(path, config.out, TRAINING)

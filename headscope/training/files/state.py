@@ -16,7 +16,7 @@ from headscope.files.writing import save_torch, written
 from headscope.training.config import TrainConfig, flag, plain_value
 from headscope.training.moment import Moment, length
 from headscope.training.progress import Progress
-from headscope.training.run_state import Run
+from headscope.training.run_state import TrainingRun
 
 FILE, VERSION = "state.pt", 1
 # files may have moved: what is in them is compared
@@ -25,7 +25,7 @@ ENDS = {"max_updates", "max_epochs", "patience"}
 MAY_CHANGE = FILES | ENDS | {"preset", "save_every", "tensorboard", "device", "threads", "compile", "average"}
 
 
-def save_state(run: Run, progress: Progress, settings: Mapping[str, Any]) -> None:
+def save_state(run: TrainingRun, progress: Progress, settings: Mapping[str, Any]) -> None:
     """Write DIR/state.pt; the file is whole, the old or the new one, whenever the process ends."""
     random = run.processes.all(random_state(run.device))
     if not run.processes.main:
@@ -100,7 +100,7 @@ def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder
         )
 
 
-def load_state(run: Run, state: Mapping[str, Any]) -> Progress:
+def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
     """Bring a fresh run to where the state was saved; it then goes on as if it had never stopped.
 
     With other limits than it was begun with it ends there, and schedules go by the length planned at first.
@@ -128,7 +128,7 @@ def load_state(run: Run, state: Mapping[str, Any]) -> Progress:
         return Progress.from_plain(state["progress"])
 
 
-def _check_length(run: Run) -> None:
+def _check_length(run: TrainingRun) -> None:
     """ConfigError where a cosine rate has come down to 0 before the end that is wanted now."""
     config, planned = run.config, run.moment.planned_length
     wanted = length(config.max_updates, config.epochs, run.moment.updates_per_epoch)

@@ -24,7 +24,7 @@ FORK_HEADS, FORK_LAYERS = 4, 3  # what the fork has in the place of options
 
 
 @dataclass(frozen=True)
-class Timing:
+class SwapTiming:
     """Epochs: the first that may begin swapped, the last (None: all), how long a swap stays, and the rest after it."""
 
     start: int
@@ -41,7 +41,7 @@ class Phase:
     last: int = 0
 
 
-def decide(phase: Phase, coming: int, timing: Timing) -> tuple[Action, Phase]:
+def decide(phase: Phase, coming: int, timing: SwapTiming) -> tuple[Action, Phase]:
     """What happens between two epochs, and the phase after it; for "swap" the caller fills in `pending`.
 
     `coming` is the epoch that is about to begin, 2 at the first decision. In order: before the start nothing;
@@ -60,7 +60,7 @@ def decide(phase: Phase, coming: int, timing: Timing) -> tuple[Action, Phase]:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SwapScores:
     """What a way of choosing heads sees; `depth` is the encoder's number of layers, which the fork takes for all."""
 
     site: Site
@@ -85,19 +85,19 @@ class Choice:
         return [head for _, head in sorted(heads, key=lambda pair: pair[0])]
 
 
-def hard(choice: Choice) -> list[Swap]:
+def hard(choice: SwapScores) -> list[Swap]:
     """The k strongest heads of the site with its k weakest: the strongest with the weakest, and so on."""
     return _ends(choice.all_ranked(), choice.most, f"{choice.site}")
 
 
-def at_random(choice: Choice) -> list[Swap]:
+def at_random(choice: SwapScores) -> list[Swap]:
     """2k heads of the site in any order: the control of "hard"."""
     heads = choice.all_ranked()
     order = torch.randperm(len(heads), generator=choice.generator).tolist()
     return _ends([heads[place] for place in order], choice.most, f"{choice.site}")
 
 
-def soft(choice: Choice) -> list[Swap]:
+def soft(choice: SwapScores) -> list[Swap]:
     """The k weakest heads of a layer with the k weakest of the layer that mirrors it, weakest with weakest (paper)."""
     layers = choice.layers
     found = []
@@ -108,12 +108,12 @@ def soft(choice: Choice) -> list[Swap]:
     return found
 
 
-def local(choice: Choice) -> list[Swap]:
+def local(choice: SwapScores) -> list[Swap]:
     """The k strongest heads of every layer with its own k weakest."""
     return [swap for n in choice.layers for swap in _ends(choice.ranked(n), choice.most, f"{choice.site}.{n}")]
 
 
-def fork_soft(choice: Choice) -> list[Swap]:
+def fork_soft(choice: SwapScores) -> list[Swap]:
     """The fork's "soft": its four weakest heads of each of the first k layers, by number, with the mirror layer."""
     layers = choice.depth
     if choice.most > layers - choice.most:
@@ -121,7 +121,7 @@ def fork_soft(choice: Choice) -> list[Swap]:
     return _mirrored(choice, range(choice.most), FORK_HEADS)
 
 
-def fork_local(choice: Choice) -> list[Swap]:
+def fork_local(choice: SwapScores) -> list[Swap]:
     """The fork's "local", which is not: its k weakest heads of each of the first three layers, as in `fork_soft`."""
     heads = len(choice.scores[0])
     if choice.most > heads - choice.most:
@@ -129,7 +129,7 @@ def fork_local(choice: Choice) -> list[Swap]:
     return _mirrored(choice, range(FORK_LAYERS), choice.most)
 
 
-def _mirrored(choice: Choice, layers: range, heads: int) -> list[Swap]:
+def _mirrored(choice: SwapScores, layers: range, heads: int) -> list[Swap]:
     last = choice.depth - 1
     if missing := [n for n in layers if n not in choice.scores]:
         raise ConfigError(f"the fork's way takes layer {missing[0]}; {choice.site} has {len(choice.scores)} layers")
@@ -147,11 +147,11 @@ def _check_k(wanted: int, there: int, where: str) -> None:
         raise ConfigError(f"swaps of {where} need {wanted} heads, and there are {there}; lower --dynamic-max-switches")
 
 
-def _each(choice: Choice, layer: int) -> list[tuple[int, float]]:
+def _each(choice: SwapScores, layer: int) -> list[tuple[int, float]]:
     return list(enumerate(choice.scores[layer].tolist()))
 
 
-CHOICES: Mapping[str, Callable[[Choice], list[Swap]]] = {
+CHOICES: Mapping[str, Callable[[SwapScores], list[Swap]]] = {
     "hard": hard,
     "soft": soft,
     "random": at_random,

@@ -18,7 +18,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.mixing.alpha import Alpha
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
-from headscope.training.swaps.swaps import Part, Swap, trade
+from headscope.training.swaps.swaps import ParameterSlice, Swap, swap_parameters
 
 MODULES = {
     Site.ENCODER_SELF: ("encoder", "self_attn"),
@@ -59,7 +59,7 @@ class ForkSwap:
         return " ↔ ".join(ends)
 
 
-def exchange_like_the_fork(model: Transformer, swaps: list[ForkSwap]) -> None:
+def swap_heads_like_fork(model: Transformer, swaps: list[ForkSwap]) -> None:
     """Carry out swaps in their order, on the weights that the fork would pick.
 
     ConfigError where the fork stops with an error of sizes: head 0 against another head, which takes a whole
@@ -67,7 +67,7 @@ def exchange_like_the_fork(model: Transformer, swaps: list[ForkSwap]) -> None:
     """
     for pairs in [fork_parts(model, swap) for swap in swaps]:
         for first, second in pairs:
-            trade(first, second)
+            swap_parameters(first, second)
 
 
 def check_fork_width(model: Transformer) -> None:
@@ -81,8 +81,8 @@ def check_fork_width(model: Transformer) -> None:
         )
 
 
-def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[Part, Part]]:
-    """The pairs of slices that the fork exchanges for one swap; ConfigError as in `exchange_like_the_fork`."""
+def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[ParameterSlice, ParameterSlice]]:
+    """The pairs of slices that the fork exchanges for one swap; ConfigError as in `swap_heads_like_fork`."""
     config = model.config.decoder
     heads = config.self_heads[0] if config.self_heads else 0
     width = config.d_model // max(heads, 1)
@@ -94,7 +94,7 @@ def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[Part, Part]]:
     ends = [slice(end.head * width, (end.head + 1) * width) for end in (swap.first, swap.second)]
     found = []
     for one, other in zip(first, second, strict=False):
-        parts = [Part(t, _bounded(rows, len(t)), 0) for t, rows in zip((one, other), ends, strict=True)]
+        parts = [ParameterSlice(t, _bounded(rows, len(t)), 0) for t, rows in zip((one, other), ends, strict=True)]
         sizes = [(part.rows.stop - part.rows.start, *part.tensor.shape[1:]) for part in parts]
         if sizes[0] != sizes[1]:
             raise ConfigError(f"{swap}: slices of sizes {sizes[0]} and {sizes[1]}; the fork stops here")

@@ -23,12 +23,12 @@ from headscope.engine.fork import confidence as mhr_confidence
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.native.transformer import Transformer
-from headscope.training.data.batches import Batch
+from headscope.training.data.batches import TrainingBatch
 from headscope.training.swaps.choice import Scores
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedHeads:
     """One call on one batch: weights [b h t s], context [b h t k], real and counted positions of both sides."""
 
     weights: Tensor
@@ -39,49 +39,49 @@ class Seen:
     counted_keys: Tensor
 
 
-def confidence(seen: Seen) -> tuple[Tensor, Tensor]:
+def confidence_score(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over counted queries of the largest weight on counted keys [h], and their number."""
     peak = seen.weights.masked_fill(~seen.counted_keys[:, None, None], 0.0).amax(dim=-1)  # [b h t]
     counted = (seen.counted_queries & seen.counted_keys.any(dim=-1, keepdim=True)).to(peak.dtype)
     return torch.einsum("bht,bt->h", peak, counted), counted.sum()
 
 
-def uniqueness(seen: Seen) -> tuple[Tensor, Tensor]:
+def uniqueness(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of the mean distance to the other heads' contexts [h], and the number of sentences."""
     flat = (seen.context * seen.queries[:, None, :, None]).flatten(2)  # [b h t·k]
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
     return apart.sum(dim=0) / max(flat.shape[1] - 1, 1), _sentences(seen)
 
 
-def base(seen: Seen) -> tuple[Tensor, Tensor]:
+def base_score(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of the largest weight [h]."""
     return mhr_confidence.base(_without_last_cell(seen)).sum(dim=0), _sentences(seen)
 
 
-def advanced(seen: Seen) -> tuple[Tensor, Tensor]:
+def advanced_score(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
     widths = seen.keys.sum(dim=-1)  # [b]
     values = mhr_confidence.advanced(_without_last_cell(seen), widths)  # [b h]
     return values[widths > 1].sum(dim=0), (widths > 1).sum().to(values.dtype)
 
 
-def pairwise(seen: Seen) -> tuple[Tensor, Tensor]:
+def pairwise_score(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_j ‖W_i − W_j‖, weights of a sentence as one vector [h]."""
     return mhr_confidence.pairwise(_without_last_cell(seen)).sum(dim=0), _sentences(seen)
 
 
-SCORES: Mapping[str, Callable[[Seen], tuple[Tensor, Tensor]]] = {
-    "confidence": confidence,
+SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
+    "confidence": confidence_score,
     "uniqueness": uniqueness,
-    "base": base,
-    "advanced": advanced,
-    "pairwise": pairwise,
+    "base": base_score,
+    "advanced": advanced_score,
+    "pairwise": pairwise_score,
 }
 
 
 def head_scores(
     model: Transformer,
-    batches: Iterable[Batch],
+    batches: Iterable[TrainingBatch],
     *,
     score: str,
     source_special: Collection[int] = (),
@@ -109,7 +109,7 @@ def _add(
     sums: dict[tuple[Site, int], tuple[Tensor, Tensor]],
     places: Mapping[int, tuple[Site, int]],
     sides: Sides,
-    score: Callable[[Seen], tuple[Tensor, Tensor]],
+    score: Callable[[ObservedHeads], tuple[Tensor, Tensor]],
     call: AttentionCall,
     _: Tensor,
 ) -> None:
@@ -119,16 +119,16 @@ def _add(
     sums[site, layer] = found if before is None else (before[0] + found[0], before[1] + found[1])
 
 
-def seen_of(call: AttentionCall, site: Site, sides: Sides, *, dtype: torch.dtype | None = None) -> Seen:
+def seen_of(call: AttentionCall, site: Site, sides: Sides, *, dtype: torch.dtype | None = None) -> ObservedHeads:
     """A call at a site as scores take it, in `dtype`; None: its own, float32 for half precision."""
     queries = sides["source" if site is Site.ENCODER_SELF else "target"]
     keys = sides["target" if site is Site.DECODER_SELF else "source"]
     dtype = dtype or torch.promote_types(call.weights.dtype, torch.float32)
     weights, context = call.weights.to(dtype), call.context.to(dtype)
-    return Seen(weights, context, queries[0], keys[0], queries[1], keys[1])
+    return ObservedHeads(weights, context, queries[0], keys[0], queries[1], keys[1])
 
 
-def sides_of(batch: Batch, source_special: Collection[int] = (), target_special: Collection[int] = ()) -> Sides:
+def sides_of(batch: TrainingBatch, source_special: Collection[int] = (), target_special: Collection[int] = ()) -> Sides:
     """Real and counted positions of both sides of a batch; the ids given are those that are not counted."""
     found = {}
     for name, ids, mask, special in (
@@ -142,9 +142,9 @@ def sides_of(batch: Batch, source_special: Collection[int] = (), target_special:
     return found
 
 
-def _without_last_cell(seen: Seen) -> Tensor:
+def _without_last_cell(seen: ObservedHeads) -> Tensor:
     return mhr_confidence.without_last_cell(seen.weights, seen.queries, seen.keys)
 
 
-def _sentences(seen: Seen) -> Tensor:
+def _sentences(seen: ObservedHeads) -> Tensor:
     return torch.tensor(float(len(seen.queries)), dtype=seen.weights.dtype, device=seen.weights.device)

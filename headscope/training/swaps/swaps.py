@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, describe
+from headscope.heads import HeadId, Layout, describe_heads
 from headscope.model.mixing.alpha import Alpha
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
@@ -33,7 +33,7 @@ class Swap:
         return f"{self.first} ↔ {self.second}"
 
 
-class Part(NamedTuple):
+class ParameterSlice(NamedTuple):
     """Where a head has its weights: units `rows` of dimension `dim` of a parameter or buffer."""
 
     tensor: Tensor
@@ -45,9 +45,9 @@ def check_swap(swap: Swap, layout: Layout) -> str | None:
     """What is wrong with a swap in a model with these heads, None where nothing is."""
     for head in (swap.first, swap.second):
         if (head.site, head.layer) not in layout:
-            return f"{head} is in a layer that is not there; the model has {describe(layout)}"
+            return f"{head} is in a layer that is not there; the model has {describe_heads(layout)}"
         if head.head >= layout[head.site, head.layer]:
-            return f"{head} is a head that is not there; the model has {describe(layout)}"
+            return f"{head} is a head that is not there; the model has {describe_heads(layout)}"
     if swap.first.site is not swap.second.site:
         return f"{swap} are heads of two sites; heads change places within one site only"
     if swap.first == swap.second:
@@ -55,7 +55,7 @@ def check_swap(swap: Swap, layout: Layout) -> str | None:
     return None
 
 
-def exchange(
+def swap_heads(
     model: Transformer,
     swaps: Iterable[Swap],
     *,
@@ -79,9 +79,9 @@ def exchange(
         firsts = parts_of(sides[0], swap.first.head, output=output, matrix=within)
         seconds = parts_of(sides[1], swap.second.head, output=output, matrix=within)
         for first, second in zip(firsts, seconds, strict=True):
-            trade(first, second)
+            swap_parameters(first, second)
             if optimizer is not None:
-                trade_moments(first, second, optimizer)
+                swap_optimizer_state(first, second, optimizer)
 
 
 def check_separate(*modules: Attention) -> None:
@@ -90,24 +90,24 @@ def check_separate(*modules: Attention) -> None:
         raise ConfigError("all heads of this model share one projection; there is nothing to exchange")
 
 
-def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False) -> Iterator[Part]:
+def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False) -> Iterator[ParameterSlice]:
     """The slices of a module that make one of its heads; `matrix`: its row and column of the mixing matrix too."""
     for projection, width in module.inputs():
         rows = slice(head * width, (head + 1) * width)
-        yield Part(projection.weight, rows, 0)
+        yield ParameterSlice(projection.weight, rows, 0)
         if projection.bias is not None:
-            yield Part(projection.bias, rows, 0)
+            yield ParameterSlice(projection.bias, rows, 0)
     if module.sliced:
-        yield Part(module.slice_of_head, slice(head, head + 1), 0)
+        yield ParameterSlice(module.slice_of_head, slice(head, head + 1), 0)
     if output:
         width = module.d_value
-        yield Part(module.output.weight, slice(head * width, (head + 1) * width), 1)
+        yield ParameterSlice(module.output.weight, slice(head * width, (head + 1) * width), 1)
     if matrix and isinstance(module.mixing, Alpha):
-        yield from (Part(module.mixing.alpha, slice(head, head + 1), dim) for dim in (0, 1))
+        yield from (ParameterSlice(module.mixing.alpha, slice(head, head + 1), dim) for dim in (0, 1))
 
 
 @torch.no_grad()
-def trade(first: Part, second: Part) -> None:
+def swap_parameters(first: ParameterSlice, second: ParameterSlice) -> None:
     """Exchange two slices in place; also of one tensor."""
     one, other = (part.tensor.narrow(part.dim, *_reach(part)) for part in (first, second))
     kept = one.clone()
@@ -115,15 +115,15 @@ def trade(first: Part, second: Part) -> None:
     other.copy_(kept)
 
 
-def trade_moments(first: Part, second: Part, optimizer: torch.optim.Optimizer) -> None:
+def swap_optimizer_state(first: ParameterSlice, second: ParameterSlice, optimizer: torch.optim.Optimizer) -> None:
     """Exchange the slices of everything the optimizer keeps in the size of the two weights."""
     if not isinstance(first.tensor, nn.Parameter):
         return
     one, other = (optimizer.state.get(part.tensor, {}) for part in (first, second))
     for name, kept in one.items():
         if isinstance(kept, Tensor) and kept.shape == first.tensor.shape and name in other:
-            trade(first._replace(tensor=kept), second._replace(tensor=other[name]))
+            swap_parameters(first._replace(tensor=kept), second._replace(tensor=other[name]))
 
 
-def _reach(part: Part) -> tuple[int, int]:
+def _reach(part: ParameterSlice) -> tuple[int, int]:
     return part.rows.start, part.rows.stop - part.rows.start

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headscope.model.attention import AttentionCall
-    from headscope.training.data.batches import Batch
+    from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses.cross_entropy import Sums
-    from headscope.training.run_state import Run
+    from headscope.training.run_state import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Disagreement(Variant):
         self.contexts: list[tuple[Site, Tensor]] = []
         self.latest = float("nan")
 
-    def prepare(self, run: Run) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
         wanted = {Site(name) for name in self.options.sites}
         modules = [(site, module) for site, _, _, module in run.model.attention_modules() if module.heads]
         self.places = {id(module): site for site, module in modules if site in wanted}
@@ -76,7 +76,7 @@ class Disagreement(Variant):
 
             pad_like_the_fork(run.model, run.data.train.pads, fresh=run.config.init is None)
 
-    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
         from headscope.model.attention import tapped
 
         self.contexts.clear()
@@ -88,7 +88,7 @@ class Disagreement(Variant):
         if site is not None:
             self.contexts.append((site, call.context))
 
-    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:  # noqa: D102
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:  # noqa: D102
         import torch
 
         from headscope.training.losses.disagreement import fork_loss, mean_cosine
@@ -106,7 +106,7 @@ class Disagreement(Variant):
         weighted: Tensor = mean * (self.options.weight * batch.tokens)
         return weighted
 
-    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """A loss without weight, and modules of one head, which agrees with itself whatever it says."""
         if not self.options.weight:
             return ["--weight 0 adds nothing to the loss"]
@@ -118,6 +118,6 @@ class Disagreement(Variant):
     def remedies(self) -> list[str]:  # noqa: D102
         return ["a lower --weight"] if self.options.weight else []
 
-    def history(self, run: Run) -> dict[str, float]:
+    def history(self, run: TrainingRun) -> dict[str, float]:
         """`disagreement`: the mean cosine of the latest micro-batch (with --compat fork its loss)."""
         return {"disagreement": self.latest}

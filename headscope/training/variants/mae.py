@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-    from headscope.training.data.batches import Batch
+    from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses.cross_entropy import Sums
-    from headscope.training.run_state import Run
+    from headscope.training.run_state import TrainingRun
 
 MIXING = "experts.v1"
 GATE = ".mixing.gate."
@@ -65,7 +65,7 @@ class MaeOptions(NoOptions):
 
 
 @dataclass
-class GateCourse:
+class GateHistory:
     """Entropies of gates noted since the last line of metrics, and how many G steps there were in all.
 
     They are noted in every tenth update, or as often as metrics are: a gate is a small part of a step.
@@ -99,7 +99,7 @@ class Mae(Variant):
         self.gates: list[nn.Parameter] = []
         self.rest: list[nn.Parameter] = []
         self.sgd: torch.optim.SGD | None = None
-        self.course = GateCourse()
+        self.course = GateHistory()
 
     @property
     def alternates(self) -> bool:
@@ -112,8 +112,8 @@ class Mae(Variant):
         if all(stack.self_mixing == MIXING for stack in stacks):
             return config
         check_heads([count for stack in stacks for count in (*stack.self_heads, *stack.cross_heads)], self.options)
-        encoder = None if config.encoder is None else mixed(config.encoder, self.options, causal=False)
-        return replace(config, encoder=encoder, decoder=mixed(config.decoder, self.options, causal=True))
+        encoder = None if config.encoder is None else mixture_modules(config.encoder, self.options, causal=False)
+        return replace(config, encoder=encoder, decoder=mixture_modules(config.decoder, self.options, causal=True))
 
     def adapt(self, model: Transformer, *, fresh: bool) -> None:  # noqa: D102
         if fresh and self.options.tune != "none":
@@ -136,7 +136,7 @@ class Mae(Variant):
             return [{"params": chosen if self.options.tune == "gates+output" else []}]
         return [{"params": self.rest if self.alternates else list(named.values())}]
 
-    def prepare(self, run: Run) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
         import torch
 
         if self.gates:
@@ -147,7 +147,7 @@ class Mae(Variant):
                 parameter.requires_grad_(id(parameter) in trained)
         self._watch(run)
 
-    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
         from headscope.model.mixing.experts import experts_of, using
 
         self.course.noting = (run.moment.update + 1) % min(self.course.every, run.config.log_every) == 0
@@ -158,14 +158,14 @@ class Mae(Variant):
             self._descend(run, batches)
             return found
         if not self.options.uniform and run.moment.epoch % self.options.gate_every == 0:
-            with frozen(self.rest), gates_alone(run.model):
+            with frozen_gates(self.rest), gates_alone(run.model):
                 gradients(batches)
             self._descend(run, batches)
             run.clear_gradients()
         with using(experts_of(run.model), "sampled"):
             return gradients(batches)
 
-    def _descend(self, run: Run, batches: Sequence[Batch]) -> None:
+    def _descend(self, run: TrainingRun, batches: Sequence[TrainingBatch]) -> None:
         """Plain SGD on the gates; a step whose gradients overflowed in half precision is left out."""
         assert self.sgd is not None
         if math.isfinite(run.descend(self.sgd, batches)):
@@ -173,7 +173,7 @@ class Mae(Variant):
         for gate in self.gates:
             gate.grad = None
 
-    def _watch(self, run: Run) -> None:
+    def _watch(self, run: TrainingRun) -> None:
         """Note the entropy of gates as training goes by; the model's own, so nothing has to be removed."""
         from headscope.model.mixing.experts import experts_of
 
@@ -191,7 +191,7 @@ class Mae(Variant):
     def remedies(self) -> list[str]:  # noqa: D102
         return [] if self.options.uniform or not self.options.bcd else ["a lower --gate-lr"]
 
-    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """Gates that have no G step, because no epoch is one for them, or because all overflowed."""
         every, last = self.options.gate_every, run.moment.last_epoch if ended else run.config.epochs
         if not self.alternates or self.options.tune != "none" or self.course.steps or last is None:
@@ -201,7 +201,7 @@ class Mae(Variant):
             return [f"the gates are not trained: {when}; lower --gate-every, or go on for more epochs with --resume"]
         return ["the gates were not trained: the gradients of all their steps overflowed"] if ended else []
 
-    def history(self, run: Run) -> dict[str, float]:
+    def history(self, run: TrainingRun) -> dict[str, float]:
         """Mean entropy of the gates in nats since the line before, and how many G steps there were."""
         noted = [float(each) for each in self.course.entropies]
         self.course.entropies.clear()
@@ -215,7 +215,7 @@ class Mae(Variant):
         self.course.steps = state["steps"]
 
 
-def mixed(stack: StackConfig, options: MaeOptions, *, causal: bool) -> StackConfig:
+def mixture_modules(stack: StackConfig, options: MaeOptions, *, causal: bool) -> StackConfig:
     """A stack whose attention modules mix experts."""
     norm = ("layer" if causal else "batch") if options.gate_norm == "auto" else options.gate_norm
     settings: dict[str, str | int | float | bool] = {"size": options.expert_heads}
@@ -255,7 +255,7 @@ def gates_alone(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def frozen_gates(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Within the block these take no part in gradients."""
     before = [(parameter, parameter.requires_grad) for parameter in parameters]
     try:

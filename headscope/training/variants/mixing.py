@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-    from headscope.training.data.batches import Batch
+    from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses.cross_entropy import Sums
-    from headscope.training.run_state import Run
+    from headscope.training.run_state import TrainingRun
 
 MIXING = "alpha.v1"
 GAMMA = 0.01  # the published 40 is for a loss summed over the tokens of a batch: about 4000
@@ -69,7 +69,7 @@ class MixingOptions(NoOptions):
 
 
 @variant
-class Mixing(Variant):
+class LinearMixing(Variant):
     """Matrices start as the identity and stay it until the window opens; then loss and growth loss train them.
 
     By default the window opens after a share of this run (of the length that it was begun with, however long it is
@@ -101,8 +101,8 @@ class Mixing(Variant):
         return per_site("--ratios", self.options.ratios)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:  # noqa: D102
-        encoder = None if config.encoder is None else mixed(config.encoder)
-        return replace(config, encoder=encoder, decoder=mixed(config.decoder))
+        encoder = None if config.encoder is None else mixing_modules(config.encoder)
+        return replace(config, encoder=encoder, decoder=mixing_modules(config.decoder))
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:  # noqa: D102
         alphas = [alpha for its in matrices_of(model).values() for alpha in its]
@@ -112,10 +112,10 @@ class Mixing(Variant):
         others = [each for each in model.parameters() if id(each) not in mine]
         return [{"params": others}, {"params": alphas, "weight_decay": 0.0}]
 
-    def prepare(self, run: Run) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
         self.matrices = matrices_of(run.model)
 
-    def before_update(self, run: Run, moment: Moment) -> None:  # noqa: D102
+    def before_update(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
         from headscope.training.losses.growth import fork_open
 
         if self.options.compat == "fork":
@@ -124,7 +124,7 @@ class Mixing(Variant):
         else:
             self.open = moment.fraction >= self.options.start_after
 
-    def step(self, run: Run, batches: Sequence[Batch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
         found = gradients(batches)
         self.seen += len(batches[-1])
         for site, its in self.matrices.items():
@@ -133,10 +133,10 @@ class Mixing(Variant):
                     alpha.grad = None
         return found
 
-    def after_update(self, run: Run, moment: Moment) -> None:  # noqa: D102
+    def after_update(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
         self.trained += self.open and any(self.ratios[site] for site in self.matrices)
 
-    def extra_loss(self, run: Run, batch: Batch) -> Tensor | None:  # noqa: D102
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:  # noqa: D102
         from headscope.training.losses.growth import growth_loss
 
         options, ratios = self.options, self.ratios
@@ -147,7 +147,7 @@ class Mixing(Variant):
         gamma = GAMMA if options.gamma is None else options.gamma
         return growth_loss(self.matrices, gamma=gamma, ratios=ratios, cap=options.norm_cap) * batch.tokens
 
-    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """Matrices that are still what they were, because no site is trained or the window does not open."""
         from headscope.training.losses.growth import FORK_EPOCHS, FORK_SENTENCES
 
@@ -173,7 +173,7 @@ class Mixing(Variant):
         pushed = self.open and self.options.gamma != 0
         return ["a lower --gamma", *([] if capped else ["--norm-cap 3"])] if pushed else []
 
-    def history(self, run: Run) -> dict[str, float]:
+    def history(self, run: TrainingRun) -> dict[str, float]:
         """Whether the window is open; per site the mean nuclear norm over h and the mean off-diagonal share."""
         from headscope.training.losses.growth import nuclear_norms, off_diagonal
 
@@ -191,7 +191,7 @@ class Mixing(Variant):
         self.seen, self.trained = state["seen"], state.get("trained", 0)  # which older states lack
 
 
-def mixed(stack: StackConfig) -> StackConfig:
+def mixing_modules(stack: StackConfig) -> StackConfig:
     """A stack whose attention modules mix their heads by matrices."""
     return replace(stack, self_mixing=MIXING, cross_mixing=MIXING if stack.cross_heads else None, mixing_options={})
 

@@ -14,8 +14,8 @@ from headscope.training.options import option
 from headscope.training.variant import NoOptions, Variant, variant
 
 if TYPE_CHECKING:
-    from headscope.training.run_state import Run
-    from headscope.training.swaps.choice import Phase, Scores, Timing
+    from headscope.training.run_state import TrainingRun
+    from headscope.training.swaps.choice import Phase, Scores, SwapTiming
     from headscope.training.swaps.fork import ForkSwap
     from headscope.training.swaps.swaps import Swap
 
@@ -82,19 +82,19 @@ class SwapOptions(NoOptions):
         found = {site: LETTERS.get(way, way) for site, way in per_site("--dynamic", self.dynamic).items()}
         return {site: way for site, way in found.items() if way != "none"}
 
-    def timing(self, site: Site) -> Timing:
+    def timing(self, site: Site) -> SwapTiming:
         """When a site swaps. The fork's end is 0, never, unless it is given."""
         from headscope.training.per_site import per_site
-        from headscope.training.swaps.choice import Timing
+        from headscope.training.swaps.choice import SwapTiming
 
         start, frequency, rest = (
             per_site("", values)[site] for values in (self.dynamic_start, self.dynamic_frequency, self.dynamic_rest)
         )
         ends: Sequence[int | None] = self.dynamic_end or ((0,) if self.compat == "fork" else (None,))
-        return Timing(start, per_site("--dynamic-end", ends)[site], frequency, rest)
+        return SwapTiming(start, per_site("--dynamic-end", ends)[site], frequency, rest)
 
 
-class Course(NamedTuple):
+class SwapHistory(NamedTuple):
     """Where dynamic swapping of a site stands, and how many exchanges of two heads it has made."""
 
     phase: Phase
@@ -122,10 +122,10 @@ class SwapHeads(Variant):
     def __init__(self, options: SwapOptions) -> None:
         super().__init__(options)
         self.schedule: Mapping[int, Sequence[Swap | ForkSwap]] = {}
-        self.courses: dict[Site, Course] = {}
+        self.courses: dict[Site, SwapHistory] = {}
         self.scheduled = 0
 
-    def prepare(self, run: Run) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
         from headscope.training.swaps.choice import Phase
         from headscope.training.swaps.fork import check_fork_width
         from headscope.training.swaps.swaps import check_separate
@@ -142,11 +142,11 @@ class SwapHeads(Variant):
         for site, way in options.ways.items():
             if len(options.dynamic) == len(SITES) and site not in there:
                 raise ConfigError(f"--dynamic {way} for {site}, which this model has not")
-        self.courses = {site: Course(Phase(), 0) for site in options.ways if site in there}
+        self.courses = {site: SwapHistory(Phase(), 0) for site in options.ways if site in there}
         if self.courses and run.data.valid is None:
             raise ConfigError("--dynamic ranks heads on the validation text; give --valid-source and --valid-target")
 
-    def _read(self, run: Run, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
+    def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
         """The schedule, checked against the model and the length of the run."""
         from headscope.training.swaps.fork import fork_parts
         from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
@@ -170,12 +170,12 @@ class SwapHeads(Variant):
             )
         return found
 
-    def before_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
         if planned := self.schedule.get(moment.epoch):
             self._exchange(run, planned)
             self.scheduled += len(planned)
 
-    def after_epoch(self, run: Run, moment: Moment) -> None:  # noqa: D102
+    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
         from headscope.training.swaps.choice import Phase, decide
 
         scores: dict[Site, Scores] | None = None
@@ -186,26 +186,28 @@ class SwapHeads(Variant):
                 swaps = course.phase.pending if self.options.compat == "fork" else course.phase.pending[::-1]
             elif action == "swap":
                 scores = (
-                    run.processes.told(self._scores(run) if run.processes.main else None) if scores is None else scores
+                    run.processes.broadcast(self._scores(run) if run.processes.main else None)
+                    if scores is None
+                    else scores
                 )
                 swaps = self._choose(run, site, scores)
                 phase = Phase(tuple(swaps), phase.last)
             self._exchange(run, swaps)
-            self.courses[site] = Course(phase, course.exchanges + len(swaps))
+            self.courses[site] = SwapHistory(phase, course.exchanges + len(swaps))
 
-    def _exchange(self, run: Run, swaps: Sequence[Swap | ForkSwap]) -> None:
-        from headscope.training.swaps.fork import ForkSwap, exchange_like_the_fork
-        from headscope.training.swaps.swaps import Swap, exchange
+    def _exchange(self, run: TrainingRun, swaps: Sequence[Swap | ForkSwap]) -> None:
+        from headscope.training.swaps.fork import ForkSwap, swap_heads_like_fork
+        from headscope.training.swaps.swaps import Swap, swap_heads
 
         if self.options.compat == "fork":
             theirs = [ForkSwap.of(swap) if isinstance(swap, Swap) else swap for swap in swaps]
-            exchange_like_the_fork(run.model, theirs)
+            swap_heads_like_fork(run.model, theirs)
             return
         moments = run.optimizer if self.options.swap_moments else None
         mine = [swap for swap in swaps if isinstance(swap, Swap)]
-        exchange(run.model, mine, output=self.options.swap_output, optimizer=moments)
+        swap_heads(run.model, mine, output=self.options.swap_output, optimizer=moments)
 
-    def _scores(self, run: Run) -> dict[Site, Scores]:
+    def _scores(self, run: TrainingRun) -> dict[Site, Scores]:
         """Scores on the validation text; the first process's, which all then use."""
         from headscope.training.swaps.head_scores import head_scores
 
@@ -219,17 +221,17 @@ class SwapHeads(Variant):
                 target_special=run.data.target.special_ids,
             )
 
-    def _choose(self, run: Run, site: Site, scores: Mapping[Site, Scores]) -> list[Swap]:
+    def _choose(self, run: TrainingRun, site: Site, scores: Mapping[Site, Scores]) -> list[Swap]:
         from headscope.training.per_site import per_site
-        from headscope.training.swaps.choice import CHOICES, FORK_CHOICES, Choice
+        from headscope.training.swaps.choice import CHOICES, FORK_CHOICES, SwapScores
 
         ways = FORK_CHOICES if self.options.compat == "fork" else CHOICES
         encoder = run.model.config.encoder
         depth = (run.model.config.decoder if encoder is None else encoder).layers
         most = per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]
-        return ways[self.options.ways[site]](Choice(site, scores[site], most, run.generator, depth))
+        return ways[self.options.ways[site]](SwapScores(site, scores[site], most, run.generator, depth))
 
-    def remarks(self, run: Run, *, ended: bool) -> list[str]:
+    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """Swaps of the schedule whose epoch did not come, and sites that never trained with heads swapped by score."""
         last = run.moment.last_epoch if ended else run.config.epochs
         if last is None:
@@ -252,7 +254,7 @@ class SwapHeads(Variant):
             return f"the first swap comes before epoch {timing.start}, and the run ends after epoch {last}"
         return f"{self.options.ways[site]} swaps find no two heads there" if ended else None
 
-    def history(self, run: Run) -> dict[str, float]:
+    def history(self, run: TrainingRun) -> dict[str, float]:
         """Exchanges by schedule so far; by site exchanges by score (undone ones count again), and those in effect."""
         found = {"swaps.schedule": float(self.scheduled)} if self.schedule else {}
         for site, course in self.courses.items():
@@ -278,7 +280,7 @@ class SwapHeads(Variant):
         self.scheduled = state["scheduled"]
         for name, its in state["courses"].items():
             pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in its["pending"])
-            self.courses[Site(name)] = Course(Phase(pending, its["last"]), its["exchanges"])
+            self.courses[Site(name)] = SwapHistory(Phase(pending, its["last"]), its["exchanges"])
 
 
 def _sites() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Analysis, Heads, analysis
+from headscope.engine.base import Analysis, HeadBatch, analysis
 
 
 @analysis
@@ -17,7 +17,7 @@ class LastKey(Analysis):
     name = "last_key"
     summary = "mean weight on the last word"
 
-    def observe(self, heads: Heads) -> Mapping[str, Ratio]:
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         positions = torch.arange(heads.keys.shape[1], device=heads.keys.device)  # [s]
         last = (heads.keys * (positions + 1)).argmax(dim=-1)  # [b]
         b, h, t, _ = heads.weights.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headscope.engine.faithfulness.orders import Scores
 from headscope.heads import all_heads
-from headscope.pruning.ranking.criterion import Criterion, Question, criterion
+from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 
 
 @criterion
@@ -16,5 +16,5 @@ class LastLayer(Criterion):
     reads_text = False
     changes = False
 
-    def scores(self, question: Question) -> Scores:
+    def scores(self, question: ScoringContext) -> Scores:
         return {head: -float(head.layer) for head in all_heads(question.checkpoint.layout)}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headscope.pruning.ranking.criterion import Measured, criterion
+from headscope.pruning.ranking.criterion import MeasuredColumn, criterion
 
 
 @criterion
-class Ablation(Measured):
+class Ablation(MeasuredColumn):
     """Heads whose removal alone harms the objective most stay (Michel et al. 2019, §3.2)."""
 
     name = "ablation"

@@ -6,7 +6,7 @@ import numpy as np
 
 from headscope.engine.faithfulness.orders import Scores
 from headscope.heads import all_heads
-from headscope.pruning.ranking.criterion import Criterion, Question, criterion
+from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 
 
 @criterion
@@ -18,7 +18,7 @@ class Chance(Criterion):
     reads_text = False
     changes = False
 
-    def scores(self, question: Question) -> Scores:  # noqa: D102
+    def scores(self, question: ScoringContext) -> Scores:  # noqa: D102
         heads = list(all_heads(question.checkpoint.layout))
         values = np.random.default_rng([question.options.seed, len(heads)]).random(len(heads)).tolist()
         return dict(zip(heads, values, strict=True))

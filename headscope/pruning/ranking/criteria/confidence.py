@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headscope.pruning.ranking.criterion import Measured, criterion
+from headscope.pruning.ranking.criterion import MeasuredColumn, criterion
 
 
 @criterion
-class Confidence(Measured):
+class Confidence(MeasuredColumn):
     """Heads with large maximum weights stay (Voita et al. 2019, §4)."""
 
     name = "confidence"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headscope.pruning.ranking.criterion import Measured, criterion
+from headscope.pruning.ranking.criterion import MeasuredColumn, criterion
 
 
 @criterion
-class Entropy(Measured):
+class Entropy(MeasuredColumn):
     """Heads that look at few places stay: low entropy is kept."""
 
     name = "entropy"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headscope.pruning.ranking.criterion import Measured, criterion
+from headscope.pruning.ranking.criterion import MeasuredColumn, criterion
 
 
 @criterion
-class Gradient(Measured):
+class Gradient(MeasuredColumn):
     """Heads whose gate the loss is sensitive to stay (Michel et al. 2019, §4.1)."""
 
     name = "gradient"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headscope.pruning.ranking.criterion import Measured, criterion
+from headscope.pruning.ranking.criterion import MeasuredColumn, criterion
 
 
 @criterion
-class Lrp(Measured):
+class Lrp(MeasuredColumn):
     """Heads that the predictions get their relevance from stay (Voita et al. 2019, §4)."""
 
     name = "lrp"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headscope.pruning.ranking.criterion import Measured, criterion
+from headscope.pruning.ranking.criterion import MeasuredColumn, criterion
 
 
 @criterion
-class Magnitude(Measured):
+class Magnitude(MeasuredColumn):
     """Heads with a large slice of W_O stay; needs no text, and does not change when others go."""
 
     name = "magnitude"

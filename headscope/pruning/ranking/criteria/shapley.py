@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headscope.pruning.ranking.criterion import Measured, criterion
+from headscope.pruning.ranking.criterion import MeasuredColumn, criterion
 
 
 @criterion
-class Shapley(Measured):
+class Shapley(MeasuredColumn):
     """Heads with large Shapley values stay (Castro et al. 2009, sampled orders)."""
 
     name = "shapley"

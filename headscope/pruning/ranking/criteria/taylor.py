@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headscope.pruning.ranking.criterion import Measured, criterion
+from headscope.pruning.ranking.criterion import MeasuredColumn, criterion
 
 
 @criterion
-class Taylor(Measured):
+class Taylor(MeasuredColumn):
     """Heads with a large squared first-order effect stay (Molchanov et al. 2019)."""
 
     name = "taylor"
