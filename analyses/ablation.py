@@ -35,17 +35,17 @@ class Ablation(Analysis):
     default = False
     needs = frozenset({"objective"})
     summary = "how much worse the objective gets without the head"
-    seats: LayerIndex | None = None
+    layer_index: LayerIndex | None = None
 
     def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
         replacement(self.options.ablate_with)
-        self.seats = resumable_layers(checkpoint.model)
+        self.layer_index = resumable_layers(checkpoint.model)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
         how = self.options.ablate_with
         with (
             torch.inference_mode(),
-            explained_batch(checkpoint, self.objective, batch, seats=self.seats, ablate_with=how) as its,
+            explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=how) as its,
         ):
             return its.ratios("ablation", ablation(its.f, its.gates))
 

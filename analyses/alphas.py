@@ -66,7 +66,7 @@ class Alphas(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
         self.found = alphas_of(checkpoint)
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
         own = {place: _exact(alpha.diagonal()) for place, alpha in self.found.items()}
         sizes = {place: alpha.abs() for place, alpha in self.found.items()}
         others = {p: _exact(1 - size.diagonal() / size.sum(dim=1)) for p, size in sizes.items()}

@@ -24,7 +24,7 @@ class Confidence(Analysis):
     summary = "mean largest attention weight (Voita et al. 2019)"
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
-        return {"confidence": heads.over_queries(heads.peak)}
+        return {"confidence": heads.over_queries(heads.max_weight)}
 
     def signature(self) -> dict[str, str]:  # noqa: D102
         return {"m": "confidence.voita"}

@@ -64,7 +64,7 @@ class DirectLogit(Analysis):
                 self.slices[place] = matrices
 
     @contextmanager
-    def watching(self, checkpoint: Checkpoint) -> Iterator[None]:
+    def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """The last norm's input and output, pass by pass."""
         assert self.readout is not None
         if self.readout.norm is None:

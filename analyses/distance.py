@@ -24,6 +24,6 @@ class Distance(Analysis):
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
-        here = torch.arange(heads.focus.shape[-1], device=heads.focus.device)  # [t]
-        away = (heads.focus - here).abs().to(heads.weights.dtype)  # [b h t]
+        here = torch.arange(heads.argmax_position.shape[-1], device=heads.argmax_position.device)  # [t]
+        away = (heads.argmax_position - here).abs().to(heads.weights.dtype)  # [b h t]
         return {"distance": heads.over_queries(away)}

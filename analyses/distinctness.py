@@ -51,7 +51,7 @@ class Distinctness(Analysis):
         self.found = checkpoint.projections
         self.heads = dict(checkpoint.layout)
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         tables, missing = [], []
         for place, found in self.found.items():

@@ -36,9 +36,9 @@ class Entropy(Analysis):
             "entropy_share": heads.over_queries(share, only=seen > 1),
         }
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
-        findings = super().report(tally)
-        shares = findings.columns[1].estimates
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+        report = super().report(aggregates)
+        shares = report.columns[1].estimates
         even = [
             str(head)
             for place, share in shares.items()
@@ -47,8 +47,8 @@ class Entropy(Analysis):
         ]
         if even:
             named = ", ".join(even[:4]) + (" …" if len(even) > 4 else "")
-            findings.remarks.append(
+            report.remarks.append(
                 f"entropy: {len(even)} heads weigh all keys alike ({named}), so that they point nowhere: distance, "
                 "offset and other measures of their largest weight are those of the first key"
             )
-        return findings
+        return report

@@ -67,7 +67,7 @@ class ExpertUse(Analysis):
         self.pieces = {reads: its.pieces for reads, its in sides.items() if isinstance(its, Vocabulary)}
 
     @contextmanager
-    def watching(self, checkpoint: Checkpoint) -> Iterator[None]:
+    def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """Gates say what they found, just before `observe` sees the heads of their module."""
         with ExitStack() as stack:
             for place, its in self.mixtures.items():
@@ -106,35 +106,35 @@ class ExpertUse(Analysis):
         counts = torch.bincount(cells, minlength=experts * self.vocabulary).view(1, experts, -1).double()
         return Ratio(counts, counts.new_ones(1), whole=True)
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
-        findings = AnalysisReport(columns=[Column("expert_factor", {})])
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+        report = AnalysisReport(columns=[Column("expert_factor", {})])
         experts, gates, tokens = [], [], []
         factors: dict[Place, Estimate] = {}
-        for place in tally.places("entropy"):
+        for place in aggregates.places("entropy"):
             its = self.mixtures[place]
-            factors[place] = tally.ratio("factor", *place)
+            factors[place] = aggregates.ratio("factor", *place)
             where: dict[str, Any] = {"site": place[0].value, "layer": place[1]}
-            entropy = _interval("entropy", tally.ratio("entropy", *place), 0)
-            tied = _interval("tied", tally.ratio("tied", *place), 0)
+            entropy = _interval("entropy", aggregates.ratio("entropy", *place), 0)
+            tied = _interval("tied", aggregates.ratio("tied", *place), 0)
             gates.append({**where, "experts": its.experts, **entropy, "even": math.log(its.experts), **tied})
-            measured = {name: tally.ratio(name, *place) for name in ("responsibility", "share")}
+            measured = {name: aggregates.ratio(name, *place) for name in ("responsibility", "share")}
             lacks = [";".join(str(head) for head in row.nonzero()[:, 0].tolist()) for row in 1 - _members(its)]
             for number, missing in enumerate(lacks):
                 cells = {k: v for name, found in measured.items() for k, v in _interval(name, found, number).items()}
                 experts.append({**where, "expert": number, "lacks": missing, **cells})
-            counts = tally.kept("tokens", place).total.sum(dim=0)
+            counts = aggregates.kept("tokens", place).total.sum(dim=0)
             tokens += [{**where, **row} for row in self._top(counts, reads=place[0] is Site.ENCODER_SELF)]
-        findings.columns = [Column("expert_factor", factors)]
-        findings.tables = {"experts": pd.DataFrame(experts), "experts_gates": pd.DataFrame(gates)}
+        report.columns = [Column("expert_factor", factors)]
+        report.tables = {"experts": pd.DataFrame(experts), "experts_gates": pd.DataFrame(gates)}
         if tokens:
-            findings.tables["experts_tokens"] = pd.DataFrame(tokens)
+            report.tables["experts_tokens"] = pd.DataFrame(tokens)
         if even := [f"{row['site']}.{row['layer']}" for row in gates if row["entropy"] > row["even"] - EVEN]:
             named = ", ".join(even[:4]) + (" …" if len(even) > 4 else "")
-            findings.remarks.append(
+            report.remarks.append(
                 f"experts: the gates of {named} ({len(even)} of {len(gates)} modules) weigh all experts alike, "
                 "as if they had not been trained: none is preferred"
             )
-        return findings
+        return report
 
     def _top(self, counts: Tensor, *, reads: bool) -> Iterator[dict[str, Any]]:
         """The rows of experts_tokens.csv for counts [e V] of one module."""
@@ -179,7 +179,7 @@ class OneExpert(Analysis):
         return ExpertUse.applies(checkpoint)
 
     def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
-        first = checkpoint.places.order[0]
+        first = checkpoint.attention_sites.order[0]
         self.place = (first.site, first.layer)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
@@ -195,16 +195,16 @@ class OneExpert(Analysis):
             found[f"{mode}_drop"] = found[mode] - soft
         return {(name, *self.place): Ratio(each[:, None], count[:, None]) for name, each in found.items()}
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
         if self.place is None:
             return AnalysisReport()
-        soft = float(tally.ratio("soft", *self.place).value[0])
+        soft = float(aggregates.ratio("soft", *self.place).value[0])
         rows = [
             {
                 "expert": mode,
                 "nll_mixture": soft,
-                **_interval("nll", tally.ratio(mode, *self.place), 0),
-                **_interval("drop", tally.ratio(f"{mode}_drop", *self.place), 0),
+                **_interval("nll", aggregates.ratio(mode, *self.place), 0),
+                **_interval("drop", aggregates.ratio(f"{mode}_drop", *self.place), 0),
             }
             for mode in MODES
         ]

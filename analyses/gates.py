@@ -42,7 +42,7 @@ class Gates(Analysis):
                 array = values.double().cpu().numpy()
                 self.found.setdefault(name, {})[site, layer] = Estimate(array, array, array)
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
         return AnalysisReport(columns=[Column(name, estimates) for name, estimates in self.found.items()])
 
 

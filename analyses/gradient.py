@@ -51,12 +51,12 @@ class Gradient(Analysis):
             "gradient_signed": Ratio(position_gates(heads).sum(dim=-1), heads.counts[:, None]),
         }
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
         scaled: dict[tuple[Site, int], Estimate] = {}
         rows = []
-        for place in tally.places("gradient"):
-            scaled[place] = tally.bootstrap.function(normalised, tally.kept("gradient", place))
-            raw, signed = tally.ratio("gradient", *place), tally.ratio("gradient_signed", *place)
+        for place in aggregates.places("gradient"):
+            scaled[place] = aggregates.bootstrap.function(normalised, aggregates.kept("gradient", place))
+            raw, signed = aggregates.ratio("gradient", *place), aggregates.ratio("gradient_signed", *place)
             rows += _rows(place, raw, signed, scaled[place])
         return AnalysisReport(columns=[Column("gradient", scaled)], tables={"gradient": pd.DataFrame(rows)})
 

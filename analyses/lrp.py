@@ -120,9 +120,9 @@ class Lrp(Analysis):
     def add(self, own: dict[tuple[int, Site], dict[int, Tensor]]) -> None:  # noqa: D102
         self.kept = dict(sorted({**self.kept, **own}.items()))
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
-        order = sorted(tally.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
-        estimates = {key: tally.ratio(*key) for key in order}
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+        order = sorted(aggregates.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
+        estimates = {key: aggregates.ratio(*key) for key in order}
         first = {
             (site, layer): _measure(its, 0) for (name, site, layer), its in estimates.items() if name == self.names[0]
         }

@@ -40,7 +40,7 @@ class Magnitude(Analysis):
         for place, found in checkpoint.projections.items():
             self.norms[place] = slice_norms(found, checkpoint.layout[place])
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
         output = {place: exact(norms["o"]) for place, norms in self.norms.items()}
         every = {place: exact(torch.stack(list(norms.values())).prod(dim=0)) for place, norms in self.norms.items()}
         rows = [

@@ -31,22 +31,22 @@ class Positional(Analysis):
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
-        b, h, t = heads.focus.shape
-        here = torch.arange(t, device=heads.focus.device)
-        cells = heads.focus - here + t - 1  # [b h t], 0 … 2t−2, offset 0 in the middle
+        b, h, t = heads.argmax_position.shape
+        here = torch.arange(t, device=heads.argmax_position.device)
+        cells = heads.argmax_position - here + t - 1  # [b h t], 0 … 2t−2, offset 0 in the middle
         counted = heads.queries.to(torch.float32)
         histogram = torch.zeros(b, h, 2 * t - 1, device=cells.device)
         histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
         return {"offsets": Ratio(histogram, counted.sum(-1)[:, None, None], centred=True, coarse=True)}
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
-        findings = AnalysisReport()
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+        report = AnalysisReport()
         offset: dict[tuple[Site, int], Estimate] = {}
         share: dict[tuple[Site, int], Estimate] = {}
         tables = []
-        for site, layer in tally.places("offsets"):
-            kept = tally.sums["offsets", site, layer]
-            total, count = tally.bootstrap.sums(kept)  # [1+r h o], [1+r 1 1]
+        for site, layer in aggregates.places("offsets"):
+            kept = aggregates.sums["offsets", site, layer]
+            total, count = aggregates.bootstrap.sums(kept)  # [1+r h o], [1+r 1 1]
             middle = total.shape[-1] // 2
             shares = total / count
             by_offset = total.permute(1, 2, 0).numpy()  # [h o 1+r], as it lies in memory
@@ -56,10 +56,10 @@ class Positional(Analysis):
             tables.append(_table((site, layer), total[0], shares))
             for head in head_ids((site, layer), total.shape[1]):
                 if share[site, layer].value[head.head] >= THRESHOLD:
-                    findings.label(head, f"positional:{int(offset[site, layer].value[head.head]):+d}")
-        findings.columns = [Column("offset", offset), Column("offset_share", share)]
-        findings.tables["positional"] = pd.concat(tables, ignore_index=True)
-        return findings
+                    report.label(head, f"positional:{int(offset[site, layer].value[head.head]):+d}")
+        report.columns = [Column("offset", offset), Column("offset_share", share)]
+        report.tables["positional"] = pd.concat(tables, ignore_index=True)
+        return report
 
 
 def _table(place: tuple[Site, int], counts: Tensor, shares: Tensor) -> pd.DataFrame:

@@ -41,24 +41,26 @@ class RareWords(Analysis):
         only = counted[:, None].expand_as(heads.queries)
         found: dict[str, Ratio] = {}
         for name, hits in zip(("rarest", "rarest_two"), rarest, strict=True):
-            on_hit = hits[:, None].expand(*heads.focus.shape[:2], -1).gather(-1, heads.focus)  # [b h t]
+            on_hit = (
+                hits[:, None].expand(*heads.argmax_position.shape[:2], -1).gather(-1, heads.argmax_position)
+            )  # [b h t]
             found[name] = heads.over_queries(on_hit.to(torch.float32), only=only)
             chance = heads.shared(f"{name} chance", lambda hits=hits: _chance(heads, hits, only))  # type: ignore[misc]
             found[f"{name}_chance"] = Ratio(chance[:, None].expand_as(found[name].total), found[name].count)
         return found
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
-        findings = super().report(tally)
-        columns = {column.name: column.estimates for column in findings.columns}
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+        report = super().report(aggregates)
+        columns = {column.name: column.estimates for column in report.columns}
         for place, share in columns.get("rarest_two", {}).items():
             chance = columns["rarest_two_chance"][place]
             for head in head_ids(place, len(share.value)):
                 here = head.head
                 if share.value[here] >= SHARE and share.low[here] > TIMES_CHANCE * chance.value[here]:
-                    findings.label(head, "rare")
+                    report.label(head, "rare")
         if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
-            findings.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
-        return findings
+            report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
+        return report
 
     def signature(self) -> dict[str, str]:  # noqa: D102
         return {"freq": self.options.frequencies}

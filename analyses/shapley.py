@@ -34,16 +34,16 @@ class Shapley(Analysis):
     sampled = True
     needs = frozenset({"objective"})
     summary = "Shapley value: mean gain by the head over random orders of all heads"
-    seats: LayerIndex | None = None
+    layer_index: LayerIndex | None = None
 
     def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
-        self.seats = resumable_layers(checkpoint.model)
+        self.layer_index = resumable_layers(checkpoint.model)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
         samples, seed = self.options.shapley_samples, self.options.seed
         with (
             torch.inference_mode(),
-            explained_batch(checkpoint, self.objective, batch, seats=self.seats, keep="last") as its,
+            explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last") as its,
         ):
             return its.ratios("shapley", shapley(its.f, its.gates, samples=samples, seed=seed))
 

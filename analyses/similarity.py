@@ -51,24 +51,24 @@ class Similarity(Analysis):
             "tokens": Ratio(count.sum()[None], count.new_ones(1), whole=True),
         }
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
-        findings = AnalysisReport()
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+        report = AnalysisReport()
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
-        for place in tally.places("pairs"):
-            total, count = tally.bootstrap.sums(tally.kept("pairs", place))
+        for place in aggregates.places("pairs"):
+            total, count = aggregates.bootstrap.sums(aggregates.kept("pairs", place))
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
             heads = head_vectors(cosine.shape[-1])
             samples = {
                 "cosine": cosine,
                 "l2": l2,
-                "cka": recentred(cka_samples(tally, place, heads), folds=tally.kept("moments", place).used),
+                "cka": recentred(cka_samples(aggregates, place, heads), folds=aggregates.kept("moments", place).used),
             }
             for measure, found in samples.items():
-                findings.arrays.update(matrices(place, measure, square(interval(found), heads)))
+                report.arrays.update(matrices(place, measure, square(interval(found), heads)))
             for measure, column in columns.items():
                 column[place] = interval(mean_of_others(samples[measure.removeprefix("similarity_")], heads))
-        findings.columns = [Column(name, estimates) for name, estimates in columns.items()]
-        return findings
+        report.columns = [Column(name, estimates) for name, estimates in columns.items()]
+        return report
 
 
 @analysis
@@ -99,11 +99,11 @@ class JensenShannon(Analysis):
         total = weights.new_zeros(b, h, h).index_add_(0, row, found)
         return {"js": Ratio(total, heads.queries.sum(dim=-1)[:, None, None])}
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
-        findings = AnalysisReport()
-        for place in tally.places("js"):
-            findings.arrays.update(matrices(place, "js", tally.ratio("js", *place)))
-        return findings
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+        report = AnalysisReport()
+        for place in aggregates.places("js"):
+            report.arrays.update(matrices(place, "js", aggregates.ratio("js", *place)))
+        return report
 
 
 def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,12 +126,12 @@ def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return dots.mul_(inverse[:, :, None]).mul_(inverse[:, None]), away.sqrt_()
 
 
-def cka_samples(tally: Aggregates, place: tuple[Site, int], heads: int) -> Tensor:
+def cka_samples(aggregates: Aggregates, place: tuple[Site, int], heads: int) -> Tensor:
     """CKA of the whole corpus, then of each replicate: [1+r p]."""
-    kept, counts = tally.kept("moments", place), tally.kept("tokens", place)
+    kept, counts = aggregates.kept("moments", place), aggregates.kept("tokens", place)
     while counts.groups > kept.groups:
         counts.halve()
-    draws = tally.bootstrap.draws(kept.used)
+    draws = aggregates.bootstrap.draws(kept.used)
     draws = torch.cat([torch.ones(1, kept.used, dtype=draws.dtype), draws])  # [1+r f]
     used = slice(0, kept.used)
     return cka(kept.total[used], kept.count[used, 0], counts.total[used], draws, heads=heads)

@@ -35,14 +35,14 @@ class Sink(Analysis):
             "sink_special": heads.over_queries(on_special, only=later),
         }
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
-        findings = super().report(tally)
-        first, special = (column.estimates for column in findings.columns)
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+        report = super().report(aggregates)
+        first, special = (column.estimates for column in report.columns)
         for place in first:
             for head in head_ids(place, len(first[place].value)):
                 if max(first[place].value[head.head], special[place].value[head.head]) >= THRESHOLD:
-                    findings.label(head, "sink")
-        return findings
+                    report.label(head, "sink")
+        return report
 
 
 def _later(heads: HeadBatch) -> Tensor:

@@ -75,32 +75,32 @@ class Syntactic(Analysis):
             found["offsets"] = Ratio(plan.offsets, plan.instances[:, :, None])
         return found
 
-    def report(self, tally: Aggregates) -> AnalysisReport:  # noqa: D102
-        findings = AnalysisReport()
+    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+        report = AnalysisReport()
         best: dict[HeadId, tuple[float, float, float, str]] = {}
         tables = []
-        for place in tally.places("accuracy"):
-            table = self._place(tally, place)
+        for place in aggregates.places("accuracy"):
+            table = self._place(aggregates, place)
             tables.append(table)
             for row in table.itertuples():
                 head = HeadId(*place, row.head)
                 if row.margin == row.margin and row.margin > best.get(head, (-2.0,))[0]:
                     best[head] = (row.margin, row.margin_low, row.margin_high, row.label)
             for row in table[table.margin >= MARGIN].sort_values("margin", ascending=False, kind="stable").itertuples():
-                findings.label(HeadId(*place, row.head), f"syntactic:{row.label}")
+                report.label(HeadId(*place, row.head), f"syntactic:{row.label}")
         if tables:
             if self.options.relations != "all":
-                findings.remarks = _not_found(self.names, tables)
-            findings.tables["syntactic"] = pd.concat(tables, ignore_index=True)
-            findings.columns = [_margin_column(tally.places("accuracy"), tally, best)]
-            findings.texts = {"syntactic_relation": {head: found[3] for head, found in best.items()}}
-        return findings
+                report.remarks = _not_found(self.names, tables)
+            report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
+            report.columns = [_margin_column(aggregates.places("accuracy"), aggregates, best)]
+            report.texts = {"syntactic_relation": {head: found[3] for head, found in best.items()}}
+        return report
 
-    def _place(self, tally: Aggregates, place: tuple[Site, int]) -> pd.DataFrame:
+    def _place(self, aggregates: Aggregates, place: tuple[Site, int]) -> pd.DataFrame:
         """One row per head, relation and direction that has instances enough, for one site and layer."""
-        hits, count = tally.bootstrap.sums(tally.kept("accuracy", place))  # [1+r h c], [1+r 1 c]
-        first = next(other for other in tally.places("offsets") if other[0] is place[0])
-        offsets, _ = tally.bootstrap.sums(tally.kept("offsets", first))  # [1+r c o]
+        hits, count = aggregates.bootstrap.sums(aggregates.kept("accuracy", place))  # [1+r h c], [1+r 1 c]
+        first = next(other for other in aggregates.places("offsets") if other[0] is place[0])
+        offsets, _ = aggregates.bootstrap.sums(aggregates.kept("offsets", first))  # [1+r c o]
         accuracy = hits / count
         modal = offsets[0].argmax(dim=-1)  # [c]
         chosen = offsets.gather(-1, modal[None, :, None].expand(len(offsets), -1, 1))[..., 0]  # [1+r c]
@@ -159,12 +159,12 @@ def _no_rows(place: tuple[Site, int], estimates: Mapping[str, Estimate]) -> pd.D
 
 
 def _margin_column(
-    places: Sequence[tuple[Site, int]], tally: Aggregates, best: Mapping[HeadId, tuple[float, float, float, str]]
+    places: Sequence[tuple[Site, int]], aggregates: Aggregates, best: Mapping[HeadId, tuple[float, float, float, str]]
 ) -> Column:
     """The best margin of each head with its interval."""
     estimates = {}
     for place in places:
-        count = tally.kept("accuracy", place).total.shape[1]
+        count = aggregates.kept("accuracy", place).total.shape[1]
         rows = [best.get(head, (np.nan, np.nan, np.nan, ""))[:3] for head in head_ids(place, count)]
         value, low, high = np.array(rows, dtype=float).reshape(-1, 3).T
         estimates[place] = Estimate(value, low, high)
@@ -208,8 +208,8 @@ class _Plan:
         to_words = torch.einsum("bhts,bws->bhtw", weights, self.member.to(weights.dtype))
         words = torch.einsum("bhtv,bwt->bhwv", to_words, self.mean.to(weights.dtype))  # [b h w v]
         words = words.masked_fill(~self.is_word[:, None, None, :], -1.0)
-        _, focus = max_and_position(words)  # [b h w]
-        return (focus[self.row, :, self.start] == self.end[:, None]).float()
+        _, argmax_position = max_and_position(words)  # [b h w]
+        return (argmax_position[self.row, :, self.start] == self.end[:, None]).float()
 
 
 def _instances(row: int, aligned: Aligned, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -36,14 +36,14 @@ class _Pattern(Analysis):
         suffix = "_random" if heads.batch.kind == "random" else ""
         return {f"{self.name}{suffix}": heads.over_queries(score, only=named.any(dim=-1))}
 
-    def report(self, tally: Aggregates) -> AnalysisReport:
-        findings = super().report(tally)
-        for column in findings.columns:
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report = super().report(aggregates)
+        for column in report.columns:
             for place, estimate in column.estimates.items():
                 for head in head_ids(place, len(estimate.value)):
                     if column.name.endswith("_random") and estimate.value[head.head] >= THRESHOLD:
-                        findings.label(head, self.name.removesuffix("_token"))
-        return findings
+                        report.label(head, self.name.removesuffix("_token"))
+        return report
 
 
 def same_token(heads: HeadBatch) -> Tensor:

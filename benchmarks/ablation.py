@@ -43,15 +43,15 @@ PEERS = {
 }
 
 
-def ours(checkpoint: Checkpoint, seats: LayerIndex | None, batch: Batch) -> Tensor:
+def ours(checkpoint: Checkpoint, layer_index: LayerIndex | None, batch: Batch) -> Tensor:
     """Damages [b N] as the analysis finds them."""
-    with torch.inference_mode(), explained_batch(checkpoint, Representation(), batch, seats=seats) as its:
+    with torch.inference_mode(), explained_batch(checkpoint, Representation(), batch, layer_index=layer_index) as its:
         return ablation(its.f, its.gates)
 
 
 def plain(checkpoint: Checkpoint, outputs: list[nn.Linear], batch: Batch) -> Tensor:
     """The loop over all heads [b N], each with a whole forward pass of the model's own eager attention."""
-    place = checkpoint.places.order[0]
+    place = checkpoint.attention_sites.order[0]
     damages = []
     with torch.inference_mode(), through_attend(checkpoint.model, implementation="eager"):
         intact = mean_pooled(checkpoint.states(batch), batch.source.real)
@@ -106,7 +106,7 @@ def main() -> None:
     spent, found = time.process_time(), resumable_layers(checkpoint.model)
     assert found is not None, "this model has no seats"
     print(f"finding the seats, once a run: {time.process_time() - spent:.2f} s CPU")
-    outputs = [found.of[place.site, place.layer].output for place in checkpoint.places.order]
+    outputs = [found.of[place.site, place.layer].output for place in checkpoint.attention_sites.order]
     read = list(batches(corpus, checkpoint, tokens=given.tokens, limit=512, losses=Omissions()))
     sides = {"plain": partial(plain, checkpoint, outputs), "ours": partial(ours, checkpoint, found)}
     if given.peers:

@@ -25,7 +25,7 @@ def captum_layers(checkpoint: Checkpoint) -> Side:
     from captum.attr import LayerFeatureAblation
 
     model: Any = checkpoint.model
-    heads, width = checkpoint.places.order[0].heads, checkpoint.places.order[0].width
+    heads, width = checkpoint.attention_sites.order[0].heads, checkpoint.attention_sites.order[0].width
     columns = torch.arange(heads).repeat_interleave(width)[None, None]
 
     def run(batch: Batch) -> Tensor:
@@ -59,7 +59,7 @@ def transformer_lens(checkpoint: Checkpoint) -> Side:
     bridge = TransformerBridge.boot_transformers(
         "bert-base-uncased", hf_model=masked.eval(), tokenizer=getattr(checkpoint, "tokenizer", None), device="cpu"
     )
-    layers, heads = len(masked.bert.encoder.layer), checkpoint.places.order[0].heads
+    layers, heads = len(masked.bert.encoder.layer), checkpoint.attention_sites.order[0].heads
     seen: list[Tensor] = []
     masked.bert.encoder.register_forward_hook(lambda _, __, output: seen.append(output[0]))
 
@@ -94,7 +94,7 @@ def nnsight(checkpoint: Checkpoint) -> Side:
 
     own: Any = checkpoint.model
     wrapped = NNsight(own)
-    heads, width = checkpoint.places.order[0].heads, checkpoint.places.order[0].width
+    heads, width = checkpoint.attention_sites.order[0].heads, checkpoint.attention_sites.order[0].width
 
     def run(batch: Batch) -> Tensor:
         inputs = {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}

@@ -80,7 +80,11 @@ def hooks(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> Tensor:
 def study(checkpoint: Checkpoint, corpus: Corpus, tokens: int, names: tuple[str, ...]) -> AnalysisResult:
     """The package's way."""
     return analyze(
-        checkpoint, corpus, analyses=choose_analyses(only=names), options=Options(), pace=BatchingOptions(tokens=tokens)
+        checkpoint,
+        corpus,
+        analyses=choose_analyses(only=names),
+        options=Options(),
+        batching=BatchingOptions(tokens=tokens),
     )
 
 

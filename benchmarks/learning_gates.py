@@ -75,7 +75,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     checkpoint = open_checkpoint(asked.checkpoint, device="cpu", dtype="float32")
     data = training_examples(checkpoint, open_corpus(asked.source, target=asked.target, max_sentences=2000), limit=512)
-    parameters, gates = trained_parameters(checkpoint, "none"), gate_layout(checkpoint.places)
+    parameters, gates = trained_parameters(checkpoint, "none"), gate_layout(checkpoint.attention_sites)
     noise = torch.Generator().manual_seed(1)
     keep = asked.keep or gates.heads // 3
     learners: dict[str, GateLearner] = {

@@ -61,7 +61,7 @@ def main() -> None:
     analyses = choose_analyses(only=tuple(filter(None, given.only.split(","))))
 
     def study() -> None:
-        analyze(checkpoint, corpus, analyses=analyses, options=options, pace=BatchingOptions(tokens=given.tokens))
+        analyze(checkpoint, corpus, analyses=analyses, options=options, batching=BatchingOptions(tokens=given.tokens))
 
     plain, analysed = [], []
     forward(checkpoint, corpus, given.tokens)

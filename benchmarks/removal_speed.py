@@ -62,7 +62,7 @@ def main() -> None:
     tokens = next(iter(one.given.values())).shape[1]
     print(f"{checkpoint.model_type}, {given.batch} sentences of {tokens} pieces, {given.threads} thread(s)")
     for share in map(float, given.shares.split(",")):
-        removal = plan_removal(checkpoint.places, some(checkpoint, share))
+        removal = plan_removal(checkpoint.attention_sites, some(checkpoint, share))
         shrunk = choose_export(None, checkpoint).build(checkpoint, removal)
         models = (checkpoint.model, shrunk.model)
         for model in models:

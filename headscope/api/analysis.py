@@ -116,8 +116,8 @@ def measure_heads(
     """
     analyses = chosen_analyses(options)
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
-    pace = BatchingOptions(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
-    limit = sentence_limit(checkpoint, pace)
+    batching = BatchingOptions(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
+    limit = sentence_limit(checkpoint, batching)
     if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
         corpus = _with_stanza(corpus, options, progress, processes)
     for_analyses = _options(options, checkpoint, corpus, analyses, limit)
@@ -127,7 +127,7 @@ def measure_heads(
             corpus,
             analyses=analyses,
             options=for_analyses,
-            pace=pace,
+            batching=batching,
             replicates=options.bootstrap,
             detail=options.detail,
             progress=step,
@@ -203,9 +203,9 @@ def _try_rankings(
 
     def again() -> pd.DataFrame:
         chosen = [cls for cls in analyses if ranks(cls)]
-        pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
+        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
         with progress("analysing shuffled weights", corpus.count) as step:
-            return analyze(checkpoint, corpus, analyses=chosen, options=options, pace=pace, progress=step).heads
+            return analyze(checkpoint, corpus, analyses=chosen, options=options, batching=batching, progress=step).heads
 
     verdict = try_rankings(
         checkpoint, corpus, study.heads, trial=trial, reading=reading, again=again, progress=progress

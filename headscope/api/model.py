@@ -123,7 +123,7 @@ class Model(OpenModel):
             parse=parse,
             lowest=lowest,
             first=max_sentences,
-            pace=BatchingOptions(tokens=batch_tokens, limit=max_length),
+            batching=BatchingOptions(tokens=batch_tokens, limit=max_length),
             seed=seed,
             at_work=self.gates,
             progress=progress,

@@ -82,7 +82,7 @@ def gating_of(checkpoint: Checkpoint, *, sites: str | Iterable[str], protect: He
     """Which heads can go, and together with which."""
     names = [each.strip() for each in sites.split(",")] if isinstance(sites, str) else list(sites)
     safe = [] if protect is None else head_ids_of(protect, checkpoint.layout)
-    return gate_layout(checkpoint.places, sites=names, protect=safe)
+    return gate_layout(checkpoint.attention_sites, sites=names, protect=safe)
 
 
 def ranking_of_study(checkpoint: Checkpoint, gates: GateLayout, study: Study, by: str, *, lowest: bool) -> Ranking:
@@ -102,7 +102,7 @@ def measured_ranking(
     parse: PathName | None,
     lowest: bool,
     first: int,
-    pace: BatchingOptions,
+    batching: BatchingOptions,
     seed: int,
     at_work: str,
     progress: Report,
@@ -116,7 +116,7 @@ def measured_ranking(
     if criterion.reads_text and corpus is None:
         raise ConfigError(f"by={by!r} is measured on text: give text=, or a study= that has it")
     with eval_mode(checkpoint.model), progress_of(progress)("ranking", 1) as step:
-        found = criterion.scores(ScoringContext(checkpoint, corpus, pace, Options(seed=seed)))
+        found = criterion.scores(ScoringContext(checkpoint, corpus, batching, Options(seed=seed)))
         step(1)
     shaped = {"seed": str(seed), **({"gates": at_work} if at_work else {})}
     signature = _signature(checkpoint, corpus, {"by": f"{by}{'-lowest' if lowest else ''}", **shaped})

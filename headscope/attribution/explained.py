@@ -78,7 +78,7 @@ def explained_batch(
     objective: Objective,
     batch: Batch,
     *,
-    seats: LayerIndex | None,
+    layer_index: LayerIndex | None,
     of: Of = "damage",
     keep: Keep = "first",
     ablate_with: str = "zero",
@@ -93,7 +93,7 @@ def explained_batch(
     replace = replacement(ablate_with)
     instead: Callable[[Contexts], Contexts] = lambda contexts: replace(contexts, batch, objective.seed)  # noqa: E731
     runs = frozenset(Site) if batch.target is not None or not checkpoint.two_sided else frozenset({Site.ENCODER_SELF})
-    f = GateFunction(checkpoint.model, verdict, seats=seats, keep=keep, sites=runs, instead=instead)
+    f = GateFunction(checkpoint.model, verdict, layer_index=layer_index, keep=keep, sites=runs, instead=instead)
     with f.entered():
         assert verdict.intact is not None
         dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32

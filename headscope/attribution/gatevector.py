@@ -46,7 +46,7 @@ class GateFunction:
     below the first head that differs from an earlier pass is not computed again. `keep` says which pass that
     is: the "first" one (all heads open, and later vectors close one), or the "last" one (vectors that differ in
     one head from the one before). Gates that require gradients, or differ between sentences, take a whole pass.
-    `sites` are those that `worth` runs (default: all); `seats` those of the model, None for whole passes only.
+    `sites` are those that `worth` runs (default: all); `layer_index` those of the model, None for whole passes only.
     `instead` makes, of the contexts of a pass with all heads open, what closed heads give (default: nothing).
     """
 
@@ -55,7 +55,7 @@ class GateFunction:
         model: nn.Module,
         worth: Callable[[], Tensor],
         *,
-        seats: LayerIndex | None,
+        layer_index: LayerIndex | None,
         keep: Keep = "first",
         sites: frozenset[Site] = frozenset(Site),
         instead: Callable[[Contexts], Contexts] = lambda contexts: {},
@@ -65,7 +65,7 @@ class GateFunction:
             place: heads for place, heads in find_attention(model).layout.items() if heads and place[0] in sites
         }
         self.size = sum(self.layout.values())
-        self.rerun = PrefixCache(model, worth, seats)
+        self.rerun = PrefixCache(model, worth, layer_index)
 
     @contextmanager
     def entered(self) -> Iterator[GateFunction]:

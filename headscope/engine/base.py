@@ -67,12 +67,12 @@ class HeadBatch:
         return max_and_position(weights + hidden)  # [b h t s] + [b 1 t s]
 
     @property
-    def peak(self) -> Tensor:
+    def max_weight(self) -> Tensor:
         """Largest weight of each query on the counted keys that it sees [b h t]."""
         return self._peak[0]
 
     @property
-    def focus(self) -> Tensor:
+    def argmax_position(self) -> Tensor:
         """Position of that key [b h t]; the first one where several tie (see `max_and_position`)."""
         return self._peak[1]
 
@@ -112,11 +112,11 @@ def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
     their last digits change with the shape of the batch, and the place must not.
     """
     by_key = values.movedim(-1, 0).contiguous()  # [s …]: many short rows side by side, which is much faster
-    peak, s = by_key.amax(dim=0), len(by_key)
-    near = by_key >= torch.minimum(peak, peak * (1 - TIE[values.dtype]))
+    max_weight, s = by_key.amax(dim=0), len(by_key)
+    near = by_key >= torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
     left = torch.arange(s, 0, -1, device=values.device, dtype=torch.uint8 if s < 256 else torch.int32)
-    first = s - (near * left.view(-1, *[1] * peak.ndim)).amax(dim=0).long()  # half the time of argmax
-    return peak, first.clamp(max=s - 1)
+    first = s - (near * left.view(-1, *[1] * max_weight.ndim)).amax(dim=0).long()  # half the time of argmax
+    return max_weight, first.clamp(max=s - 1)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Analysis:
         return {}
 
     @contextmanager
-    def watching(self, checkpoint: Checkpoint) -> Iterator[None]:
+    def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """Entered around the whole corpus: hooks of this analysis' own on the common pass, removed after it.
 
         Where none of the analyses that run has any, the common pass ends with the model's last attention.
@@ -274,10 +274,10 @@ class Analysis:
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Look at the checkpoint itself, once, before the corpus (analyses of parameters)."""
 
-    def report(self, tally: Aggregates) -> AnalysisReport:
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         """Turn sums into columns, tables and labels. Default: every statistic is a column."""
-        names = dict.fromkeys(name for name, _, _ in tally.sums)
-        return AnalysisReport(columns=[tally.column(name) for name in names])
+        names = dict.fromkeys(name for name, _, _ in aggregates.sums)
+        return AnalysisReport(columns=[aggregates.column(name) for name in names])
 
     def own(self) -> Any:
         """What this instance has from the corpus beside its sums, if anything; `add` takes it in another process."""

@@ -15,7 +15,7 @@ from headscope.heads import HeadId, Site
 
 
 def heads_table(
-    heads: Sequence[HeadId], findings: Sequence[AnalysisReport], labels: Mapping[HeadId, list[str]]
+    heads: Sequence[HeadId], report: Sequence[AnalysisReport], labels: Mapping[HeadId, list[str]]
 ) -> pd.DataFrame:
     """One row per head: site, layer, head, every measure with its interval, the labels."""
     columns: dict[str, list[Any]] = {
@@ -23,7 +23,7 @@ def heads_table(
         "layer": [head.layer for head in heads],
         "head": [head.head for head in heads],
     }
-    for found in findings:
+    for found in report:
         for name, texts in found.texts.items():
             columns[name] = [texts.get(head, "") for head in heads]
         for column in found.columns:

@@ -17,15 +17,15 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
     facts = checkpoint.facts()
     sites = []
     for site in SITES:
-        places = checkpoint.places.at(site)
-        if places:
+        attention_sites = checkpoint.attention_sites.at(site)
+        if attention_sites:
             sites.append(
                 {
                     "site": site.value,
-                    "layers": len(places),
-                    "heads": [place.heads for place in places],
-                    "width": [place.width for place in places],
-                    "groups": [place.groups for place in places],
+                    "layers": len(attention_sites),
+                    "heads": [attention_site.heads for attention_site in attention_sites],
+                    "width": [attention_site.width for attention_site in attention_sites],
+                    "groups": [attention_site.groups for attention_site in attention_sites],
                 }
             )
     return {
@@ -40,7 +40,7 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    there = {place.site for place in checkpoint.places.order}
+    there = {attention_site.site for attention_site in checkpoint.attention_sites.order}
     rows = []
     for _, cls in sorted(ANALYSES, key=lambda entry: entry[1].order):
         why = ""

@@ -55,7 +55,7 @@ def analyze(
     *,
     analyses: Sequence[type[Analysis]],
     options: Options,
-    pace: BatchingOptions | None = None,
+    batching: BatchingOptions | None = None,
     replicates: int = REPLICATES,
     detail: bool = False,
     progress: Callable[[int], None] = lambda sentences: None,
@@ -75,18 +75,18 @@ def analyze(
         name = choose_objective(options.objective, checkpoint, has_target=corpus.has_target)
         options = replace(options, objective=name)
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
-    survey = AnalysisRunner(checkpoint, running, options, detail=detail)
+    runner = AnalysisRunner(checkpoint, running, options, detail=detail)
     losses, complete, done = Omissions(), True, 0
-    limit = sentence_limit(checkpoint, pace or BatchingOptions())
+    limit = sentence_limit(checkpoint, batching or BatchingOptions())
     try:
         for one in running:
             one.inspect(checkpoint)
-        streams = _streams(checkpoint, corpus, running, options, pace or BatchingOptions(), limit, losses)
-        with survey.watching():
+        streams = _streams(checkpoint, corpus, running, options, batching or BatchingOptions(), limit, losses)
+        with runner.hooks():
             for number, batch in enumerate(streams):
                 mine = number % processes.world == processes.rank
                 if mine:
-                    survey.run(batch)
+                    runner.run(batch)
                 if batch.kind == "text":
                     done += len(batch.indices) if mine else 0
                     progress(len(batch.indices))
@@ -94,11 +94,11 @@ def analyze(
         if done == 0:
             raise
         complete = False
-    _, *others = processes.gather((survey.part(), done, complete))
+    _, *others = processes.gather((runner.part(), done, complete))
     for part, its_done, its_complete in others:
-        survey.take(part)
+        runner.take(part)
         done, complete = done + its_done, complete and its_complete
-    study = survey.conclude(Bootstrap(seed=options.seed, replicates=replicates))
+    study = runner.conclude(Bootstrap(seed=options.seed, replicates=replicates))
     study.left_out[:0] = left_out
     study.losses, study.sentences, study.complete = losses, done, complete
     study.remarks[:0] = losses.unknown.remarks(checkpoint)
@@ -112,7 +112,7 @@ def _applicable(
     """Instances of the analyses that have what they need, and why the others have not."""
     if corpus.has_target and not checkpoint.two_sided:
         raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
-    there = {place.site for place in checkpoint.places.order}
+    there = {attention_site.site for attention_site in checkpoint.attention_sites.order}
     measured = there if corpus.has_target or not checkpoint.two_sided else there & {Site.ENCODER_SELF}
     left_out = []
     if unmeasured := sorted(site.value for site in there - measured):
@@ -149,7 +149,7 @@ def _streams(
     corpus: Corpus,
     running: Sequence[Analysis],
     options: Options,
-    pace: BatchingOptions,
+    batching: BatchingOptions,
     limit: int,
     losses: Omissions,
 ) -> Iterator[Batch]:
@@ -158,9 +158,9 @@ def _streams(
         yield from batches(
             corpus,
             checkpoint,
-            tokens=pace.tokens,
+            tokens=batching.tokens,
             limit=limit,
-            long=pace.long,
+            long=batching.long,
             losses=losses,
             labels=_labelled(checkpoint, corpus, running),
         )

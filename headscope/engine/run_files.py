@@ -113,8 +113,8 @@ def _meta(
     common: Signature,
 ) -> dict[str, Any]:
     layout: dict[str, list[int]] = {}
-    for place in checkpoint.places.order:
-        layout.setdefault(place.site.value, []).append(place.heads)
+    for attention_site in checkpoint.attention_sites.order:
+        layout.setdefault(attention_site.site.value, []).append(attention_site.heads)
     return {
         "headscope": VERSION,
         "complete": study.complete,
@@ -160,15 +160,18 @@ def nested_measures(study: AnalysisResult) -> dict[str, Any]:
     """
     numeric = [name for name in study.heads.columns if pd.api.types.is_float_dtype(study.heads[name])]
     measures = [name for name in numeric if not name.endswith(("_low", "_high"))]
-    found = {name: nested({place: column for place, column in _by_place(study.heads, name)}) for name in measures}
+    found = {
+        name: nested({attention_site: column for attention_site, column in _by_place(study.heads, name)})
+        for name in measures
+    }
     kinds = {key.rsplit("/", 1)[1] for key in study.arrays if not key.endswith(("_low", "_high"))}
     for kind in sorted(kinds):
-        places = {}
+        attention_sites = {}
         for key, array in study.arrays.items():
             site, layer, measure = key.split("/")
             if measure == kind:
-                places[Site(site), int(layer)] = array
-        found[f"similarity_{kind}_matrices"] = nested(places)
+                attention_sites[Site(site), int(layer)] = array
+        found[f"similarity_{kind}_matrices"] = nested(attention_sites)
     return found
 
 
@@ -177,12 +180,12 @@ def _by_place(heads: pd.DataFrame, name: str) -> list[tuple[tuple[Site, int], Ar
     return [((Site(site), int(layer)), np.array(column, dtype=float)) for (site, layer), column in grouped]
 
 
-def nested(places: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:
+def nested(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:
     """Arrays by (site, layer) in the MHR nesting; cross attention is called `enc_attn` there."""
     found: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
     for site in SITES:
         stack, kind = _LOCATION.get(site, ("decoder", "enc_attn"))
-        layers = {layer: array for (its, layer), array in places.items() if its is site}
+        layers = {layer: array for (its, layer), array in attention_sites.items() if its is site}
         for layer in range(max(layers, default=-1) + 1):
             while len(found[stack]) <= layer:
                 found[stack].append({})

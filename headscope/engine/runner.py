@@ -59,14 +59,14 @@ class AnalysisRunner:
     sums: dict[str, dict[tuple[str, Site, int], GroupSums]] = field(default_factory=dict)
     detailed: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)
     here: Batch = field(init=False)
-    seeing: Sequence[Analysis] = ()
+    observers: Sequence[Analysis] = ()
     cache: dict[str, Any] = field(default_factory=dict)
     kept: list[tuple[HeadBatch, Tensor]] = field(default_factory=list)
     found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
     refused: list[LeftOut] = field(default_factory=list)
     stacks: dict[tuple[tuple[str, tuple[str, Site, int]], ...], GroupSums] = field(default_factory=dict)
     contexts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    places: frozenset[tuple[Site, int]] = frozenset()
+    attention_sites: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
 
     @property
@@ -75,13 +75,15 @@ class AnalysisRunner:
         return any("gradient" in one.needs for one in self.running)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def hooks(self) -> Iterator[None]:
         """Entered around the whole corpus: within it `run` takes batches. Freed memory is reused from then on."""
         reuse_freed_memory()
-        self.places = frozenset(place for place, heads in self.checkpoint.layout.items() if heads)
+        self.attention_sites = frozenset(
+            attention_site for attention_site, heads in self.checkpoint.layout.items() if heads
+        )
         with ExitStack() as stack:
             for one in self.running:
-                stack.enter_context(one.watching(self.checkpoint))
+                stack.enter_context(one.hooks(self.checkpoint))
             if self.differentiated or any(map(explains, self.running)):
                 stack.enter_context(frozen_parameters(self.checkpoint.model))
             stack.enter_context(observing(self.checkpoint.model, self.see))
@@ -117,10 +119,10 @@ class AnalysisRunner:
             self.running = [each for each in self.running if each is not one]
             self.refused.append(LeftOut(one.name, str(error)))
 
-    def _look(self, batch: Batch, seeing: Sequence[Analysis]) -> None:
+    def _look(self, batch: Batch, observers: Sequence[Analysis]) -> None:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
-        with torch.inference_mode(), self._seen(batch, seeing):
-            self.unseen = set() if any(map(watches, self.running)) else set(self.places)
+        with torch.inference_mode(), self._seen(batch, observers):
+            self.unseen = set() if any(map(watches, self.running)) else set(self.attention_sites)
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.kept:
@@ -132,13 +134,13 @@ class AnalysisRunner:
         An objective that hides tokens has a pass to itself: the other analyses see the text as it is.
         """
         objective = OBJECTIVES.get(self.options.objective)(seed=self.options.seed)
-        seeing: Sequence[Analysis] = self.running
+        observers: Sequence[Analysis] = self.running
         if objective.alters(self.checkpoint):
-            seeing = [one for one in self.running if "gradient" in one.needs]
+            observers = [one for one in self.running if "gradient" in one.needs]
             if others := [one for one in self.running if "gradient" not in one.needs and "text" in one.passes]:
                 self._look(batch, others)
         ready = objective.prepared(self.checkpoint, batch)
-        with self._seen(ready, seeing):
+        with self._seen(ready, observers):
             with differentiable_contexts():
                 outcome = objective.evaluate(self.checkpoint, objective.output(self.checkpoint, ready), ready)
             gradients = gradients_of(outcome.values, [context for _, context in self.kept])
@@ -148,29 +150,29 @@ class AnalysisRunner:
                     self._observe(heads, afterwards=True)
 
     @contextmanager
-    def _seen(self, batch: Batch, seeing: Sequence[Analysis]) -> Iterator[None]:
+    def _seen(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
         """Within the block `see` shows every call to these analyses; NumericalError where a context is not finite."""
-        self.here, self.seeing, self.cache, self.kept, self.contexts = batch, seeing, {}, [], []
+        self.here, self.observers, self.cache, self.kept, self.contexts = batch, observers, {}, [], []
         try:
             yield
             finite = sums_are_finite(self.contexts)
         finally:
-            self.seeing, self.cache, self.kept, self.contexts, self.unseen = (), {}, [], [], set()
+            self.observers, self.cache, self.kept, self.contexts, self.unseen = (), {}, [], [], set()
         if not finite:
             refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
-    def see(self, place: AttentionSite, call: AttentionCall) -> None:
+    def see(self, attention_site: AttentionSite, call: AttentionCall) -> None:
         """Every analysis sees every call of the batch that is on its way."""
-        if not self.seeing:
+        if not self.observers:
             return
         with torch.no_grad():
-            heads = self._heads(place, call, self.here)
+            heads = self._heads(attention_site, call, self.here)
             self.contexts.append((heads.context.sum(dim=(1, 3)), heads.query_side.real))
             self._observe(heads, afterwards=False)
-            if any(later(one) and self._concerns(one, heads) for one in self.seeing):
+            if any(later(one) and self._concerns(one, heads) for one in self.observers):
                 self.kept.append((heads, call.context))
         if self.unseen:
-            self.unseen.discard((place.site, place.layer))
+            self.unseen.discard((attention_site.site, attention_site.layer))
             if not self.unseen:
                 raise StopForward
 
@@ -178,25 +180,26 @@ class AnalysisRunner:
         return self.here.kind in one.passes and heads.site in one.sites
 
     def _observe(self, heads: HeadBatch, *, afterwards: bool) -> None:
-        for one in self.seeing:
+        for one in self.observers:
             if later(one) is afterwards and self._concerns(one, heads):
                 for name, ratio in one.observe(heads).items():
                     self.found.append((one, (name, heads.site, heads.layer), ratio))
 
-    def _heads(self, place: AttentionSite, call: AttentionCall, batch: Batch) -> HeadBatch:
+    def _heads(self, attention_site: AttentionSite, call: AttentionCall, batch: Batch) -> HeadBatch:
         text = batch.source if batch.target is None else batch.target
-        query_side = batch.source if place.site is Site.ENCODER_SELF else text
-        key_side = text if place.site is Site.DECODER_SELF else batch.source
+        query_side = batch.source if attention_site.site is Site.ENCODER_SELF else text
+        key_side = text if attention_site.site is Site.DECODER_SELF else batch.source
         expected = (query_side.ids.shape[1], key_side.ids.shape[1])
         if tuple(call.weights.shape[-2:]) != expected:
             raise CheckpointError(
-                f"{place.site}.{place.layer} attends from {call.weights.shape[-2]} to {call.weights.shape[-1]} "
-                f"positions where the text has {expected[0]} and {expected[1]}; it cannot be analysed token by token"
+                f"{attention_site.site}.{attention_site.layer} attends from {call.weights.shape[-2]} to "
+                f"{call.weights.shape[-1]} positions where the text has {expected[0]} and {expected[1]}; "
+                "it cannot be analysed token by token"
             )
         queries, keys = self._counted(query_side, key_side)
         return HeadBatch(
-            site=place.site,
-            layer=place.layer,
+            site=attention_site.site,
+            layer=attention_site.layer,
             weights=_precise(call.weights.detach()),
             context=_precise(call.context.detach()),
             value=call.value.detach(),
@@ -250,7 +253,7 @@ class AnalysisRunner:
     @property
     def _budget(self) -> int:
         """Bytes that the sums of one statistic may take at one (site, layer)."""
-        return BUDGET // len(self.checkpoint.places.order)
+        return BUDGET // len(self.checkpoint.attention_sites.order)
 
     def _take_apart(self) -> None:
         """Give every statistic sums of its own, when the corpus has been read."""
@@ -295,7 +298,7 @@ class AnalysisRunner:
         empty = [one for one in self.running if one.passes and not self.sums.get(one.name)]
         reporting = [one for one in self.running if one not in empty]
         found = parallel_map(lambda one: one.report(Aggregates(self.sums.get(one.name, {}), bootstrap)), reporting)
-        findings = list(zip(reporting, found, strict=True))
+        report = list(zip(reporting, found, strict=True))
         left_out = [*self.refused, *(LeftOut(one.name, "found nothing to measure") for one in empty)]
         remarks = [remark for each in found for remark in each.remarks]
         labels: dict[HeadId, list[str]] = {}
@@ -309,7 +312,7 @@ class AnalysisRunner:
             labels=labels,
             left_out=left_out,
             remarks=remarks,
-            signatures={one.name: self._signature(one) for one, _ in findings},
+            signatures={one.name: self._signature(one) for one, _ in report},
             detail=self._detail(found),
             losses=Omissions(),
             sentences=0,
@@ -323,9 +326,9 @@ class AnalysisRunner:
             its["objective"] = f"{one.objective.name}.v{one.objective.version}"
         return its | one.signature()
 
-    def _detail(self, findings: Sequence[AnalysisReport]) -> dict[str, dict[str, Array]]:
+    def _detail(self, report: Sequence[AnalysisReport]) -> dict[str, dict[str, Array]]:
         found = {name: {key: stacked(layers) for key, layers in its.items()} for name, its in self.detailed.items()}
-        for each in findings:
+        for each in report:
             for name, arrays in each.detail.items():
                 found.setdefault(name, {}).update(arrays)
         return found
@@ -334,7 +337,15 @@ class AnalysisRunner:
         """Heads of the sites that were seen; all of them where only parameters were looked at."""
         seen = {(site, layer) for mine in self.sums.values() for _, site, layer in mine}
         layout = self.checkpoint.layout
-        return list(all_heads({place: count for place, count in layout.items() if place in seen or not seen}))
+        return list(
+            all_heads(
+                {
+                    attention_site: count
+                    for attention_site, count in layout.items()
+                    if attention_site in seen or not seen
+                }
+            )
+        )
 
 
 def explains(one: Analysis) -> bool:
@@ -344,7 +355,7 @@ def explains(one: Analysis) -> bool:
 
 def watches(one: Analysis) -> bool:
     """Whether an analysis has hooks of its own on the common pass."""
-    return type(one).watching is not Analysis.watching
+    return type(one).hooks is not Analysis.hooks
 
 
 def later(one: Analysis) -> bool:

@@ -168,7 +168,9 @@ def labelled(
     checkpoint: Checkpoint, corpus: Corpus, reading: LikelihoodOptions, losses: Omissions
 ) -> Iterator[Labelled]:
     """The corpus in batches of at most `reading.tokens` positions a side, sorted by length within windows."""
-    hides = not checkpoint.two_sided and any(place.site is Site.ENCODER_SELF for place in checkpoint.places.order)
+    hides = not checkpoint.two_sided and any(
+        place.site is Site.ENCODER_SELF for place in checkpoint.attention_sites.order
+    )
     sentences = iter(corpus)
     while window := list(islice(sentences, WINDOW["hidden" if hides else "text"])):
         rows = (_hidden if hides else _texts)(checkpoint, window, reading, losses)

@@ -138,8 +138,8 @@ def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> 
         )
         raise ConfigError(f"a model of type {checkpoint.model_type!r} {problem}")
     metrics = _metrics(config, checkpoint)
-    pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
-    limit = sentence_limit(checkpoint, pace)
+    batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
+    limit = sentence_limit(checkpoint, batching)
     reading = LikelihoodOptions(config.batch_tokens, limit, config.long, config.hiding, config.seed)
     options = TranslateOptions(
         beam=config.beam,
@@ -310,7 +310,9 @@ def perplexity(nats: float) -> float:
 
 def hides(checkpoint: Checkpoint) -> bool:
     """Whether the model is asked for hidden tokens: an encoder alone."""
-    return not checkpoint.two_sided and any(place.site is Site.ENCODER_SELF for place in checkpoint.places.order)
+    return not checkpoint.two_sided and any(
+        place.site is Site.ENCODER_SELF for place in checkpoint.attention_sites.order
+    )
 
 
 def _per_sentence(count: int, scored: Likelihood | None, hypotheses: Sequence[str]) -> pd.DataFrame:

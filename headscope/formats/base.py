@@ -97,18 +97,18 @@ class Checkpoint(ABC):
 
     def look_again(self) -> None:
         """Forget where the heads are: the model may have been rebuilt."""
-        for name in ("places", "projections"):
+        for name in ("attention_sites", "projections"):
             self.__dict__.pop(name, None)
 
     @cached_property
-    def places(self) -> AttentionSites:
+    def attention_sites(self) -> AttentionSites:
         """All attention of the model; CheckpointError where its heads cannot be seen."""
         return find_attention(self.model)
 
     @property
     def layout(self) -> Layout:
         """Number of heads of every (site, layer)."""
-        return self.places.layout
+        return self.attention_sites.layout
 
     @cached_property
     def projections(self) -> dict[tuple[Site, int], Projections]:
@@ -118,7 +118,10 @@ class Checkpoint(ABC):
     @property
     def decodes(self) -> bool:
         """Whether there is a decoder, which predicts at each position what comes next."""
-        return any(place.site is Site.DECODER_SELF for place in self.places.order) or self.two_sided
+        return (
+            any(attention_site.site is Site.DECODER_SELF for attention_site in self.attention_sites.order)
+            or self.two_sided
+        )
 
     @property
     @abstractmethod
@@ -326,9 +329,9 @@ def open_checkpoint(
 
 
 def _detect(path: str) -> CheckpointFormat:
-    place, there = Path(path), exists(path)
+    attention_site, there = Path(path), exists(path)
     for _, candidate in FORMATS:
-        if candidate.recognise(place) if there else candidate.recognise_name(path):
+        if candidate.recognise(attention_site) if there else candidate.recognise_name(path):
             return candidate
     if not there:
         raise CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")

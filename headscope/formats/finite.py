@@ -108,13 +108,13 @@ def at_tokens(values: Tensor, batch: Batch) -> Tensor:
 def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Batch | None = None) -> NoReturn:
     """NumericalError naming the layer where NaN or infinite numbers first arise in `run`, a pass that had some."""
     counted = (lambda values: values) if batch is None else (lambda values: at_tokens(values, batch))
-    with track_calls(checkpoint.model) as walk:
+    with track_calls(checkpoint.model) as tracker:
 
         def place_of(attention: nn.Module) -> str | None:
-            place = walk.place(attention)
-            return None if place is None else f"{place.site}.{place.layer}"
+            attention_site = tracker.attention_site(attention)
+            return None if attention_site is None else f"{attention_site.site}.{attention_site.layer}"
 
-        where = first_non_finite(checkpoint.model, run, place_of=place_of, counted=counted)
+        where = first_non_finite(checkpoint.model, run, site_of=place_of, counted=counted)
     dtype = str(checkpoint.dtype).removeprefix("torch.")
     half = HALVES.get(checkpoint.dtype)
     hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"

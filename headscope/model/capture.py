@@ -24,12 +24,12 @@ FIELDS = ("query", "key", "value", "weights", "context")
 @contextmanager
 def observing(model: nn.Module, see: Callable[[AttentionSite, AttentionCall], None]) -> Iterator[None]:
     """Within the block `see(place, call)` is called for every attention call of `model`."""
-    with track_calls(model) as walk:
+    with track_calls(model) as tracker:
 
         def tap(call: AttentionCall, _: Tensor) -> None:
-            place = walk.place(call.module)
-            if place is not None and place.heads:  # a pruned layer may have none
-                see(place, call)
+            attention_site = tracker.attention_site(call.module)
+            if attention_site is not None and attention_site.heads:  # a pruned layer may have none
+                see(attention_site, call)
 
         with tapped(tap):
             yield
@@ -44,28 +44,30 @@ class Captured:
 
     calls: dict[tuple[Site, int], list[dict[str, Tensor]]] = field(default_factory=dict)
 
-    def __getitem__(self, place: tuple[Site | str, int] | HeadId | str) -> dict[str, Tensor]:
-        if isinstance(place, tuple):
-            return self._last(place)
-        head = place if isinstance(place, HeadId) else HeadId.parse(place)
+    def __getitem__(self, attention_site: tuple[Site | str, int] | HeadId | str) -> dict[str, Tensor]:
+        if isinstance(attention_site, tuple):
+            return self._last(attention_site)
+        head = attention_site if isinstance(attention_site, HeadId) else HeadId.parse(attention_site)
         found = self._last((head.site, head.layer))
         if head.head >= next(iter(found.values())).shape[1]:
             raise ConfigError(f"{head.site}.{head.layer} has no head {head.head}; it was captured with fewer")
         return {name: tensor[:, head.head] for name, tensor in found.items()}
 
-    def _last(self, place: tuple[Site | str, int]) -> dict[str, Tensor]:
+    def _last(self, attention_site: tuple[Site | str, int]) -> dict[str, Tensor]:
         """The last call of a (site, layer); ConfigError where there was none."""
         by_name = {(site.value, layer): calls for (site, layer), calls in self.calls.items()}
-        site = place[0].value if isinstance(place[0], Site) else place[0]
-        if (site, place[1]) not in by_name:
+        site = attention_site[0].value if isinstance(attention_site[0], Site) else attention_site[0]
+        if (site, attention_site[1]) not in by_name:
             seen = ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
-            raise ConfigError(f"{site}.{place[1]} was not captured; captured: {seen}")
-        return by_name[site, place[1]][-1]
+            raise ConfigError(f"{site}.{attention_site[1]} was not captured; captured: {seen}")
+        return by_name[site, attention_site[1]][-1]
 
     def weights(self, site: Site) -> list[Tensor]:
         """Weights [b h t s] of one site, by layer (the last call's)."""
         return [
-            self.calls[place][-1]["weights"] for place in sorted(self.calls, key=lambda p: p[1]) if place[0] is site
+            self.calls[attention_site][-1]["weights"]
+            for attention_site in sorted(self.calls, key=lambda p: p[1])
+            if attention_site[0] is site
         ]
 
 
@@ -82,11 +84,11 @@ def capture(model: nn.Module, wanted: Iterable[str] = ("weights",)) -> Iterator[
         raise ConfigError(f"cannot capture {', '.join(unknown)}; what can be captured: {', '.join(FIELDS)}")
     captured = Captured()
 
-    def see(place: AttentionSite, call: AttentionCall) -> None:
+    def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         kept: dict[str, Tensor] = {name: getattr(call, name) for name in names}
         for name in {"key", "value"} & set(names):
-            kept[name] = repeat_groups(kept[name], place.heads)
-        captured.calls.setdefault((place.site, place.layer), []).append(kept)
+            kept[name] = repeat_groups(kept[name], attention_site.heads)
+        captured.calls.setdefault((attention_site.site, attention_site.layer), []).append(kept)
 
     with observing(model, see):
         yield captured

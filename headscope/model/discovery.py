@@ -53,23 +53,26 @@ class AttentionSites:
     @property
     def layout(self) -> Layout:
         """Number of heads of every (site, layer)."""
-        return {(place.site, place.layer): place.heads for place in self.order}
+        return {(attention_site.site, attention_site.layer): attention_site.heads for attention_site in self.order}
 
     def at(self, site: Site) -> list[AttentionSite]:
         """Places of one site, by layer."""
-        return sorted((place for place in self.order if place.site is site), key=lambda place: place.layer)
+        return sorted(
+            (attention_site for attention_site in self.order if attention_site.site is site),
+            key=lambda attention_site: attention_site.layer,
+        )
 
 
 @dataclass
 class CallTracker:
     """Tells for each call, in the order in which they come, which place it is."""
 
-    places: AttentionSites
+    attention_sites: AttentionSites
     seen: Counter[int] = field(default_factory=Counter)
 
-    def place(self, module: nn.Module) -> AttentionSite | None:
+    def attention_site(self, module: nn.Module) -> AttentionSite | None:
         """The place of this call, or None where `module` is not of this model."""
-        known = self.places.calls.get(id(module))
+        known = self.attention_sites.calls.get(id(module))
         if known is None:
             return None
         turn = self.seen[id(module)] % len(known)
@@ -85,14 +88,14 @@ class CallTracker:
 @contextmanager
 def track_calls(model: nn.Module) -> Iterator[CallTracker]:
     """Within the block `model` goes through `attend`, and the walk knows the place of every call."""
-    places = find_attention(model)
+    attention_sites = find_attention(model)
     refuse_recomputation(model)
-    walk = CallTracker(places)
+    tracker = CallTracker(attention_sites)
     with ExitStack() as stack:
         stack.enter_context(through_attend(model))
         for part in {id(part): part for part in (model, base_of(model))}.values():
-            stack.callback(part.register_forward_pre_hook(walk.restart, with_kwargs=True).remove)
-        yield walk
+            stack.callback(part.register_forward_pre_hook(tracker.restart, with_kwargs=True).remove)
+        yield tracker
 
 
 def refuse_recomputation(model: nn.Module) -> None:
@@ -299,7 +302,7 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
     for site in SITES:
         mine = [call for call, its in zip(calls, sites, strict=True) if its is site]
         for layer, call in zip(_layers([call.module for call in mine]), mine, strict=True):
-            place = AttentionSite(
+            attention_site = AttentionSite(
                 site,
                 layer,
                 call.query.shape[1],
@@ -307,8 +310,8 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
                 call.query.shape[3],
                 names.get(id(call.module), ""),
             )
-            order.append(place)
-            by_module.setdefault(id(call.module), []).append(place)
+            order.append(attention_site)
+            by_module.setdefault(id(call.module), []).append(attention_site)
     return AttentionSites(tuple(order), {key: tuple(found) for key, found in by_module.items()})
 
 

@@ -62,10 +62,10 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
                 f"{gate.shape[-1]} gates for {site}.{layer}, which has {layout.get(place, 0)} heads; "
                 f"the model has {describe_heads(layout)}"
             )
-    with track_calls(model) as walk:
+    with track_calls(model) as tracker:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-            place = walk.place(call.module)
+            place = tracker.attention_site(call.module)
             gate = None if place is None else chosen.get((place.site, place.layer))
             return None if gate is None else context * gate.to(context)[..., :, None, None]
 

@@ -61,13 +61,13 @@ class LayerIndex:
 
 def index_layers(model: nn.Module) -> LayerIndex | None:
     """The seats of a model, None where its build is another one."""
-    places = find_attention(model)
-    if any(len(calls) != 1 for calls in places.calls.values()):
+    attention_sites = find_attention(model)
+    if any(len(calls) != 1 for calls in attention_sites.calls.values()):
         return None
     modules = {id(part): part for part in model.modules()}
-    mine = [(place, modules[key]) for key, (place,) in places.calls.items()]
+    mine = [(attention_site, modules[key]) for key, (attention_site,) in attention_sites.calls.items()]
     stacks = _stacks(model, mine)
-    if {place.site for place, _ in mine} != set().union(*(sites for sites, _ in stacks)):
+    if {attention_site.site for attention_site, _ in mine} != set().union(*(sites for sites, _ in stacks)):
         return None
     found = projections(model)
     owners: dict[int, list[nn.Module]] = {}
@@ -75,22 +75,22 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
         owners.setdefault(id(getattr(part, "weight", None)), []).append(part)
     numbers = {site: number for number, (sites, _) in enumerate(stacks) for site in sites}
     rows = {id(layer): row for _, stack in stacks for row, layer in enumerate(stack)}
-    seats: dict[Where, LayerEntry] = {}
-    for place, module in mine:
-        if not place.heads:
+    layer_index: dict[Where, LayerEntry] = {}
+    for attention_site, module in mine:
+        if not attention_site.heads:
             continue
-        output = found[place.site, place.layer].output
+        output = found[attention_site.site, attention_site.layer].output
         owner = [] if output is None else owners[id(output.weight)]
         if output is None or len(owner) != 1:
             return None
-        stack = stacks[numbers[place.site]][1]
+        stack = stacks[numbers[attention_site.site]][1]
         row = next(rows[id(layer)] for layer in stack if any(part is module for part in layer.modules()))
-        rank = (numbers[place.site], row, list(Site).index(place.site))
-        seats[place.site, place.layer] = LayerEntry(rank, module, owner[0], output)
+        rank = (numbers[attention_site.site], row, list(Site).index(attention_site.site))
+        layer_index[attention_site.site, attention_site.layer] = LayerEntry(rank, module, owner[0], output)
     layers = [
         ((number, row, END), layer) for number, (_, stack) in enumerate(stacks) for row, layer in enumerate(stack)
     ]
-    return LayerIndex(seats, tuple(layers), tuple(_embeddings(model, {id(layer) for _, layer in layers})))
+    return LayerIndex(layer_index, tuple(layers), tuple(_embeddings(model, {id(layer) for _, layer in layers})))
 
 
 def _embeddings(part: nn.Module, layers: set[int]) -> Iterator[nn.Module]:
@@ -122,11 +122,11 @@ def _sites(layers: nn.ModuleList, mine: list[tuple[AttentionSite, nn.Module]]) -
     last = -1
     for layer in layers:
         parts = {id(part) for part in layer.modules()}
-        here = [place for place, module in mine if id(module) in parts]
-        numbers = {place.layer for place in here}
+        here = [attention_site for attention_site, module in mine if id(module) in parts]
+        numbers = {attention_site.layer for attention_site in here}
         if len(numbers) > 1 or (numbers and min(numbers) <= last):
             return set()
         last = max(numbers, default=last)
         inside += here
-    sites = {place.site for place in inside}
-    return sites if len(inside) == sum(place.site in sites for place, _ in mine) else set()
+    sites = {attention_site.site for attention_site in inside}
+    return sites if len(inside) == sum(attention_site.site in sites for attention_site, _ in mine) else set()

@@ -43,15 +43,15 @@ def first_non_finite(
     model: nn.Module,
     run: Callable[[], object],
     *,
-    place_of: Callable[[nn.Module], object] = lambda attention: None,
+    site_of: Callable[[nn.Module], object] = lambda attention: None,
     counted: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> str | None:
     """Where the first number that is not finite arises while `run` sends something through `model`, None if nowhere.
 
     Every module's output and every head's context is looked at, so this is for a pass that is known to fail.
-    `place_of` gives the site and layer of an attention call, `counted` the part of a tensor that matters.
+    `site_of` gives the site and layer of an attention call, `counted` the part of a tensor that matters.
     """
-    trace = _Trace({id(part): name for name, part in model.named_modules()}, place_of, counted)
+    trace = _Trace({id(part): name for name, part in model.named_modules()}, site_of, counted)
     with ExitStack() as stack:
         for part in model.modules():
             stack.callback(part.register_forward_hook(trace.output).remove)
@@ -66,18 +66,20 @@ class _Trace:
     """What hooks have seen so far: the last attention, and where the first number that is not finite arose."""
 
     names: Mapping[int, str]
-    place_of: Callable[[nn.Module], object]
+    site_of: Callable[[nn.Module], object]
     counted: Callable[[Tensor], Tensor]
     where: str | None = None
     last: object = field(default=None)
 
     def context(self, call: AttentionCall, context: Tensor) -> None:
         """A tap: the contexts [b h t k] of one attention call."""
-        place = self.place_of(call.module)
+        attention_site = self.site_of(call.module)
         if self.where is None and not is_finite(self.counted(call.context.transpose(1, 2))):
             name = self.names.get(id(call.module)) or type(call.module).__name__
-            self.where = f"the attention of {name}" if place is None else f"the attention of {place} ({name})"
-        self.last = place or self.last
+            self.where = (
+                f"the attention of {name}" if attention_site is None else f"the attention of {attention_site} ({name})"
+            )
+        self.last = attention_site or self.last
 
     def output(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """A forward hook; parts of a module come before the whole."""

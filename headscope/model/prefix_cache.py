@@ -65,7 +65,7 @@ class PrefixCache:
 
     model: nn.Module
     work: Callable[[], Tensor]
-    seats: LayerIndex | None
+    layer_index: LayerIndex | None
     instead: Mapping[Where, list[Tensor]] = field(default_factory=dict)
     kept: CachedPrefix = field(default_factory=CachedPrefix)
     _now: PassPlan = field(default_factory=lambda: PassPlan({}), init=False, repr=False)
@@ -73,10 +73,10 @@ class PrefixCache:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Within the block passes can be run; the model is as it was after it."""
-        with eval_mode(self.model), track_calls(self.model) as walk:
+        with eval_mode(self.model), track_calls(self.model) as tracker:
 
             def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-                return self._see(walk, call, context)
+                return self._see(tracker, call, context)
 
             with tapped(tap):
                 yield
@@ -92,29 +92,35 @@ class PrefixCache:
         changed = [where for where, gate in gates.items() if not torch.equal(gate, kept.gates[where])]
         if not changed:
             return kept.value
-        return self._wholly(gates, keep=keep) if self.seats is None else self._partly(self.seats, gates, changed, keep)
+        return (
+            self._wholly(gates, keep=keep)
+            if self.layer_index is None
+            else self._partly(self.layer_index, gates, changed, keep)
+        )
 
     def _wholly(self, gates: Mapping[Where, Tensor], *, keep: bool) -> Tensor:
         with self._passing(gates, BEFORE_ALL if keep else None):
             return self._finish(gates, self.work(), keep=keep)
 
-    def _partly(self, seats: LayerIndex, gates: Mapping[Where, Tensor], changed: list[Where], keep: bool) -> Tensor:
-        first = min(changed, key=lambda where: seats.of[where].rank)
-        seat, kept = seats.of[first], self.kept
-        moved = self._moved(seat, first, gates[first])
-        results = _with_moved(seat, kept, moved)
+    def _partly(
+        self, layer_index: LayerIndex, gates: Mapping[Where, Tensor], changed: list[Where], keep: bool
+    ) -> Tensor:
+        first = min(changed, key=lambda where: layer_index.of[where].rank)
+        entry, kept = layer_index.of[first], self.kept
+        moved = self._moved(entry, first, gates[first])
+        results = _with_moved(entry, kept, moved)
         if results is None:
             return self._wholly(gates, keep=keep)
-        answers = {layer: kept.outputs[layer] for rank, layer in seats.layers if rank[:2] < seat.rank[:2]}
-        answers |= {part: kept.outputs[part] for part in seats.embeddings}
-        for other in seats.of.values():
-            if seat.rank[:2] == other.rank[:2] and other.rank < seat.rank:
+        answers = {layer: kept.outputs[layer] for rank, layer in layer_index.layers if rank[:2] < entry.rank[:2]}
+        answers |= {part: kept.outputs[part] for part in layer_index.embeddings}
+        for other in layer_index.of.values():
+            if entry.rank[:2] == other.rank[:2] and other.rank < entry.rank:
                 answers |= {module: kept.outputs[module] for module in (other.attention, other.output)}
-        answers |= {seat.output: moved, seat.attention: results}
-        with self._passing(gates, seat.rank if keep else None), stored_output(answers):
+        answers |= {entry.output: moved, entry.attention: results}
+        with self._passing(gates, entry.rank if keep else None), stored_output(answers):
             value = self.work()
         if keep:
-            kept.outputs |= {seat.output: moved, seat.attention: results}
+            kept.outputs |= {entry.output: moved, entry.attention: results}
         return self._finish(gates, value, keep=keep)
 
     def _finish(self, gates: Mapping[Where, Tensor], value: Tensor, *, keep: bool) -> Tensor:
@@ -122,26 +128,28 @@ class PrefixCache:
             self.kept.gates, self.kept.value = dict(gates), value
         return value
 
-    def _moved(self, seat: LayerEntry, where: Where, gate: Tensor) -> list[Tensor]:
+    def _moved(self, entry: LayerEntry, where: Where, gate: Tensor) -> list[Tensor]:
         """The results of an output projection under another gate, call by call."""
         step = gate - self.kept.gates[where]
         heads = step.nonzero()[:, 0]
         found = []
-        for turn, result in enumerate(self.kept.outputs[seat.output]):
+        for turn, result in enumerate(self.kept.outputs[entry.output]):
             context = self.kept.contexts[where][turn][:, heads]
             if where in self.instead:
                 context = context - self.instead[where][turn][:, heads]
-            found.append(result + seat.through(context * step[heads].to(context)[:, None, None], heads))
+            found.append(result + entry.through(context * step[heads].to(context)[:, None, None], heads))
         return found
 
-    def _see(self, walk: CallTracker, call: AttentionCall, context: Tensor) -> Tensor | None:
+    def _see(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> Tensor | None:
         """Keep and gate the contexts of one call."""
-        now, place = self._now, walk.place(call.module)
-        if place is None or (place.site, place.layer) not in now.gates:
+        now, attention_site = self._now, tracker.attention_site(call.module)
+        if attention_site is None or (attention_site.site, attention_site.layer) not in now.gates:
             return None
-        where = (place.site, place.layer)
+        where = (attention_site.site, attention_site.layer)
         turn = now.turns[where] = now.turns.get(where, -1) + 1
-        if now.keep_after is not None and (self.seats is None or self.seats.of[where].rank > now.keep_after):
+        if now.keep_after is not None and (
+            self.layer_index is None or self.layer_index.of[where].rank > now.keep_after
+        ):
             self.kept.contexts.setdefault(where, []).append(context)
             now.weights = call.weights
         gate = now.gates[where]
@@ -166,13 +174,13 @@ class PrefixCache:
     def _keep(self, after: Rank, stack: ExitStack) -> None:
         """Hooks that keep outputs; what was kept of later parts is thrown away first."""
         self.kept.value = None  # an error on the way leaves nothing that could be taken for a whole pass
-        if self.seats is None:
+        if self.layer_index is None:
             self.kept.contexts.clear()
             return
-        watched = [*self.seats.layers, *((EMBEDDINGS, part) for part in self.seats.embeddings)]
-        for where, seat in self.seats.of.items():
-            watched += [(seat.rank, seat.attention), (seat.rank, seat.output)]
-            if seat.rank > after:
+        watched = [*self.layer_index.layers, *((EMBEDDINGS, part) for part in self.layer_index.embeddings)]
+        for where, entry in self.layer_index.of.items():
+            watched += [(entry.rank, entry.attention), (entry.rank, entry.output)]
+            if entry.rank > after:
                 self.kept.contexts.pop(where, None)
         for rank, module in watched:
             if rank > after:
@@ -185,13 +193,13 @@ class PrefixCache:
         self.kept.outputs[module].append(output if weights is None else _replaced(output, weights, None))
 
 
-def _with_moved(seat: LayerEntry, kept: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
+def _with_moved(entry: LayerEntry, kept: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
     """Outputs of an attention module, the projection's result in them replaced; None where it is not among them."""
-    results: list[Any] = kept.outputs[seat.attention]
-    if not seat.inside:
+    results: list[Any] = kept.outputs[entry.attention]
+    if not entry.inside:
         return results
     replaced = [
-        _replaced(output, old, new) for output, old, new in zip(results, kept.outputs[seat.output], moved, strict=True)
+        _replaced(output, old, new) for output, old, new in zip(results, kept.outputs[entry.output], moved, strict=True)
     ]
     return replaced if all(new is not old for new, old in zip(replaced, results, strict=True)) else None
 
@@ -234,9 +242,9 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
 
     Tried on a probe of a few tokens, with one head of every (site, layer) closed in turn.
     """
-    seats = index_layers(model)
-    if seats is None or isinstance(model, DeclaresAttention):
-        return seats
+    layer_index = index_layers(model)
+    if layer_index is None or isinstance(model, DeclaresAttention):
+        return layer_index
     inputs = probe_inputs(model)
     every = {where: torch.ones(heads) for where, heads in find_attention(model).layout.items()}
     tolerance = 0.05 if is_half(next(model.parameters()).dtype) else 1e-4
@@ -245,13 +253,13 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
         found: Tensor = base_of(model)(**inputs)[0]
         return found.float()
 
-    partly, wholly = PrefixCache(model, work, seats), PrefixCache(model, work, None)
+    partly, wholly = PrefixCache(model, work, layer_index), PrefixCache(model, work, None)
     with suppress_warnings(), torch.no_grad(), partly.entered(), wholly.entered():
         partly.value(every, keep=True)
-        for where in seats.of:
+        for where in layer_index.of:
             gate = every[where].clone()
             gate[0] = 0.0
             found, expected = (each.value({**every, where: gate}) for each in (partly, wholly))
             if not (found - expected).abs().max() <= tolerance * expected.abs().max():
                 return None
-    return seats
+    return layer_index

@@ -68,15 +68,15 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
     """
     if isinstance(model, DeclaresProjections):
         return model.attention_projections()
-    walk = CallTracker(find_attention(model))
+    tracker = CallTracker(find_attention(model))
     found: dict[tuple[Site, int], Projections] = {}
     outputs: dict[tuple[Site, int], Slices] = {}
     waiting: list[tuple[tuple[Site, int], Tensor]] = []
 
     def tap(call: AttentionCall, context: Tensor) -> None:
-        place = walk.place(call.module)
-        if place is not None and place.heads:
-            where = (place.site, place.layer)
+        attention_site = tracker.attention_site(call.module)
+        if attention_site is not None and attention_site.heads:
+            where = (attention_site.site, attention_site.layer)
             found[where] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
             waiting[:] = [(where, context)]
 

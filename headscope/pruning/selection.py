@@ -121,7 +121,7 @@ def open_selection(config: SelectionConfig, *, trains: bool) -> OpenedSelection:
     )
     _check_export(config, checkpoint)
     protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
-    found = gate_layout(checkpoint.places, sites=config.sites, protect=protect)
+    found = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect)
     limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
     remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
     if config.valid_source is None and trains:

@@ -47,7 +47,7 @@ def checkpoint() -> Any:
 def study(its: Any, *names: str, tokens: int = 60) -> AnalysisResult:
     chosen = [ANALYSES.get(name) for name in names]
     return analyze(
-        its, corpus(), analyses=chosen, options=Options(seed=3), pace=BatchingOptions(tokens=tokens), replicates=19
+        its, corpus(), analyses=chosen, options=Options(seed=3), batching=BatchingOptions(tokens=tokens), replicates=19
     )
 
 

@@ -37,7 +37,7 @@ def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> Analys
         speakers.corpus(kind),
         analyses=choose_analyses(only=names),
         options=Options(**options),
-        pace=BatchingOptions(tokens=tokens),
+        batching=BatchingOptions(tokens=tokens),
         replicates=11,
     )
 

@@ -114,7 +114,7 @@ def trial(request: pytest.FixtureRequest) -> Trial:
     )
     every = [cls for _, cls in ANALYSES]
     study = analyze(
-        checkpoint, corpus, analyses=every, options=options, pace=BatchingOptions(tokens=97), replicates=REPLICATES
+        checkpoint, corpus, analyses=every, options=options, batching=BatchingOptions(tokens=97), replicates=REPLICATES
     )
     seen = [tiny.watch(kind, checkpoint, sentence) for sentence in corpus]
     return Trial(kind, keep, checkpoint, study, seen, _repeated(kind, checkpoint))
@@ -393,8 +393,8 @@ def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: obje
 def test_equal_weights_go_to_the_first_key() -> None:
     values = torch.tensor([[0.2, 0.4, 0.4], [0.5, 0.5, 0.0], [-1.0, 0.0, 0.0], [-1.0, -1.0, -1.0]])
     for dtype in (torch.float32, torch.float64):
-        peak, place = max_and_position(values.to(dtype))
-        assert place.tolist() == [1, 0, 1, 0] and torch.equal(peak, values.to(dtype).amax(-1))
+        max_weight, place = max_and_position(values.to(dtype))
+        assert place.tolist() == [1, 0, 1, 0] and torch.equal(max_weight, values.to(dtype).amax(-1))
 
 
 @pytest.mark.parametrize(("dtype", "tied", "apart"), [(torch.float32, 1e-7, 1e-6), (torch.float64, 1e-13, 1e-11)])

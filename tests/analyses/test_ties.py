@@ -62,7 +62,7 @@ def test_where_no_query_counts_there_is_no_offset() -> None:
 
 
 def test_ties_at_the_border_of_a_ranking() -> None:
-    gates = gate_layout(checkpoints.small().places)
+    gates = gate_layout(checkpoints.small().attention_sites)
     heads = list(all_heads(gates.counts))
     scores = {head: float(number // 4) for number, head in enumerate(heads)}  # fours that tie
     for keep in range(gates.heads + 1):
@@ -74,7 +74,7 @@ def test_ties_at_the_border_of_a_ranking() -> None:
 
 
 def test_ties_among_what_all_goes_decide_nothing() -> None:
-    gates = gate_layout(checkpoints.small().places)
+    gates = gate_layout(checkpoints.small().attention_sites)
     order = {head: float(number >= 6) * number for number, head in enumerate(all_heads(gates.counts))}
     assert not rank_heads(gates, gates.heads - 6, lambda gone: order, steps=3).tied.any()
     assert rank_heads(gates, gates.heads - 5, lambda gone: order, steps=5).tied.sum() == 6
@@ -93,7 +93,7 @@ def test_the_border_of_the_largest() -> None:
 
 def test_gates_that_have_learnt_nothing_are_told_apart_by_nothing() -> None:
     its = speakers.checkpoint("native-pre")
-    gates, noise = gate_layout(its.places), torch.Generator().manual_seed(3)
+    gates, noise = gate_layout(its.attention_sites), torch.Generator().manual_seed(3)
     alike = L0(gates, L0Options(keep=4, start="open"), updates=1, generator=noise)
     assert alike.remarks() == tie_remarks(gates.heads)
     apart = Subset(gates, SubsetOptions(keep=4), updates=1, generator=noise)

@@ -38,7 +38,7 @@ def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> Analy
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     chosen = choose_analyses(only=[name])
     return analyze(
-        its, corpus, analyses=chosen, options=Options(**options), pace=BatchingOptions(tokens=tokens), replicates=11
+        its, corpus, analyses=chosen, options=Options(**options), batching=BatchingOptions(tokens=tokens), replicates=11
     )
 
 
@@ -238,7 +238,7 @@ def test_gates_of_their_own_for_every_sentence() -> None:
     f = GateFunction(
         its.model,
         lambda: its.model(ids).logits.logsumexp(dim=-1).sum(dim=-1),  # [b]
-        seats=resumable_layers(its.model),
+        layer_index=resumable_layers(its.model),
     )
     rows = torch.rand(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with f.entered():
@@ -247,7 +247,7 @@ def test_gates_of_their_own_for_every_sentence() -> None:
         assert both == pytest.approx(alone) and both[0] != pytest.approx(both[1])
         with pytest.raises(ConfigError, match="5 gates for a model of 6 heads"):
             f(rows[:, :5])
-    with GateFunction(its.model, f.worth, seats=None, instead=lambda kept: kept).entered() as g:
+    with GateFunction(its.model, f.worth, layer_index=None, instead=lambda kept: kept).entered() as g:
         assert g(torch.zeros(2, 6)) == pytest.approx(g(torch.ones(2, 6))), "a head in place of itself"
         with pytest.raises(ConfigError, match="the same for all sentences"):
             g(rows)

@@ -126,7 +126,7 @@ def test_a_corpus_without_any_label() -> None:
         nothing,
         analyses=choose_analyses(only=names),
         options=Options(),
-        pace=BatchingOptions(tokens=9),
+        batching=BatchingOptions(tokens=9),
         replicates=11,
     )
     for name in names:

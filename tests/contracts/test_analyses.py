@@ -62,11 +62,11 @@ def study(
     cls = ANALYSES.get(analysis) if isinstance(analysis, str) else analysis
     checkpoint, corpus = its or made(kind, cls.name)
     options = replace(OPTIONS, keep_special=keep, seed=seed)
-    pace = BatchingOptions(tokens=tokens)
+    batching = BatchingOptions(tokens=tokens)
     try:
-        return analyze(checkpoint, corpus, analyses=[cls], options=options, pace=pace, replicates=REPLICATES)
+        return analyze(checkpoint, corpus, analyses=[cls], options=options, batching=batching, replicates=REPLICATES)
     except ConfigError as error:
-        elsewhere = not cls.sites & {place.site for place in checkpoint.places.order}
+        elsewhere = not cls.sites & {place.site for place in checkpoint.attention_sites.order}
         assert elsewhere or cls.applies(checkpoint)
         pytest.skip(str(error))
 
@@ -204,7 +204,7 @@ def test_what_is_observed_is_left_alone(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", [*tiny.KINDS])
 def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind: str) -> None:
     checkpoint, corpus = made(kind)
-    assert checkpoint.places, "probed before passes are counted"
+    assert checkpoint.attention_sites, "probed before passes are counted"
     passes: list[Batch] = []
     ended: list[int] = []
 
@@ -219,7 +219,7 @@ def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind:
         name = "watching"
 
         @contextmanager
-        def watching(self, checkpoint: Any) -> Iterator[None]:
+        def hooks(self, checkpoint: Any) -> Iterator[None]:
             yield
 
     def found(cls: type[Analysis]) -> AnalysisResult:

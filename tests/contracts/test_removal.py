@@ -113,7 +113,7 @@ def test_shrunk_equals_masked_in_memory_cached_searched_and_reloaded(
     checkpoint = saved(architecture, tmp_path / "whole")
     heads = WAYS[way](architecture, checkpoint.layout)
     export = choose_export(None, checkpoint)
-    removal = plan_removal(checkpoint.places, heads)
+    removal = plan_removal(checkpoint.attention_sites, heads)
     shrunk = export.build(checkpoint, removal)
     data = texts(checkpoint, None, None, sentences=4)
     found = verify(checkpoint, shrunk, heads, data)
@@ -236,7 +236,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     for which, way in FOLDERS:
         architecture, name = BY_NAME[which], f"{which}-{way}"
         checkpoint = wrapped(build(architecture))
-        removal = plan_removal(checkpoint.places, WAYS[way](architecture, checkpoint.layout))
+        removal = plan_removal(checkpoint.attention_sites, WAYS[way](architecture, checkpoint.layout))
         export = choose_export(None, checkpoint)
         (root / name).mkdir()
         export.write(export.build(checkpoint, removal), root / name, Companions())
@@ -303,7 +303,7 @@ def test_sizes_that_the_code_reads_elsewhere_are_narrowed_too(name: str) -> None
     share = 3 if name == "phi3" else 1
     heads = [HeadId(Site.DECODER_SELF, 0, head) for head in range(share)]
     heads += [HeadId(Site.DECODER_SELF, 1, head) for head in range(checkpoint.layout[Site.DECODER_SELF, 1])]
-    shrunk = choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.places, heads))
+    shrunk = choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.attention_sites, heads))
     found = verify(checkpoint, shrunk, heads, texts(checkpoint, None, None, sentences=4))
     assert found.difference <= 1e-10 and found.cached is not None and found.cached <= 1e-10
 
@@ -312,7 +312,9 @@ def test_heads_whose_rows_cannot_be_told_are_refused() -> None:
     """OLMo 2 normalises queries across heads."""
     checkpoint = causal("olmo2")
     with pytest.raises(ConfigError, match="normalised across heads"):
-        choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.places, group_of_the_first_layer()))
+        choose_export(None, checkpoint).build(
+            checkpoint, plan_removal(checkpoint.attention_sites, group_of_the_first_layer())
+        )
 
 
 def group_of_the_first_layer() -> list[HeadId]:
@@ -323,7 +325,7 @@ def test_code_that_does_not_run_with_fewer_heads_is_an_error_of_one_line(monkeyp
     monkeypatch.setattr(shrink_huggingface, "OF_CONFIG", ("nothing", "of it"))
     checkpoint = causal("phi3")
     heads = group_of_the_first_layer()
-    shrunk = choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.places, heads))
+    shrunk = choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.attention_sites, heads))
     with pytest.raises(CheckpointError, match=r"'phi3' cannot be removed.*--export masked may do"):
         verify(checkpoint, shrunk, heads, texts(checkpoint, None, None, sentences=4))
 
@@ -335,9 +337,9 @@ def test_one_architecture_is_pruned_twice() -> None:
         checkpoint = wrapped(build(architecture, dtype="float64"))
         first = ragged(architecture, checkpoint.layout)
         export = choose_export(None, checkpoint)
-        once = export.build(checkpoint, plan_removal(checkpoint.places, first))
+        once = export.build(checkpoint, plan_removal(checkpoint.attention_sites, first))
         second = emptied(architecture, once.layout)
-        twice = export.build(once, plan_removal(once.places, second))
+        twice = export.build(once, plan_removal(once.attention_sites, second))
         data = texts(once, None, None, sentences=4)
         assert verify(once, twice, second, data).difference <= 1e-10
         kept = twice.model.config.kept_heads  # type: ignore[union-attr]

@@ -73,15 +73,15 @@ def compare(architecture: Architecture, dtype: str, tolerance: float) -> None:
     model = build(architecture, dtype=dtype)
     inputs = inputs_of(architecture, dtype=getattr(torch, dtype), **LENGTHS)
     layout = find_attention(model).layout
-    seats = resumable_layers(model)
-    assert (seats is None) == (architecture.name in SHARED_LAYERS)
+    layer_index = resumable_layers(model)
+    assert (layer_index is None) == (architecture.name in SHARED_LAYERS)
 
     def work() -> Tensor:
         found: Tensor = model(**inputs).logits
         return found
 
     with torch.no_grad():
-        rerun = PrefixCache(model, work, seats)
+        rerun = PrefixCache(model, work, layer_index)
         with rerun.entered():
             plain = rerun.value(open_gates(layout), keep=True)
             found = {head: rerun.value(without(layout, head)) for head in all_heads(layout)}
@@ -124,18 +124,18 @@ def test_what_lies_below_is_not_computed(name: str) -> None:
     model = build(architecture, dtype="float64")
     inputs = inputs_of(architecture, dtype=torch.float64)
     layout = find_attention(model).layout
-    seats = index_layers(model)
-    assert seats is not None
-    rerun = PrefixCache(model, lambda: model(**inputs).logits, seats)
+    layer_index = index_layers(model)
+    assert layer_index is not None
+    rerun = PrefixCache(model, lambda: model(**inputs).logits, layer_index)
     last = list(all_heads(layout))[-1]
     with torch.no_grad(), rerun.entered():
         rerun.value(open_gates(layout), keep=True)
         with counting(model) as counts:
             rerun.value(without(layout, last))
-    stack = [layer for rank, layer in seats.layers if rank[0] == seats.of[last.site, last.layer].rank[0]]
-    for layer in {layer for _, layer in seats.layers} - {stack[-1]}:
+    stack = [layer for rank, layer in layer_index.layers if rank[0] == layer_index.of[last.site, last.layer].rank[0]]
+    for layer in {layer for _, layer in layer_index.layers} - {stack[-1]}:
         assert not any(id(part) in counts for part in layer.modules())
-    for place, seat in seats.of.items():
+    for place, seat in layer_index.of.items():
         assert not any(id(part) in counts for part in (seat.output, *seat.attention.modules())), place
     if name == "bert":
         assert any(id(part) in counts for part in stack[-1].modules()), "its feed-forward runs"
@@ -152,7 +152,7 @@ def test_native_models_and_a_layer_without_heads() -> None:
             return found
 
         rerun = PrefixCache(model, work, resumable_layers(model))
-        assert rerun.seats is not None
+        assert rerun.layer_index is not None
         with torch.no_grad():
             with rerun.entered():
                 rerun.value(open_gates(layout), keep=True)

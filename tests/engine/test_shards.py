@@ -31,7 +31,7 @@ class Share(Processes):
 
     said: list[Any] = field(default_factory=list)
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         if self.main:
             return [value, *self.said]
         self.said.append(value)
@@ -44,7 +44,7 @@ def studied(kind: str, processes: Processes, names: list[str]) -> AnalysisResult
         tiny.corpus(2, count=23, target=kind == "t5"),
         analyses=choose_analyses(also=names),
         options=Options(ranks=torch.arange(1, 54), ig_steps=3, shapley_samples=1, detail=True),
-        pace=BatchingOptions(tokens=64),
+        batching=BatchingOptions(tokens=64),
         replicates=REPLICATES,
         detail=True,
         processes=processes,

@@ -163,7 +163,7 @@ def test_the_driver_analyses_it(tmp_path: Path) -> None:
         corpus,
         analyses=chosen,
         options=Options(),
-        pace=BatchingOptions(tokens=64, limit=20, long="truncate"),
+        batching=BatchingOptions(tokens=64, limit=20, long="truncate"),
         replicates=10,
     )
     assert len(study.heads) == 16

@@ -6,5 +6,5 @@ from tests.oracles.seen import Place, Seen, Term
 
 
 def distance(seen: Seen, place: Place, head: int, keep: bool) -> Term:
-    away = [abs(t - s) for t, s in seen.focus(place, head, keep)]
+    away = [abs(t - s) for t, s in seen.argmax_position(place, head, keep)]
     return float(sum(away)), len(away)

@@ -9,7 +9,7 @@ from tests.oracles.seen import Place, Seen
 
 
 def histogram(seen: Seen, place: Place, head: int, keep: bool) -> Counter[int]:
-    return Counter(s - t for t, s in seen.focus(place, head, keep))
+    return Counter(s - t for t, s in seen.argmax_position(place, head, keep))
 
 
 def modal(histograms: Sequence[Counter[int]]) -> int:

@@ -27,8 +27,8 @@ def _rarest(seen: Seen, site: Site, rank: Sequence[int], keep: bool, types: int)
 
 def share(seen: Seen, place: Place, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
     hits = _rarest(seen, place[0], rank, keep, types)
-    focus = [s for _, s in seen.focus(place, head, keep)]
-    return (float(sum(s in hits for s in focus)), len(focus)) if hits else (0.0, 0)
+    argmax_position = [s for _, s in seen.argmax_position(place, head, keep)]
+    return (float(sum(s in hits for s in argmax_position)), len(argmax_position)) if hits else (0.0, 0)
 
 
 def chance(seen: Seen, place: Place, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:

@@ -73,7 +73,7 @@ class Seen:
         for t in self.queries(place[0], keep):
             yield t, call.weights[head, t].tolist(), [s for s in keys if call.visible[t, s]]
 
-    def focus(self, place: Place, head: int, keep: bool) -> Iterator[tuple[int, int]]:
+    def argmax_position(self, place: Place, head: int, keep: bool) -> Iterator[tuple[int, int]]:
         """(query, the counted key with its largest weight, the first one where several tie)."""
         for t, row, keys in self.rows(place, head, keep):
             yield t, keys[first_peak([row[s] for s in keys], self.tie)]

@@ -35,13 +35,13 @@ def word_focus(seen: Seen, place: Place, head: int) -> list[int]:
     """For each unit the unit with its largest weight: sums over key pieces, means over query pieces."""
     assert seen.units is not None
     weights = seen.calls[place].weights[head]
-    focus = []
+    argmax_position = []
     for queries in seen.units:
         words = []
         for keys in seen.units:
             words.append(sum(weights[t, s].item() for t in queries for s in keys) / len(queries))
-        focus.append(first_peak(words, seen.tie))
-    return focus
+        argmax_position.append(first_peak(words, seen.tie))
+    return argmax_position
 
 
 def instances(seen: Seen, relation: str, direction: str) -> list[tuple[int, int]]:
@@ -56,8 +56,8 @@ def hits(seen: Seen, place: Place, head: int, relation: str, direction: str) -> 
     wanted = instances(seen, relation, direction)
     if not wanted:
         return 0.0, 0
-    focus = word_focus(seen, place, head)
-    return float(sum(focus[start] == end for start, end in wanted)), len(wanted)
+    argmax_position = word_focus(seen, place, head)
+    return float(sum(argmax_position[start] == end for start, end in wanted)), len(wanted)
 
 
 def offsets(seen: Seen, relation: str, direction: str) -> Counter[int]:

@@ -78,7 +78,7 @@ def test_the_start_is_glorots() -> None:
 
 def learner(its: Checkpoint, *, sites: tuple[str, ...] = (), updates: int = 1, **options: Any) -> L0:
     generator = torch.Generator().manual_seed(7)
-    return L0(gate_layout(its.places, sites=sites), L0Options(**options), updates=updates, generator=generator)
+    return L0(gate_layout(its.attention_sites, sites=sites), L0Options(**options), updates=updates, generator=generator)
 
 
 def test_both_conventions_of_lambda() -> None:
@@ -106,7 +106,7 @@ def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
     """One step of plain gradient descent equals a finite difference, through every kind of model."""
     its = speakers.checkpoint(kind)
     data = training_examples(its, speakers.corpus(kind), limit=60)
-    gates = gate_layout(its.places)
+    gates = gate_layout(its.attention_sites)
     batch = data.batch(data.plan(tokens=200, chance=None)[0], seed=3)
     values = torch.full((len(gates.units),), 0.7, dtype=torch.float64, requires_grad=True)
 
@@ -188,12 +188,12 @@ def test_frozen_sides(kind: str) -> None:
 
 def test_gates_go_by_whole_groups() -> None:
     its = speakers.checkpoint("llama")
-    found = gate_layout(its.places)
+    found = gate_layout(its.attention_sites)
     assert {len(unit) for unit in found.units} == {3} and found.heads == 12
     assert found.kept_units(6) == 2
     with pytest.raises(ConfigError, match=r"--keep 7 is not whole groups: .* 3 at a time; keep 6 or 9"):
         found.kept_units(7)
-    protected = gate_layout(its.places, protect=[HeadId(Site.DECODER_SELF, 1, 4)])
+    protected = gate_layout(its.attention_sites, protect=[HeadId(Site.DECODER_SELF, 1, 4)])
     assert len(protected.units) == 3 and protected.protected[0] == HeadId(Site.DECODER_SELF, 1, 3)
     spread = protected.spread(torch.zeros(3))
     assert spread[Site.DECODER_SELF, 1].tolist() == [0, 0, 0, 1, 1, 1]

@@ -413,7 +413,7 @@ def test_a_model_that_computes_something_else_is_not_saved(tmp_path: Path, monke
         right, wrong = plan_right(places, heads, **options), plan_right(places, [HeadId(Site.CROSS, 0, 1)], **options)
         return remove.Removal(right.removed, wrong.kept, wrong.groups)
 
-    monkeypatch.setattr(remove, "plan", plan_wrong)
+    monkeypatch.setattr(remove, "plan_removal", plan_wrong)
     with pytest.raises(CheckpointError, match="nothing was saved"):
         removed(path, tmp_path / "small", "cross.0.0")
     assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
@@ -436,7 +436,7 @@ def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch:
 
         return remove.replace(export, write=write)
 
-    monkeypatch.setattr(remove, "choose", spoilt)
+    monkeypatch.setattr(remove, "choose_export", spoilt)
     with pytest.raises(CheckpointError, match="what was saved computes something else"):
         removed(path, tmp_path / "small", heads)
     assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]

@@ -86,7 +86,7 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
     places = []
     for seed in range(1, 5):
         its = speakers.checkpoint(kind)
-        gates = gate_layout(its.places, sites=sites)
+        gates = gate_layout(its.attention_sites, sites=sites)
         n, k = len(gates.units), len(gates.units) // 2
         data = training_examples(its, speakers.corpus(kind), limit=60)
         options = SubsetOptions(keep=k, first=1.0, last=1e-2)

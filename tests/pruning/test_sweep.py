@@ -437,7 +437,7 @@ def test_bad_input(words: dict[str, Any], tmp_path: Path, options: dict[str, Any
 
 
 def test_sizes_seeds_and_names() -> None:
-    its = gate_layout(checkpoints.small().places)
+    its = gate_layout(checkpoints.small().attention_sites)
     asked = {"checkpoint": "x", "out": Path("x"), "source": Path("x"), "target": Path("x")}
     made = SweepConfig(**asked, methods=("l0", "lrp", "random"), fractions=(0.25, 0.5), keep=(4,), seed=5, seeds=2)
     names = [cell.name for cell in cells_of(made, its)]

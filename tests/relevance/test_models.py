@@ -251,7 +251,7 @@ def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
         corpus,
         analyses=choose_analyses(only=["lrp"]),
         options=chosen,
-        pace=BatchingOptions(tokens=101),
+        batching=BatchingOptions(tokens=101),
         replicates=13,
         detail=detail,
     )

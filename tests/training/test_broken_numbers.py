@@ -170,7 +170,7 @@ def test_fine_tuning_stops_at_a_gradient_that_is_no_number(
     """In the last update nothing would come after it to notice."""
     its = speakers.checkpoint("native-pre")
     learner = L0(
-        gate_layout(its.places), L0Options(strength=0.1), updates=1, generator=torch.Generator().manual_seed(7)
+        gate_layout(its.attention_sites), L0Options(strength=0.1), updates=1, generator=torch.Generator().manual_seed(7)
     )
     parameters = [each for each in its.model.parameters() if each.is_floating_point()] if whole else []
     broken = learner.weights if what == "gates" else parameters[-1]

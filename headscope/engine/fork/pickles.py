@@ -71,8 +71,8 @@ def mhr_pickles(
     found = _Rows(whole=rows == "corpus")
     last: dict[At, AttentionCall] = {}
 
-    def see(place: AttentionSite, call: AttentionCall) -> None:
-        last[place.site, place.layer] = call
+    def see(attention_site: AttentionSite, call: AttentionCall) -> None:
+        last[attention_site.site, attention_site.layer] = call
 
     with torch.inference_mode(), observing(checkpoint.model, see):
         for batch in _batches(checkpoint, corpus, rows, limit, tokens, size):
@@ -90,7 +90,7 @@ def mhr_pickles(
     files |= {f"{folder}/{name}": found.matrices(kind) for kind, folder in MATRICES.items()}
     if alphas := fork_alphas(checkpoint):
         files[f"alphas_eval/{name}"] = alphas
-    return {f"mhr/{file}.pkl": nested(places) for file, places in files.items()}
+    return {f"mhr/{file}.pkl": nested(attention_sites) for file, attention_sites in files.items()}
 
 
 def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | None) -> dict[str, Tensor]:

@@ -150,7 +150,9 @@ def logits(checkpoint: Predicting, batch: Batch, memory: Any) -> Tensor:
             "attention_mask": mask,
             **({"input_ids": batch.source.ids} if memory is None else {"encoder_outputs": memory}),
         }
-    causal = not checkpoint.two_sided and Site.ENCODER_SELF not in {place.site for place in checkpoint.places.order}
+    causal = not checkpoint.two_sided and Site.ENCODER_SELF not in {
+        attention_site.site for attention_site in checkpoint.attention_sites.order
+    }
     with through_attend(checkpoint.model):
         output = checkpoint.model(**given, **({"use_cache": False} if causal or checkpoint.two_sided else {}))
     found = getattr(output, "logits", None)

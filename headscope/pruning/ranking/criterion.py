@@ -33,7 +33,7 @@ class ScoringContext:
 
     checkpoint: Checkpoint
     corpus: Corpus | None = None
-    pace: BatchingOptions = field(default_factory=BatchingOptions)
+    batching: BatchingOptions = field(default_factory=BatchingOptions)
     options: Options = field(default_factory=Options)
     removed: Sequence[HeadId] = ()
 
@@ -49,7 +49,7 @@ class Criterion(ABC):
     changes: ClassVar[bool] = True
 
     @abstractmethod
-    def scores(self, question: ScoringContext) -> Scores:
+    def scores(self, context: ScoringContext) -> Scores:
         """A number for every head, higher is kept; NaN where there is none."""
 
 
@@ -60,16 +60,16 @@ class MeasuredColumn(Criterion):
     analysis: ClassVar[str]
     sign: ClassVar[float] = 1.0
 
-    def scores(self, question: ScoringContext) -> Scores:
+    def scores(self, context: ScoringContext) -> Scores:
         """Runs the analysis on the text, with the heads that are gone masked."""
-        corpus = question.corpus or Corpus("no text", 0, "", lambda: iter(()))
-        with masked(question.checkpoint.model, question.removed):
+        corpus = context.corpus or Corpus("no text", 0, "", lambda: iter(()))
+        with masked(context.checkpoint.model, context.removed):
             study = analyze(
-                question.checkpoint,
+                context.checkpoint,
                 corpus,
                 analyses=choose_analyses(only=[self.analysis]),
-                options=question.options,
-                pace=question.pace,
+                options=context.options,
+                batching=context.batching,
                 replicates=REPLICATES,
             )
         return self.of(study.heads)

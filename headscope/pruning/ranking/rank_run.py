@@ -193,10 +193,10 @@ def _scoring(config: RankConfig, opened: OpenedSelection) -> tuple[Callable[[lis
         return lambda gone: signed, how
     its = criterion_named(config.by)
     _check(its, config, opened)
-    question = _question(config, opened)
+    context = _context(config, opened)
 
     def score(gone: list[HeadId]) -> Scores:
-        asked = ScoringContext(question.checkpoint, question.corpus, question.pace, question.options, gone)
+        asked = ScoringContext(context.checkpoint, context.corpus, context.batching, context.options, gone)
         return {head: sign * value for head, value in its.scores(asked).items()}
 
     return score, how
@@ -209,10 +209,10 @@ def _check(its: Criterion, config: RankConfig, opened: OpenedSelection) -> None:
         raise ConfigError(f"--steps {config.steps}: scores by {its.name} do not change when heads go; leave it out")
 
 
-def _question(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
+def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
-    pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-    return ScoringContext(opened.checkpoint, corpus, pace, Options(seed=config.seed))
+    batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
+    return ScoringContext(opened.checkpoint, corpus, batching, Options(seed=config.seed))
 
 
 def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None]) -> Callable[[list[HeadId]], Scores]:

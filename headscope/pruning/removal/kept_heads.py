@@ -21,10 +21,10 @@ class RemovalPlan:
     @property
     def layout(self) -> Layout:
         """Number of heads that stay, by (site, layer)."""
-        return {place: len(heads) for place, heads in self.kept.items()}
+        return {attention_site: len(heads) for attention_site, heads in self.kept.items()}
 
 
-def plan_removal(places: AttentionSites, heads: Iterable[HeadId], *, whole_groups: bool = True) -> RemovalPlan:
+def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, whole_groups: bool = True) -> RemovalPlan:
     """Check which heads can go.
 
     Under grouped-query attention query heads share keys and values: a group goes with its last head, and the
@@ -32,7 +32,7 @@ def plan_removal(places: AttentionSites, heads: Iterable[HeadId], *, whole_group
     (`whole_groups` False skips that, for weights that are only set to zero). ConfigError for no heads, for heads
     that the model lacks, for incomplete groups, and for different heads of layers that share one module.
     """
-    layout, going = places.layout, set(heads)
+    layout, going = attention_sites.layout, set(heads)
     for head in sorted(going):
         if head.head >= layout.get((head.site, head.layer), 0):
             raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
@@ -43,11 +43,11 @@ def plan_removal(places: AttentionSites, heads: Iterable[HeadId], *, whole_group
         for (site, layer), count in layout.items()
     }
     groups = {}
-    for place in places.order:
-        where = (place.site, place.layer)
-        shared = place.heads // max(place.groups, 1)
+    for attention_site in attention_sites.order:
+        where = (attention_site.site, attention_site.layer)
+        shared = attention_site.heads // max(attention_site.groups, 1)
         groups[where] = _groups(where, kept[where], shared, whole=whole_groups)
-    _check_shared(places, kept)
+    _check_shared(attention_sites, kept)
     return RemovalPlan(tuple(sorted(going)), kept, groups)
 
 
@@ -72,10 +72,10 @@ def _groups(where: tuple[Site, int], kept: tuple[int, ...], shared: int, *, whol
     return tuple(sizes)
 
 
-def _check_shared(places: AttentionSites, kept: Mapping[tuple[Site, int], tuple[int, ...]]) -> None:
-    for calls in places.calls.values():
-        if len({kept[place.site, place.layer] for place in calls}) > 1:
-            layers = ", ".join(str(place.layer) for place in calls)
+def _check_shared(attention_sites: AttentionSites, kept: Mapping[tuple[Site, int], tuple[int, ...]]) -> None:
+    for calls in attention_sites.calls.values():
+        if len({kept[attention_site.site, attention_site.layer] for attention_site in calls}) > 1:
+            layers = ", ".join(str(attention_site.layer) for attention_site in calls)
             raise ConfigError(
                 f"{calls[0].site} layers {layers} are one module with one set of weights; "
                 "remove the same heads from all of them"

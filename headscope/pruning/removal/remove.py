@@ -157,7 +157,7 @@ def shrink(
 
     ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
     """
-    removal = plan_removal(checkpoint.places, heads, whole_groups=export.whole_groups)
+    removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
     progress("removing")
     made = export.build(checkpoint, removal)
     progress("comparing")

@@ -137,6 +137,6 @@ def _cache(checkpoint: Checkpoint) -> tuple[int, int]:
         for site, _, _, module in checkpoint.model.attention_modules():
             sums[site] += module.heads * (module.d_head + module.d_value) * width
     else:
-        for place in checkpoint.places.order:  # a layer without heads keeps one stand-in in the cache
-            sums[place.site] += max(place.groups, 1) * 2 * place.width * width
+        for attention_site in checkpoint.attention_sites.order:  # a layer without heads keeps one stand-in in the cache
+            sums[attention_site.site] += max(attention_site.groups, 1) * 2 * attention_site.width * width
     return sums[Site.DECODER_SELF], sums[Site.CROSS]

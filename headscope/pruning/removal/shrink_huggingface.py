@@ -103,15 +103,15 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
     """What has to change in a model for a removal; nothing for layers that keep all their heads."""
     base = base_of(model)
     modules = dict(base.named_modules())
-    found, places = projections(model), find_attention(model)
+    found, attention_sites = projections(model), find_attention(model)
     cutter = _Cutter(base)
     within = {id(module): name for name, module in modules.items()}
-    for identity, calls in places.calls.items():
-        place = calls[0]
-        where = (place.site, place.layer)
-        if len(removal.kept[where]) < place.heads:
-            cutter.cut(within[identity], place, found.get(where), removal.kept[where], removal.groups[where])
-    _position_biases(cutter.done, modules, within, places.calls, removal)
+    for identity, calls in attention_sites.calls.items():
+        attention_site = calls[0]
+        where = (attention_site.site, attention_site.layer)
+        if len(removal.kept[where]) < attention_site.heads:
+            cutter.cut(within[identity], attention_site, found.get(where), removal.kept[where], removal.groups[where])
+    _position_biases(cutter.done, modules, within, attention_sites.calls, removal)
     return cutter.done
 
 
@@ -129,9 +129,14 @@ class _Cutter:
         }
 
     def cut(
-        self, name: str, place: AttentionSite, its: Projections | None, kept: tuple[int, ...], groups: tuple[int, ...]
+        self,
+        name: str,
+        attention_site: AttentionSite,
+        its: Projections | None,
+        kept: tuple[int, ...],
+        groups: tuple[int, ...],
     ) -> None:
-        site, layer = place.site, place.layer
+        site, layer = attention_site.site, attention_site.layer
         parts = {part: _known(its, part, site, layer) for part in ("query", "key", "value", "output")}
         stays = {"query": kept, "key": groups, "value": groups, "output": kept}
         if kept:
@@ -142,7 +147,7 @@ class _Cutter:
         for parameter in PER_HEAD:
             if isinstance(getattr(module, parameter, None), nn.Parameter):
                 self.done.keep[f"{name}.{parameter}"] = [(0, torch.tensor(kept or (0,)))]
-        self.done.attributes[name] = _attributes(module, place, max(len(kept), 1), max(len(groups), 1))
+        self.done.attributes[name] = _attributes(module, attention_site, max(len(kept), 1), max(len(groups), 1))
         counts = zip(OF_CONFIG, (max(len(kept), 1), max(len(groups), 1)), strict=True)
         if read := {each: count for each, count in counts if f"self.config.{each}" in _code(module)}:
             self.done.configs[name] = read
@@ -176,16 +181,16 @@ class _Cutter:
         return self.owners[id(slices.weight)]
 
 
-def _attributes(module: Any, place: AttentionSite, heads: int, groups: int) -> dict[str, int]:
+def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
     """New values of the whole numbers that an attention module has under a known name."""
     widths = (*WIDTHS, *(name for name in IF_READ if f"self.{name}" in _code(module)))
     before = {
-        HEADS: place.heads,
-        GROUPS: place.groups,
-        SHARING: place.heads // place.groups,
-        widths: place.heads * place.width,
+        HEADS: attention_site.heads,
+        GROUPS: attention_site.groups,
+        SHARING: attention_site.heads // attention_site.groups,
+        widths: attention_site.heads * attention_site.width,
     }
-    after = {HEADS: heads, GROUPS: groups, SHARING: heads // groups, widths: heads * place.width}
+    after = {HEADS: heads, GROUPS: groups, SHARING: heads // groups, widths: heads * attention_site.width}
     return {
         name: after[names]
         for names, value in before.items()

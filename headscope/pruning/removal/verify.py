@@ -167,7 +167,7 @@ def _unpadded(single: ModelInputs) -> ModelInputs:
 
 def _keeps_a_cache(checkpoint: Checkpoint) -> bool:
     model: Any = checkpoint.model
-    sites = {place.site for place in checkpoint.places.order}
+    sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
     return Site.DECODER_SELF in sites and callable(getattr(model, "can_generate", None)) and model.can_generate()
 
 

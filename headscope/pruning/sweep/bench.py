@@ -48,7 +48,7 @@ class Bench:
         labels: tuple[int, ...] = ()
         if config.valid_labels is not None:
             labels = read_labels(config.valid_labels, self.checkpoint, corpus.count)
-        self.exam = EvaluationData(corpus, reading, TranslateOptions(beam=config.beam), config.text, labels)
+        self.data = EvaluationData(corpus, reading, TranslateOptions(beam=config.beam), config.text, labels)
         self.cells = cells_of(config, self.gating)
         for method, _ in self.rankings:
             if self.opened.corpus is None and criterion_named(method).reads_text:
@@ -94,8 +94,8 @@ class Bench:
         its, corpus, config = criterion_named(method), self.opened.corpus, self.config
         if corpus is not None:
             corpus = replace(corpus, count=min(corpus.count, config.score_sentences))
-        pace = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-        found = its.scores(ScoringContext(self.checkpoint, corpus, pace, Options(seed=seed)))
+        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
+        found = its.scores(ScoringContext(self.checkpoint, corpus, batching, Options(seed=seed)))
         rows = [{"site": each.site.value, "layer": each.layer, "head": each.head, "score": found.get(each)}
                 for each in all_heads(self.checkpoint.layout)]  # fmt: skip
         table = pd.DataFrame(rows)

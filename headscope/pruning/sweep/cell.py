@@ -29,7 +29,7 @@ def run_cell(bench: Bench, cell: Cell) -> dict[str, Any]:
     began = time.monotonic()
     pruned = _maker(bench, cell)(bench, cell)
     with masked(pruned.checkpoint.model, pruned.removed):
-        marks = score_sentences(pruned.checkpoint, bench.metric, bench.exam)
+        scores = score_sentences(pruned.checkpoint, bench.metric, bench.data)
     removed = pruned.removed if not cell.control else [HeadId.parse(name) for name in pruned.facts["instead_of"]]
     kept = bench.kept(removed)
     if not bench.config.keep_models:
@@ -38,9 +38,9 @@ def run_cell(bench: Bench, cell: Cell) -> dict[str, Any]:
     return {
         "cell": vars(cell),
         "kept": [str(head) for head in kept],
-        "metric": marks.metric,
-        "sums": marks.sums.tolist(),
-        "loss": marks.loss.sum(axis=0).tolist(),
+        "metric": scores.metric,
+        "sums": scores.sums.tolist(),
+        "loss": scores.loss.sum(axis=0).tolist(),
         "facts": {name: value for name, value in pruned.facts.items() if name != "instead_of"},
         "threads": torch.get_num_threads(),
         "device": bench.checkpoint.device.type,

@@ -114,18 +114,18 @@ def metric_of(checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> 
     return "bleu" if checkpoint.two_sided else "perplexity"
 
 
-def score_sentences(checkpoint: Checkpoint, metric: str, exam: EvaluationData) -> SentenceScores:
+def score_sentences(checkpoint: Checkpoint, metric: str, data: EvaluationData) -> SentenceScores:
     """Put the questions to a model as it is now, masks included."""
-    return _EXAMS[metric](checkpoint, exam)
+    return _EXAMS[metric](checkpoint, data)
 
 
-def _translation(checkpoint: Checkpoint, exam: EvaluationData) -> SentenceScores:
-    loss = _loss(checkpoint, exam)
-    lines = (sentence.source for sentence in exam.corpus)
-    found = translate_lines(checkpoint, lines, options=exam.options, tokens=exam.reading.tokens)
+def _translation(checkpoint: Checkpoint, data: EvaluationData) -> SentenceScores:
+    loss = _loss(checkpoint, data)
+    lines = (sentence.source for sentence in data.corpus)
+    found = translate_lines(checkpoint, lines, options=data.options, tokens=data.reading.tokens)
     hypotheses = [best[0].text for best in found]
-    references = [checkpoint.joined(sentence.target or "") for sentence in exam.corpus]
-    return SentenceScores("bleu", bleu_sums(hypotheses, references, raw=exam.text == "raw"), loss)
+    references = [checkpoint.joined(sentence.target or "") for sentence in data.corpus]
+    return SentenceScores("bleu", bleu_sums(hypotheses, references, raw=data.text == "raw"), loss)
 
 
 def bleu_sums(hypotheses: Sequence[str], references: Sequence[str], *, raw: bool) -> Array:
@@ -147,9 +147,9 @@ def grouped(rows: Array) -> Array:
     return found
 
 
-def _loss(checkpoint: Checkpoint, exam: EvaluationData) -> Array:
+def _loss(checkpoint: Checkpoint, data: EvaluationData) -> Array:
     """Σ -log p of tokens, and how many they are, by group of sentences."""
-    found = likelihood(checkpoint, exam.corpus, exam.reading)
+    found = likelihood(checkpoint, data.corpus, data.reading)
     if not found.complete:
         raise KeyboardInterrupt
     return _columns(found.nll)
@@ -161,17 +161,17 @@ def _columns(sums: GroupSums) -> Array:
     return both
 
 
-def _words(checkpoint: Checkpoint, exam: EvaluationData) -> SentenceScores:
-    loss = _loss(checkpoint, exam)
+def _words(checkpoint: Checkpoint, data: EvaluationData) -> SentenceScores:
+    loss = _loss(checkpoint, data)
     return SentenceScores("perplexity", loss, loss)
 
 
-def _classes(checkpoint: Checkpoint, exam: EvaluationData) -> SentenceScores:
+def _classes(checkpoint: Checkpoint, data: EvaluationData) -> SentenceScores:
     """Hits and cross-entropy of a classifier."""
     hits, losses = GroupSums(), GroupSums()
-    right = torch.tensor(exam.labels)
-    reading = exam.reading
-    read = batches(exam.corpus, checkpoint, tokens=reading.tokens, limit=reading.limit, losses=Omissions())
+    right = torch.tensor(data.labels)
+    reading = data.reading
+    read = batches(data.corpus, checkpoint, tokens=reading.tokens, limit=reading.limit, losses=Omissions())
     with torch.inference_mode():
         for batch in read:
             scores = checkpoint.class_scores(batch.to(checkpoint.device)).double().cpu()  # [b classes]

@@ -170,7 +170,7 @@ def _record(bench: Bench) -> dict[str, Any]:
             "format": bench.checkpoint.format,
             "model_type": bench.checkpoint.model_type,
         },
-        "digests": {"checkpoint": bench.checkpoint.digest, **digests, "labels": list(bench.exam.labels)},
+        "digests": {"checkpoint": bench.checkpoint.digest, **digests, "labels": list(bench.data.labels)},
         "options": json.loads(json.dumps(config_identity(config))),
         "settings": json.loads(json.dumps(config.settings())),
         "heads": bench.gating.heads,
@@ -215,10 +215,10 @@ def _write_record(bench: Bench, **more: Any) -> None:
 
 
 def _signature(bench: Bench) -> Signature:
-    config, valid = bench.config, bench.exam.corpus
+    config, valid = bench.config, bench.data.corpus
     how = {"metric": bench.metric}
     if bench.metric == "bleu":
-        how |= {"text": config.text, **bench.checkpoint.search_facts(bench.exam.options)}
+        how |= {"text": config.text, **bench.checkpoint.search_facts(bench.data.options)}
     if config.trains:
         how["updates"] = f"{config.updates}+{config.tune_updates}"
     how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"

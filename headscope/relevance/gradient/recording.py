@@ -35,10 +35,10 @@ class RecordedPass:
     switch: Switch = field(default_factory=Switch)
     calls: list[tuple[Where, Tensor, Tensor]] = field(default_factory=list)
 
-    def add(self, place: AttentionSite, call: AttentionCall, context: Tensor) -> None:
+    def add(self, attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> None:
         """Keep what is read at one call."""
-        if place.heads:
-            self.calls.append(((place.site, place.layer), call.query, context))
+        if attention_site.heads:
+            self.calls.append(((attention_site.site, attention_site.layer), call.query, context))
 
     def relevance(self, value: Tensor, rules: Rules, *, retain: bool = True) -> dict[Where, Relevance]:
         """Relevances for one number, in one backward pass by `rules`; `p` is 1.
@@ -140,9 +140,9 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             context = with_epsilon(context, recorded.switch) if operations.epsilon else context
-            place = walk.place(call.module)
-            if place is not None:
-                recorded.add(place, call, context)
+            attention_site = walk.attention_site(call.module)
+            if attention_site is not None:
+                recorded.add(attention_site, call, context)
             return context
 
         stack.enter_context(tapped(tap, before_mixing=True, first=True))

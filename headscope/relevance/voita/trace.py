@@ -53,7 +53,7 @@ class Step:
 class Core:
     """The detail of an attention step: the place and the call. Its inputs are query, key, value."""
 
-    place: AttentionSite
+    attention_site: AttentionSite
     call: AttentionCall
 
 
@@ -152,19 +152,21 @@ def traced(model: nn.Module) -> Iterator[Trace]:
         current: list[AttentionSite | None] = [None]
 
         def core(call: AttentionCall, _: Tensor) -> None:
-            place = current[0] = walk.place(call.module)
-            if place is None or not any(map(trace.follows, (call.query, call.key, call.value))):
+            attention_site = current[0] = walk.attention_site(call.module)
+            if attention_site is None or not any(map(trace.follows, (call.query, call.key, call.value))):
                 return
             trace.known.discard(id(call.context))
-            step = Step("attention", "attend", (call.query, call.key, call.value), call.context, Core(place, call))
+            step = Step(
+                "attention", "attend", (call.query, call.key, call.value), call.context, Core(attention_site, call)
+            )
             trace.add(step)
-            trace.cores[place.site, place.layer] = call.context
+            trace.cores[attention_site.site, attention_site.layer] = call.context
 
         def read(_: AttentionCall, context: Tensor) -> None:
             if current[0] is not None and trace.follows(context):
                 trace.contexts[id(context)] = (current[0], context)
 
-        for name in first_blocks(walk.places.order):
+        for name in first_blocks(walk.attention_sites.order):
             hook = _root_hook(trace, name)
             stack.callback(model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True).remove)
         for module in model.modules():
@@ -185,13 +187,13 @@ def first_blocks(places: tuple[AttentionSite, ...]) -> list[str]:
     is none.
     """
     found: dict[str, int] = {}
-    for place in places:
-        parts = place.name.split(".")
+    for attention_site in places:
+        parts = attention_site.name.split(".")
         at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
         if at is None:
             raise CheckpointError(
-                f"the attention module {place.name!r} is in no numbered layer; relevance needs to know where the "
-                "first layer begins, and this model cannot be explained by it"
+                f"the attention module {attention_site.name!r} is in no numbered layer; relevance needs to know where "
+                "the first layer begins, and this model cannot be explained by it"
             )
         stack, number = ".".join(parts[:at]), int(parts[at])
         found[stack] = min(number, found.get(stack, number))

@@ -56,7 +56,7 @@ def structure(trace: Trace) -> Structure:
             members = tuple(sorted(mine.values(), key=lambda each: order[id(each)]))
             group = Group(members, id(step))
             found.groups |= {id(each): group for each in members}
-        if step.detail.place.site is Site.CROSS:
+        if step.detail.attention_site.site is Site.CROSS:
             _note_cross(trace, found, step, order[id(step)], makers)
     return found
 

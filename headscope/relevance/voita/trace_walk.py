@@ -179,9 +179,9 @@ class _Walker:
         self.send(step.inputs[0], self.rules.linear(relevance, step.inputs[0], torch.cat(weights), bias), group.label)
 
     def _read(self, where: int, relevance: Tensor) -> None:
-        place, _ = self.trace.contexts[where]
+        attention_site, _ = self.trace.contexts[where]
         by_query = relevance.sum(dim=-1)  # [p b h t]
-        self.found.heads[place.site, place.layer] = Relevance(
+        self.found.heads[attention_site.site, attention_site.layer] = Relevance(
             raw=by_query.sum(dim=-1), absolute=relevance.abs().sum(dim=(-1, -2)), by_query=by_query
         )
 
@@ -209,13 +209,13 @@ class _Walker:
 
     def _attention(self, step: Step, relevance: Tensor) -> None:
         found = self.rules.attention(relevance, step.detail)
-        place = step.detail.place
+        attention_site = step.detail.attention_site
         for tensor, part in zip(step.inputs, found[:3], strict=True):
             if self.trace.follows(tensor):
                 self.send(tensor, part)
-        own = self.found.heads.get((place.site, place.layer))
+        own = self.found.heads.get((attention_site.site, attention_site.layer))
         if own is not None:
-            self.found.heads[place.site, place.layer] = Relevance(
+            self.found.heads[attention_site.site, attention_site.layer] = Relevance(
                 own.raw, own.absolute, own.by_query, found.value_share, found.qk_share
             )
 
