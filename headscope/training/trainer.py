@@ -34,7 +34,7 @@ from headscope.training.options import check_choices
 from headscope.training.progress import Progress
 from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import Listener, Loop, Reason, Silent
-from headscope.training.variant import Variant
+from headscope.training.variant import Variant, variant_of
 from headscope.version import VERSION
 
 
@@ -108,6 +108,7 @@ def _train(
     if state is not None:
         check_settings(state, settings, config.out)
     run = make_run(config, variant, processes)
+    variant = variant_of(run)
     progress = Progress() if state is None else load_state(run, state)
     if state is not None:
         variant.resumed(run)

@@ -101,7 +101,7 @@ def test_half_precision_ranks_as_double_does(dtype: torch.dtype) -> None:
     found = []
     for each in (torch.float64, dtype):
         its = copy.copy(speakers.checkpoint("gpt2"))
-        for cached in ("places", "projections"):
+        for cached in ("attention_sites", "projections"):
             its.__dict__.pop(cached, None)
         its.model = copy.deepcopy(its.model).to(each)
         names = ("gradient", "taylor", "contribution", "direct_logit")

@@ -40,7 +40,7 @@ def corpus(folder: Path, source: list[str], target: list[str] | None) -> Any:
 def without_columns(checkpoint: Any, heads: list[HeadId]) -> Any:
     """The same checkpoint with the heads' slices of the output projections zeroed."""
     cut = copy.copy(checkpoint)
-    cut.__dict__.pop("places", None)
+    cut.__dict__.pop("attention_sites", None)
     cut.model = copy.deepcopy(checkpoint.model)
     found = projections(cut.model)
     with torch.no_grad():
