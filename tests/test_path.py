@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,11 @@ def stack() -> list[str]:
 def climbs(names: list[str]) -> int:
     """How often a module calls one of a higher layer."""
     ranks = [RANK[layer(name)] for name in names if name not in ("headscope", "headscope.__main__")]
-    return sum(after > before for before, after in zip(ranks, ranks[1:], strict=False))
+    return sum(after > before for before, after in pairwise(ranks))
 
 
 @pytest.mark.parametrize("method", ["observe", "report"])
-def test_a_confidence_is_reached_without_climbing(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_confidence_is_reached_without_climbing(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[list[str]] = []
     made: Callable[..., Any] = getattr(Confidence, method)
 
