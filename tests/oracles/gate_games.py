@@ -75,7 +75,7 @@ def replaced(model: torch.nn.Module, head: HeadId, how: str, shift: int, work: C
     with torch.no_grad(), track_calls(model) as walk:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-            place = walk.place(call.module)
+            place = walk.attention_site(call.module)
             if place is None or (place.site, place.layer) != (head.site, head.layer):
                 return None
             own = context[0, head.head]  # [t k]

@@ -21,7 +21,7 @@ def position_gates(model: nn.Module, value: Callable[[], Tensor]) -> dict[Place,
     with track_calls(model) as walk, torch.enable_grad():
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor:
-            place = walk.place(call.module)
+            place = walk.attention_site(call.module)
             assert place is not None
             gate = gates[place.site, place.layer] = torch.ones(context.shape[1:3], dtype=context.dtype)
             return context * gate.requires_grad_()[None, :, :, None]
