@@ -37,11 +37,11 @@ class Ablation(Analysis):
     summary = "how much worse the objective gets without the head"
     layer_index: LayerIndex | None = None
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         replacement(self.options.ablate_with)
         self.layer_index = resumable_layers(checkpoint.model)
 
-    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         how = self.options.ablate_with
         with (
             torch.inference_mode(),
@@ -49,5 +49,5 @@ class Ablation(Analysis):
         ):
             return its.ratios("ablation", ablation(its.f, its.gates))
 
-    def signature(self) -> dict[str, str]:  # noqa: D102
+    def signature(self) -> dict[str, str]:
         return {"with": self.options.ablate_with}

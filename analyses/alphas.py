@@ -60,13 +60,13 @@ class Alphas(Analysis):
         self.found: dict[Place, Tensor] = {}
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
         return None if alphas_of(checkpoint) else "is for models that mix heads by a matrix; this one does not"
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         self.found = alphas_of(checkpoint)
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         own = {place: _exact(alpha.diagonal()) for place, alpha in self.found.items()}
         sizes = {place: alpha.abs() for place, alpha in self.found.items()}
         others = {p: _exact(1 - size.diagonal() / size.sum(dim=1)) for p, size in sizes.items()}

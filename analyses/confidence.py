@@ -23,10 +23,10 @@ class Confidence(Analysis):
     order = 10
     summary = "mean largest attention weight (Voita et al. 2019)"
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         return {"confidence": heads.over_queries(heads.max_weight)}
 
-    def signature(self) -> dict[str, str]:  # noqa: D102
+    def signature(self) -> dict[str, str]:
         return {"m": "confidence.voita"}
 
 
@@ -47,7 +47,7 @@ class ConfidenceBase(Analysis):
     summary = "the MHR fork's `base`: mean over sentences of the single largest weight"
     default = False
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         return {"confidence_base": _mean(base(_weights(heads)))}
 
 
@@ -64,7 +64,7 @@ class ConfidenceAdvanced(Analysis):
     summary = "the MHR fork's `advanced`: mean over keys of the largest weight any query gives them"
     default = False
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         widths = heads.key_side.real.sum(dim=-1)  # [b]
         several = (widths > 1)[:, None]
         values = advanced(_weights(heads), widths)  # [b h]
@@ -84,7 +84,7 @@ class ConfidencePairwise(Analysis):
     summary = "the MHR fork's `pairwise`: summed distance of a head's map to those of its layer"
     default = False
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         return {"confidence_pairwise": _mean(pairwise(_weights(heads)))}
 
 

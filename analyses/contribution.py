@@ -36,19 +36,19 @@ class Contribution(Analysis):
         self.grams: dict[tuple[Site, int], Tensor] = {}
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
         for (site, layer), matrices in output_slices(checkpoint).items():
             if isinstance(matrices, str):
                 return f"{site}.{layer}: {matrices}"
         return None
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         for place, matrices in output_slices(checkpoint).items():
             assert isinstance(matrices, Tensor)
             precise = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
             self.grams[place] = precise @ precise.transpose(1, 2)  # [h k k]
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gram = self.grams[heads.site, heads.layer]
         values = repeat_groups(heads.value.to(gram.dtype), len(gram))  # [b h s k]
         each = torch.einsum("bhts,bhs->bht", heads.weights, norms(values, gram))

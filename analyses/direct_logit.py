@@ -46,7 +46,7 @@ class DirectLogit(Analysis):
         self.made: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
         if checkpoint.predicts != "words":
             return "needs a model that predicts words (one with a language-model head)"
         for (site, layer), matrices in output_slices(checkpoint).items():
@@ -55,7 +55,7 @@ class DirectLogit(Analysis):
         found = find_readout(checkpoint)
         return found if isinstance(found, str) else None
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         found = find_readout(checkpoint)
         assert isinstance(found, Readout)
         self.readout = found
@@ -81,7 +81,7 @@ class DirectLogit(Analysis):
             handle.remove()
             self.last = self.made = None
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         labels = heads.batch.labels
         assert labels is not None, "the batch was read without labels"
         counted = labels != IGNORED  # [b t]

@@ -23,7 +23,7 @@ class Distance(Analysis):
     summary = "mean distance to the key with the largest weight"
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         here = torch.arange(heads.argmax_position.shape[-1], device=heads.argmax_position.device)  # [t]
         away = (heads.argmax_position - here).abs().to(heads.weights.dtype)  # [b h t]
         return {"distance": heads.over_queries(away)}

@@ -47,11 +47,11 @@ class Distinctness(Analysis):
         self.found: dict[tuple[Site, int], Projections] = {}
         self.heads: dict[tuple[Site, int], int] = {}
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         self.found = checkpoint.projections
         self.heads = dict(checkpoint.layout)
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         tables, missing = [], []
         for place, found in self.found.items():

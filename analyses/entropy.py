@@ -26,7 +26,7 @@ class Entropy(Analysis):
     order = 20
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         logs = heads.weights.clamp(min=torch.finfo(heads.weights.dtype).tiny).log_()  # 0 ln 0 is 0
         entropy = -torch.einsum("bhts,bhts->bht", heads.weights, logs)
         seen = heads.shared("seen", lambda: heads.visible.sum(dim=-1))  # [b t]
@@ -36,7 +36,7 @@ class Entropy(Analysis):
             "entropy_share": heads.over_queries(share, only=seen > 1),
         }
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         shares = report.columns[1].estimates
         even = [

@@ -52,11 +52,11 @@ class ExpertUse(Analysis):
         self.vocabulary = 0
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
         gated = any(mixture.gate is not None for mixture in experts_of(checkpoint.model))
         return None if gated else "is for models that mix experts by gates; this one does not"
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         modules: Any = getattr(checkpoint.model, "attention_modules", tuple)()
         found = {(site, layer): module.mixing for site, layer, _, module in modules}
         self.mixtures = {
@@ -78,7 +78,7 @@ class ExpertUse(Analysis):
     def _found(self, place: Place, _: nn.Module, __: Any, log_gates: Tensor) -> None:
         self.gates[place] = log_gates.detach()
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         place = (heads.site, heads.layer)
         if place not in self.mixtures:
             return {}
@@ -106,7 +106,7 @@ class ExpertUse(Analysis):
         counts = torch.bincount(cells, minlength=experts * self.vocabulary).view(1, experts, -1).double()
         return Ratio(counts, counts.new_ones(1), whole=True)
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport(columns=[Column("expert_factor", {})])
         experts, gates, tokens = [], [], []
         factors: dict[Place, Estimate] = {}
@@ -175,14 +175,14 @@ class OneExpert(Analysis):
         self.place: Place | None = None
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
         return ExpertUse.applies(checkpoint)
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         first = checkpoint.attention_sites.order[0]
         self.place = (first.site, first.layer)
 
-    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         if batch.labels is None or self.place is None:
             return {}
         mixtures = experts_of(checkpoint.model)
@@ -195,7 +195,7 @@ class OneExpert(Analysis):
             found[f"{mode}_drop"] = found[mode] - soft
         return {(name, *self.place): Ratio(each[:, None], count[:, None]) for name, each in found.items()}
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         if self.place is None:
             return AnalysisReport()
         soft = float(aggregates.ratio("soft", *self.place).value[0])

@@ -33,16 +33,16 @@ class Gates(Analysis):
         self.found: dict[str, dict[tuple[Site, int], Estimate]] = {}
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
         return None if any(True for _ in _gates(checkpoint)) else "is for models with head gates; this one has none"
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         for site, layer, gates in _gates(checkpoint):
             for name, values in gate_numbers(gates).items():
                 array = values.double().cpu().numpy()
                 self.found.setdefault(name, {})[site, layer] = Estimate(array, array, array)
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         return AnalysisReport(columns=[Column(name, estimates) for name, estimates in self.found.items()])
 
 

@@ -44,14 +44,14 @@ class Gradient(Analysis):
     needs = frozenset({"gradient"})
     summary = "sensitivity of the objective to a head's gate (Michel et al. 2019)"
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gates, counts, whole = gate_gradients(heads, self.options.granularity)
         return {
             "gradient": Ratio(gates.abs().sum(dim=-1), counts, whole=whole),
             "gradient_signed": Ratio(position_gates(heads).sum(dim=-1), heads.counts[:, None]),
         }
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         scaled: dict[tuple[Site, int], Estimate] = {}
         rows = []
         for place in aggregates.places("gradient"):
@@ -60,7 +60,7 @@ class Gradient(Analysis):
             rows += _rows(place, raw, signed, scaled[place])
         return AnalysisReport(columns=[Column("gradient", scaled)], tables={"gradient": pd.DataFrame(rows)})
 
-    def signature(self) -> dict[str, str]:  # noqa: D102
+    def signature(self) -> dict[str, str]:
         return {"grain": self.options.granularity}
 
 

@@ -37,25 +37,25 @@ class IntegratedGradients(Analysis):
         super().__init__(options)
         self.whole = self.gap = 0.0
 
-    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         with explained_batch(checkpoint, self.objective, batch, layer_index=None, of="value") as its:
             values, gap = integrated_gradients(its.f, its.gates, steps=self.options.ig_steps)
             self.gap += float(gap.double().abs().sum())
             self.whole += float((values.sum(dim=-1) - gap).double().abs().sum())
             return its.ratios("integrated_gradients", values)
 
-    def own(self) -> tuple[float, float]:  # noqa: D102
+    def own(self) -> tuple[float, float]:
         return self.whole, self.gap
 
-    def add(self, own: tuple[float, float]) -> None:  # noqa: D102
+    def add(self, own: tuple[float, float]) -> None:
         self.whole, self.gap = self.whole + own[0], self.gap + own[1]
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         found = super().report(aggregates)
         share = self.gap / self.whole if self.whole else 0.0
         text = f"integrated_gradients: {self.options.ig_steps} steps leave a gap of {share:.1%} of f(all) − f(none)"
         found.remarks.append(f"{text}; raise --ig-steps" if share > COMPLETE else text)
         return found
 
-    def signature(self) -> dict[str, str]:  # noqa: D102
+    def signature(self) -> dict[str, str]:
         return {"steps": str(self.options.ig_steps)}

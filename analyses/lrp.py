@@ -69,7 +69,7 @@ class Lrp(Analysis):
         if self.steps == "sum" and not rule_set.linear:
             raise ConfigError(f"--steps sum: {name} is not linear, so it explains each position by itself")
 
-    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         has_target = batch.target is not None
         self.names = self.names or (default_rules(checkpoint, has_target=has_target),)
         self.quantity = explained_quantity(checkpoint, has_target=has_target, target=self.target)
@@ -114,13 +114,13 @@ class Lrp(Analysis):
             its = normal[counts[:, row] > 0, row]
             self.kept.setdefault((number, site), {})[layer] = its.float().cpu()
 
-    def own(self) -> dict[tuple[int, Site], dict[int, Tensor]]:  # noqa: D102
+    def own(self) -> dict[tuple[int, Site], dict[int, Tensor]]:
         return self.kept
 
-    def add(self, own: dict[tuple[int, Site], dict[int, Tensor]]) -> None:  # noqa: D102
+    def add(self, own: dict[tuple[int, Site], dict[int, Tensor]]) -> None:
         self.kept = dict(sorted({**self.kept, **own}.items()))
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         order = sorted(aggregates.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
         estimates = {key: aggregates.ratio(*key) for key in order}
         first = {
@@ -132,7 +132,7 @@ class Lrp(Analysis):
             detail={"lrp": {f"{number}/{site}": _layers(its) for (number, site), its in self.kept.items()}},
         )
 
-    def signature(self) -> dict[str, str]:  # noqa: D102
+    def signature(self) -> dict[str, str]:
         steps = "+".join(dict.fromkeys(self.used.values()))
         return {"rules": "+".join(self.names), "explains": self.quantity, "steps": steps}
 

@@ -36,11 +36,11 @@ class Magnitude(Analysis):
         super().__init__(options)
         self.norms: dict[tuple[Site, int], dict[str, Tensor]] = {}
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         for place, found in checkpoint.projections.items():
             self.norms[place] = slice_norms(found, checkpoint.layout[place])
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         output = {place: exact(norms["o"]) for place, norms in self.norms.items()}
         every = {place: exact(torch.stack(list(norms.values())).prod(dim=0)) for place, norms in self.norms.items()}
         rows = [

@@ -30,7 +30,7 @@ class Positional(Analysis):
     summary = "histogram of argmax offsets; positional if one holds 90 %"
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t = heads.argmax_position.shape
         here = torch.arange(t, device=heads.argmax_position.device)
         cells = heads.argmax_position - here + t - 1  # [b h t], 0 … 2t−2, offset 0 in the middle
@@ -39,7 +39,7 @@ class Positional(Analysis):
         histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
         return {"offsets": Ratio(histogram, counted.sum(-1)[:, None, None], centred=True, coarse=True)}
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
         offset: dict[tuple[Site, int], Estimate] = {}
         share: dict[tuple[Site, int], Estimate] = {}

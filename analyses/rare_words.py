@@ -32,7 +32,7 @@ class RareWords(Analysis):
     summary = "share of queries whose largest weight is on the rarest token"
     needs = frozenset({"frequencies"})
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if heads.key_side is not heads.batch.source or self.options.ranks is None:
             return {}
         ranks = self.options.ranks
@@ -49,7 +49,7 @@ class RareWords(Analysis):
             found[f"{name}_chance"] = Ratio(chance[:, None].expand_as(found[name].total), found[name].count)
         return found
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         columns = {column.name: column.estimates for column in report.columns}
         for place, share in columns.get("rarest_two", {}).items():
@@ -62,7 +62,7 @@ class RareWords(Analysis):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
         return report
 
-    def signature(self) -> dict[str, str]:  # noqa: D102
+    def signature(self) -> dict[str, str]:
         return {"freq": self.options.frequencies}
 
 

@@ -36,10 +36,10 @@ class Shapley(Analysis):
     summary = "Shapley value: mean gain by the head over random orders of all heads"
     layer_index: LayerIndex | None = None
 
-    def inspect(self, checkpoint: Checkpoint) -> None:  # noqa: D102
+    def inspect(self, checkpoint: Checkpoint) -> None:
         self.layer_index = resumable_layers(checkpoint.model)
 
-    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:  # noqa: D102
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         samples, seed = self.options.shapley_samples, self.options.seed
         with (
             torch.inference_mode(),
@@ -47,5 +47,5 @@ class Shapley(Analysis):
         ):
             return its.ratios("shapley", shapley(its.f, its.gates, samples=samples, seed=seed))
 
-    def signature(self) -> dict[str, str]:  # noqa: D102
+    def signature(self) -> dict[str, str]:
         return {"samples": str(self.options.shapley_samples)}

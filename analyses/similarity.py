@@ -34,7 +34,7 @@ class Similarity(Analysis):
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t, k = heads.context.shape
         row = heads.shared("row", lambda: heads.queries.nonzero()[:, 0])  # [n] the sentence of each counted query
         place = heads.shared("place", lambda: heads.queries.flatten().nonzero()[:, 0])  # [n] and where it stands
@@ -51,7 +51,7 @@ class Similarity(Analysis):
             "tokens": Ratio(count.sum()[None], count.new_ones(1), whole=True),
         }
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
         for place in aggregates.places("pairs"):
@@ -84,7 +84,7 @@ class JensenShannon(Analysis):
     summary = "Jensen–Shannon divergence between the weights of a layer's heads (costs H² maps)"
     default = False
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         weights = heads.weights.transpose(1, 2)[heads.queries]  # [n h s]
         n, h, _ = weights.shape
         own = torch.special.entr(weights).sum(dim=-1)  # [n h]
@@ -99,7 +99,7 @@ class JensenShannon(Analysis):
         total = weights.new_zeros(b, h, h).index_add_(0, row, found)
         return {"js": Ratio(total, heads.queries.sum(dim=-1)[:, None, None])}
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
         for place in aggregates.places("js"):
             report.arrays.update(matrices(place, "js", aggregates.ratio("js", *place)))

@@ -26,7 +26,7 @@ class Sink(Analysis):
     order = 90
     summary = "mean weight on the first key, and on special tokens"
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         special = heads.shared("special", lambda: heads.key_side.special.to(heads.weights.dtype)[:, :, None])  # [b s 1]
         later = heads.shared("later", lambda: _later(heads))  # [b t]
         on_special = (heads.weights.flatten(1, 2) @ special).view(heads.weights.shape[:-1])  # [b h t]
@@ -35,7 +35,7 @@ class Sink(Analysis):
             "sink_special": heads.over_queries(on_special, only=later),
         }
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         first, special = (column.estimates for column in report.columns)
         for place in first:

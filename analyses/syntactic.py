@@ -59,7 +59,7 @@ class Syntactic(Analysis):
         elif options.relations == "all":
             self.names = list(options.relation_names)
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if heads.key_side is not heads.batch.source or not heads.batch.aligned:
             return {}
         if "syntactic plan" not in heads.cache:
@@ -75,7 +75,7 @@ class Syntactic(Analysis):
             found["offsets"] = Ratio(plan.offsets, plan.instances[:, :, None])
         return found
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:  # noqa: D102
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
         best: dict[HeadId, tuple[float, float, float, str]] = {}
         tables = []
@@ -138,7 +138,7 @@ class Syntactic(Analysis):
             columns[f"{name}_high"] = estimate.high[:, cell]
         return pd.DataFrame(columns)
 
-    def signature(self) -> dict[str, str]:  # noqa: D102
+    def signature(self) -> dict[str, str]:
         enough = f"(min={self.options.relation_minimum})" if self.options.relations == "all" else ""
         rel = self.options.relations + enough
         return {"parse": self.options.parse, "rel": rel, "word": "sum-keys,mean-queries"}

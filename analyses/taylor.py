@@ -27,12 +27,12 @@ class Taylor(Analysis):
     needs = frozenset({"gradient"})
     summary = "squared first-order effect of a head's removal on the objective (Molchanov et al. 2019)"
 
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:  # noqa: D102
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gates, counts, whole = gate_gradients(heads, self.options.granularity)
         squares = gates.square()
         if self.options.granularity != "token":
             squares = squares / counts.clamp(min=1)[..., None]  # n · (gate / n)²
         return {"taylor": Ratio(squares.sum(dim=-1), counts, whole=whole)}
 
-    def signature(self) -> dict[str, str]:  # noqa: D102
+    def signature(self) -> dict[str, str]:
         return {"grain": self.options.granularity}

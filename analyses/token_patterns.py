@@ -59,7 +59,7 @@ class PreviousToken(_Pattern):
     name = "previous_token"
     summary = "mean weight on the previous token, on the corpus and on repeated random tokens"
 
-    def keys(self, heads: HeadBatch) -> Tensor:  # noqa: D102
+    def keys(self, heads: HeadBatch) -> Tensor:
         b, t = heads.queries.shape
         return torch.eye(t, dtype=torch.bool, device=heads.queries.device).roll(-1, 1).tril(-1).expand(b, t, t)
 
@@ -71,7 +71,7 @@ class DuplicateToken(_Pattern):
     name = "duplicate_token"
     summary = "mean weight on earlier occurrences of the same token"
 
-    def keys(self, heads: HeadBatch) -> Tensor:  # noqa: D102
+    def keys(self, heads: HeadBatch) -> Tensor:
         return same_token(heads)
 
 
@@ -82,7 +82,7 @@ class Induction(_Pattern):
     name = "induction"
     summary = "mean weight on the token after an earlier occurrence of the same token"
 
-    def keys(self, heads: HeadBatch) -> Tensor:  # noqa: D102
+    def keys(self, heads: HeadBatch) -> Tensor:
         followed = same_token(heads)  # [b t s]
         moved = followed.roll(1, dims=-1)
         moved[..., 0] = False

@@ -143,11 +143,11 @@ class Clock(transformers.TrainerCallback):
     def __init__(self, device: torch.device) -> None:
         self.device, self.began, self.ended = device, 0.0, 0.0
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: D102
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 1:
             self.began = clock(self.device)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: D102
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.ended = clock(self.device)
 
 

@@ -78,13 +78,13 @@ class NativeFormat(CheckpointFormat):
     name = "native"
     summary = f"a directory with {CONFIG} (format = {FORMAT!r}) and {WEIGHTS}"
 
-    def recognise(self, path: Path) -> bool:  # noqa: D102
+    def recognise(self, path: Path) -> bool:
         try:
             return path.is_dir() and read_toml(path / CONFIG).get("format") == FORMAT
         except HeadscopeError:
             return False
 
-    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> TransformerCheckpoint:  # noqa: D102
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> TransformerCheckpoint:
         folder = Path(path)
         content = _read_config(folder)
         state = _read_weights(folder / WEIGHTS)

@@ -29,7 +29,7 @@ class PlainStub:
     args: tuple[object, ...]
     state: object
 
-    def __new__(cls, *args: object) -> PlainStub:  # noqa: D102 — NEWOBJ calls this alone
+    def __new__(cls, *args: object) -> PlainStub:
         made = super().__new__(cls)
         made.args, made.state = args, None
         return made

@@ -61,24 +61,24 @@ class TransformerCheckpoint(Checkpoint):
                 )
 
     @property
-    def two_sided(self) -> bool:  # noqa: D102
+    def two_sided(self) -> bool:
         return self.model.config.encoder is not None
 
     @property
-    def limit(self) -> int | None:  # noqa: D102
+    def limit(self) -> int | None:
         limits = [stack.max_positions for stack in self._stacks() if stack.max_positions is not None]
         return min(limits) if limits else None
 
     @property
-    def source_limit(self) -> int | None:  # noqa: D102
+    def source_limit(self) -> int | None:
         encoder = self.model.config.encoder
         return None if encoder is None else encoder.max_positions
 
     @property
-    def vocabulary(self) -> int:  # noqa: D102
+    def vocabulary(self) -> int:
         return max(stack.vocabulary for stack in self._stacks())
 
-    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:  # noqa: D102
+    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         its = self._side(side)
         reading = side == "source" and self.two_sided
         encoded = [_encoded(text, its, limit, reading=reading) for text in texts]
@@ -87,7 +87,7 @@ class TransformerCheckpoint(Checkpoint):
                 raise DataError(f"the vocabulary makes nothing of the line {text[:60]!r}")
         return encoded
 
-    def why_unknown(self, side: SideName) -> str:  # noqa: D102
+    def why_unknown(self, side: SideName) -> str:
         splitter = self._side(side).splitter
         if splitter.codes is not None:
             return "is it tokenised and cased as the training text was, and are the codes (--bpe) those of this model?"
@@ -99,35 +99,35 @@ class TransformerCheckpoint(Checkpoint):
         its = self._side("target")
         return [[*its.encode(text), its.end][:limit] for text in texts]
 
-    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:  # noqa: D102
+    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
         return self._side("source").spans(text, ids)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:  # noqa: D102
+    def pieces(self, ids: Sequence[int]) -> list[str]:
         its = self._side("source")
         return [its.pieces[number] for number in ids]
 
-    def id_of(self, piece: str) -> int | None:  # noqa: D102
+    def id_of(self, piece: str) -> int | None:
         return self._side("source").id_of(piece)
 
-    def plain_ids(self) -> list[int]:  # noqa: D102
+    def plain_ids(self) -> list[int]:
         return self._side("source").plain_ids()
 
-    def common_ids(self) -> list[int]:  # noqa: D102
+    def common_ids(self) -> list[int]:
         there = set(self._side("target").plain_ids())
         return [number for number in self.plain_ids() if number in there]
 
-    def start_ids(self) -> list[int]:  # noqa: D102
+    def start_ids(self) -> list[int]:
         return [] if self.two_sided else [self._side("target").start]
 
     @property
-    def predicts(self) -> Predicts:  # noqa: D102
+    def predicts(self) -> Predicts:
         return "words"
 
-    def forward(self, batch: Batch) -> None:  # noqa: D102
+    def forward(self, batch: Batch) -> None:
         self.states(batch)
 
     @finite
-    def states(self, batch: Batch) -> Tensor:  # noqa: D102
+    def states(self, batch: Batch) -> Tensor:
         model = self.model
         source_mask = _mask(batch.source.real)
         if not self.two_sided:
@@ -138,31 +138,31 @@ class TransformerCheckpoint(Checkpoint):
         return model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
 
     @finite
-    def memory(self, batch: Batch) -> Tensor | None:  # noqa: D102
+    def memory(self, batch: Batch) -> Tensor | None:
         return self.model.encode(batch.source.ids, _mask(batch.source.real)) if self.two_sided else None
 
     @finite
-    def logits(self, batch: Batch, memory: Tensor | None = None) -> Tensor:  # noqa: D102
+    def logits(self, batch: Batch, memory: Tensor | None = None) -> Tensor:
         model, inputs = self.model, batch.target if self.two_sided else batch.source
         assert inputs is not None, "an encoder's output has no logits without targets"
         memory = self.memory(batch) if memory is None else memory
         seen = _mask(batch.source.real) if self.two_sided else None
         return model.logits(model.decode(inputs.ids, memory, memory_mask=seen, target_mask=_mask(inputs.real)))
 
-    def unembedding(self) -> tuple[nn.Module, Tensor]:  # noqa: D102
+    def unembedding(self) -> tuple[nn.Module, Tensor]:
         model = self.model
         if model.before_output is None:
             return model.output, model.output.weight.detach()
         return model.before_output, (model.output.weight @ model.before_output.weight).detach()
 
-    def mask_id(self) -> int:  # noqa: D102
+    def mask_id(self) -> int:
         raise CheckpointError(f"{self.path} is no masked language model")
 
-    def joined(self, text: str) -> str:  # noqa: D102
+    def joined(self, text: str) -> str:
         its = self._side("target").splitter
         return its.join(text.split()) if its.codes is None else text
 
-    def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:  # noqa: D102
+    def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
         try:
             found = self.translate(texts, self._searching(options), longest=options.longest)
         except NumericalError:
@@ -173,7 +173,7 @@ class TransformerCheckpoint(Checkpoint):
             for each in found
         ]
 
-    def search_facts(self, options: TranslateOptions) -> dict[str, str]:  # noqa: D102
+    def search_facts(self, options: TranslateOptions) -> dict[str, str]:
         how = self._searching(options)
         spread = {} if how.spread is None else {"spread": f"{how.spread:g}"}
         lengths = f"{how.min_ratio:g}n{how.min_extra:+d}..{how.max_ratio:g}n{how.max_extra:+d}"
@@ -213,7 +213,7 @@ class TransformerCheckpoint(Checkpoint):
             return config
         return replace(config, limit=min(most - 1, most - 1 if config.limit is None else config.limit))
 
-    def facts(self) -> dict[str, Any]:  # noqa: D102
+    def facts(self) -> dict[str, Any]:
         known = {name: its for name in ("source", "target") if (its := getattr(self, name)) is not None}
         tokenizer = None
         if known:

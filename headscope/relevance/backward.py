@@ -30,10 +30,10 @@ class Backward(RuleSet):
     summary: str
     rules: Rules = field(default_factory=Rules)
 
-    def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+    def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
         return None
 
-    def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:  # noqa: D102
+    def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:
         return explain_backward(checkpoint, batch, [self], target=target, steps=steps)[self.name]
 
 

@@ -37,15 +37,15 @@ class VariantChain(Variant):
         super().__init__(options)
         self.parts = tuple(parts)
 
-    def shape(self, config: TransformerConfig) -> TransformerConfig:  # noqa: D102
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
         for part in self.parts:
             config = part.shape(config)
         return config
 
-    def may_lack(self, key: str) -> bool:  # noqa: D102
+    def may_lack(self, key: str) -> bool:
         return any(part.may_lack(key) for part in self.parts)
 
-    def adapt(self, model: Transformer, *, fresh: bool) -> None:  # noqa: D102
+    def adapt(self, model: Transformer, *, fresh: bool) -> None:
         for part in self.parts:
             part.adapt(model, fresh=fresh)
 
@@ -56,52 +56,52 @@ class VariantChain(Variant):
             found = intersected(found, part.groups(model))
         return found
 
-    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:
         for part in self.parts:
             part.prepare(run)
 
-    def resumed(self, run: TrainingRun) -> None:  # noqa: D102
+    def resumed(self, run: TrainingRun) -> None:
         for part in self.parts:
             part.resumed(run)
 
-    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
+    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:
         for part in self.parts:
             part.before_epoch(run, moment)
 
-    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
+    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
         for part in self.parts:
             part.after_epoch(run, moment)
 
-    def before_update(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
+    def before_update(self, run: TrainingRun, moment: Moment) -> None:
         for part in self.parts:
             part.before_update(run, moment)
 
-    def after_update(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
+    def after_update(self, run: TrainingRun, moment: Moment) -> None:
         for part in self.parts:
             part.after_update(run, moment)
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         for part in reversed(self.parts):
             gradients = partial(part.step, run, gradients=gradients)
         return gradients(batches)
 
-    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:  # noqa: D102
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
         losses = [loss for part in self.parts if (loss := part.extra_loss(run, batch)) is not None]
         return sum(losses[1:], start=losses[0]) if losses else None
 
-    def remedies(self) -> list[str]:  # noqa: D102
+    def remedies(self) -> list[str]:
         return [option for part in self.parts for option in part.remedies()]
 
-    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:  # noqa: D102
+    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         return [text for part in self.parts for text in part.remarks(run, ended=ended)]
 
-    def history(self, run: TrainingRun) -> dict[str, float]:  # noqa: D102
+    def history(self, run: TrainingRun) -> dict[str, float]:
         return {name: value for part in self.parts for name, value in part.history(run).items()}
 
-    def state_dict(self) -> Mapping[str, Any]:  # noqa: D102
+    def state_dict(self) -> Mapping[str, Any]:
         return {part.name: dict(part.state_dict()) for part in self.parts}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for part in self.parts:
             part.load_state_dict(state[part.name])
 

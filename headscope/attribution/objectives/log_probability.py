@@ -22,15 +22,15 @@ class LogProbability(Objective):
     summary = "log-probability of the whole reference"
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
         if checkpoint.predicts == "words" and not checkpoint.decodes:
             return "a masked language model gives a text no probability"
         return no_words(checkpoint, has_target=has_target)
 
-    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
         return checkpoint.logits(batch)
 
-    def evaluate(  # noqa: D102
+    def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
         assert batch.labels is not None, "the batch was read without labels"

@@ -31,7 +31,7 @@ class Loss(Objective):
     higher_is_better = False
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
         why = no_words(checkpoint, has_target=has_target)
         if why is None and not checkpoint.decodes:
             try:
@@ -40,7 +40,7 @@ class Loss(Objective):
                 return str(error)
         return why
 
-    def alters(self, checkpoint: Checkpoint) -> bool:  # noqa: D102
+    def alters(self, checkpoint: Checkpoint) -> bool:
         return not checkpoint.decodes
 
     def prepared(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
@@ -56,10 +56,10 @@ class Loss(Objective):
         source = replace(batch.source, ids=ids.masked_fill(hidden, checkpoint.mask_id()))
         return replace(batch, source=source, labels=ids.masked_fill(~hidden, IGNORED))
 
-    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
         return checkpoint.logits(batch)
 
-    def evaluate(  # noqa: D102
+    def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
         assert batch.labels is not None, "the batch was read without labels"

@@ -26,13 +26,13 @@ class Representation(Objective):
     summary = "mean-pooled final state: its length along its own direction, cosine distance for ablations"
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
         return None
 
-    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
         return checkpoint.states(batch)
 
-    def evaluate(  # noqa: D102
+    def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
         its = batch.source if batch.target is None else batch.target

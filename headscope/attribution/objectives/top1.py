@@ -24,13 +24,13 @@ class Top1(Objective):
     summary = "logit of what the model says: the likeliest token of each position, or the class"
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
         return None if checkpoint.predicts == "classes" else no_words(checkpoint, has_target=has_target)
 
-    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:  # noqa: D102
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
         return checkpoint.class_scores(batch) if checkpoint.predicts == "classes" else checkpoint.logits(batch)
 
-    def evaluate(  # noqa: D102
+    def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
         if aim is None:

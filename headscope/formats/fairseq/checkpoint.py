@@ -66,10 +66,10 @@ class FairseqFormat(CheckpointFormat):
     summary = "a .pt file of fairseq or of its fork MHR, with dict.*.txt beside it or in --dicts"
     takes = frozenset({"dicts", "bpe"})
 
-    def recognise(self, path: Path) -> bool:  # noqa: D102
+    def recognise(self, path: Path) -> bool:
         return path.is_file() and is_torch_file(path)
 
-    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> FairseqCheckpoint:  # noqa: D102
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> FairseqCheckpoint:
         content = _content(Path(path))
         raw = read_tensors(Path(path), content["model"])
         refuse_damaged_file(path, raw)

@@ -55,11 +55,11 @@ class HuggingFaceCheckpoint(Predicting):
         self._special = _special_ids(tokenizer) if tokenizer else frozenset()
 
     @property
-    def two_sided(self) -> bool:  # noqa: D102
+    def two_sided(self) -> bool:
         return bool(self.config.is_encoder_decoder)
 
     @property
-    def limit(self) -> int | None:  # noqa: D102
+    def limit(self) -> int | None:
         if self._reads != "input_ids":
             return None
         text = text_config(self.config)
@@ -76,10 +76,10 @@ class HuggingFaceCheckpoint(Predicting):
         return 0
 
     @property
-    def vocabulary(self) -> int:  # noqa: D102
+    def vocabulary(self) -> int:
         return max(len(self._tokenizer()), int(text_config(self.config).vocab_size))
 
-    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:  # noqa: D102
+    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         given = {"text": list(texts)} if side == "source" else {"text_target": list(texts)}
         tokenizer = self._tokenizer()
         whole = tokenizer(**given, verbose=False)["input_ids"]
@@ -116,28 +116,28 @@ class HuggingFaceCheckpoint(Predicting):
             raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
         return [start, *labels[:-1]]
 
-    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:  # noqa: D102
+    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
         return piece_spans(self._tokenizer(), text, ids)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:  # noqa: D102
+    def pieces(self, ids: Sequence[int]) -> list[str]:
         found: list[str] = self._tokenizer().convert_ids_to_tokens(list(ids))
         return found
 
-    def id_of(self, piece: str) -> int | None:  # noqa: D102
+    def id_of(self, piece: str) -> int | None:
         found: int | None = self._tokenizer().get_vocab().get(piece)
         return found
 
-    def plain_ids(self) -> list[int]:  # noqa: D102
+    def plain_ids(self) -> list[int]:
         size = int(text_config(self.config).vocab_size)
         known = set(self._tokenizer().get_vocab().values()) if self.tokenizer else set(range(size))
         return sorted(number for number in known - self._special if number < size)
 
-    def start_ids(self) -> list[int]:  # noqa: D102
+    def start_ids(self) -> list[int]:
         ids = self._tokenizer()("a")["input_ids"]
         first = next((place for place, number in enumerate(ids) if number not in self._special), 0)
         return list(ids[:first])
 
-    def facts(self) -> dict[str, Any]:  # noqa: D102
+    def facts(self) -> dict[str, Any]:
         tokenizer = None
         if self.tokenizer:
             tokenizer = {
@@ -178,7 +178,7 @@ class HuggingFaceFormat(CheckpointFormat):
     name = "huggingface"
     summary = "a directory with config.json (with a model_type) and *.safetensors or *.bin, or a hub id"
 
-    def recognise(self, path: Path) -> bool:  # noqa: D102
+    def recognise(self, path: Path) -> bool:
         if not is_file(path / "config.json"):
             return False
         try:
@@ -187,10 +187,10 @@ class HuggingFaceFormat(CheckpointFormat):
             return True  # not JSON: `load` says so
         return isinstance(config, dict) and "model_type" in config
 
-    def recognise_name(self, name: str) -> bool:  # noqa: D102
+    def recognise_name(self, name: str) -> bool:
         return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
 
-    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> HuggingFaceCheckpoint:  # noqa: D102
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> HuggingFaceCheckpoint:
         options = {"trust_remote_code": False, "local_files_only": not _hub_answers(path)}
         with _quiet(path):
             config = AutoConfig.from_pretrained(path, **options)

@@ -32,10 +32,10 @@ class Predicting(Checkpoint):
     def _tokenizer(self) -> Any: ...
 
     @property
-    def predicts(self) -> Predicts:  # noqa: D102
+    def predicts(self) -> Predicts:
         return predicts(self)
 
-    def forward(self, batch: Batch) -> None:  # noqa: D102
+    def forward(self, batch: Batch) -> None:
         self._without_head(batch)
 
     @finite
@@ -43,37 +43,37 @@ class Predicting(Checkpoint):
         return without_head(self, batch)
 
     @finite
-    def states(self, batch: Batch) -> Tensor:  # noqa: D102
+    def states(self, batch: Batch) -> Tensor:
         return states(self, batch)
 
     @finite
-    def class_scores(self, batch: Batch) -> Tensor:  # noqa: D102
+    def class_scores(self, batch: Batch) -> Tensor:
         return class_scores(self, batch)
 
-    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:  # noqa: D102
+    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         return labels(self, texts, limit=limit)
 
     @finite
-    def memory(self, batch: Batch) -> Any:  # noqa: D102
+    def memory(self, batch: Batch) -> Any:
         return memory(self, batch)
 
     @finite
-    def logits(self, batch: Batch, memory: Any = None) -> Tensor:  # noqa: D102
+    def logits(self, batch: Batch, memory: Any = None) -> Tensor:
         return logits(self, batch, memory)
 
-    def unembedding(self) -> tuple[nn.Module, Tensor]:  # noqa: D102
+    def unembedding(self) -> tuple[nn.Module, Tensor]:
         return unembedding(self)
 
-    def mask_id(self) -> int:  # noqa: D102
+    def mask_id(self) -> int:
         return mask_id(self)
 
-    def joined(self, text: str) -> str:  # noqa: D102
+    def joined(self, text: str) -> str:
         return text
 
-    def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:  # noqa: D102
+    def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
         return translations(self, texts, options)
 
-    def search_facts(self, options: TranslateOptions) -> dict[str, str]:  # noqa: D102
+    def search_facts(self, options: TranslateOptions) -> dict[str, str]:
         return search_facts(self, options)
 
 

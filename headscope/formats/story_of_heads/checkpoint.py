@@ -58,7 +58,7 @@ class StoryOfHeadsFormat(CheckpointFormat):
     summary = "an .npz with arrays mod/…:0, as story-of-heads writes them"
     takes = frozenset({"dicts", "hp", "bpe"})
 
-    def recognise(self, path: Path) -> bool:  # noqa: D102
+    def recognise(self, path: Path) -> bool:
         if not path.is_file():
             return False
         first = first_member(path)
@@ -69,7 +69,7 @@ class StoryOfHeadsFormat(CheckpointFormat):
         except CheckpointError:
             return False
 
-    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> StoryCheckpoint:  # noqa: D102
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> StoryCheckpoint:
         place = Path(path)
         if not place.is_file():
             raise CheckpointError(f"there is no file {path}; a story-of-heads checkpoint is one .npz")

@@ -145,7 +145,7 @@ class FairseqBeams(BeamRule):
     length is reached, where every hypothesis must end.
     """
 
-    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:  # noqa: D102
+    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
         beam = self.config.beam
         self._bound(step, logits)
         found = self.candidates(logits, normaliser, 2 * beam)
@@ -166,7 +166,7 @@ class FairseqBeams(BeamRule):
         going = ends.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam]
         return self.go_on(Candidates(*(each.gather(1, going) for each in found)), keep)
 
-    def results(self) -> list[list[Hypothesis]]:  # noqa: D102
+    def results(self) -> list[list[Hypothesis]]:
         return [sorted(each, key=lambda h: -h.score)[: self.config.best] for each in self.ended]
 
     def _bound(self, step: int, logits: Tensor) -> None:
@@ -204,7 +204,7 @@ class StoryBeams(BeamRule):
         self.best_score = self.best_log_p = torch.empty(0)
         self.empty = torch.ones_like(self.running, dtype=torch.bool)  # no best yet, or one without words
 
-    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:  # noqa: D102
+    def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
         length = step + 1
         if step == 0:
             self.best_score = logits.new_full((len(logits),), -torch.inf)
@@ -231,7 +231,7 @@ class StoryBeams(BeamRule):
             )
         return self.go_on(found._replace(log_p=found.log_p.masked_fill(~going, -torch.inf)), keep)
 
-    def results(self) -> list[list[Hypothesis]]:  # noqa: D102
+    def results(self) -> list[list[Hypothesis]]:
         return [sorted(each, key=lambda h: -h.score)[: self.config.best] for each in self.ended]
 
     def _update(self, counted: Tensor, found: Candidates, scores: Tensor) -> None:

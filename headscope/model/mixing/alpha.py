@@ -21,7 +21,7 @@ class Alpha(Mixing):
         super().__init__(heads=heads, d_value=d_value, d_model=d_model)
         self.alpha = nn.Parameter(torch.eye(heads))
 
-    def forward(self, context: Tensor, queries: Queries) -> Tensor:  # noqa: D102
+    def forward(self, context: Tensor, queries: Queries) -> Tensor:
         b, h, t, k = context.shape
         return torch.matmul(self.alpha, context.reshape(b, h, t * k)).view(b, h, t, k)
 

@@ -103,7 +103,7 @@ class Experts(Mixing):
             units = hidden or max(min(d_model // 2, HIDDEN), 1)
             self.gate = Gate(d_model, self.experts, hidden=units, norm=norm, dropout=dropout)
 
-    def forward(self, context: Tensor, queries: Queries) -> Tensor:  # noqa: D102
+    def forward(self, context: Tensor, queries: Queries) -> Tensor:
         factors = self.factors(queries) if self.active else None
         return context if factors is None else context * factors.transpose(1, 2)[..., None].to(context.dtype)
 

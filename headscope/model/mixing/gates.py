@@ -32,7 +32,7 @@ class HeadGates(Mixing):
         """The factors [h]."""
         raise NotImplementedError
 
-    def forward(self, context: Tensor, queries: Queries) -> Tensor:  # noqa: D102
+    def forward(self, context: Tensor, queries: Queries) -> Tensor:
         return context * self.gates()[:, None, None]
 
     def fold(self, w_o: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class HardConcrete(HeadGates):
         bound = (3 / max(heads, 1)) ** 0.5  # Glorot, as the original starts
         self.log_a = nn.Parameter(torch.empty(heads).uniform_(-bound, bound))
 
-    def gates(self) -> Tensor:  # noqa: D102
+    def gates(self) -> Tensor:
         return hard_concrete(self.log_a)
 
 
@@ -65,5 +65,5 @@ class Alive(HeadGates):
         super().__init__(heads=heads, d_value=d_value, d_model=d_model)
         self.register_buffer("alive", torch.ones(heads))
 
-    def gates(self) -> Tensor:  # noqa: D102
+    def gates(self) -> Tensor:
         return self.alive

@@ -11,8 +11,8 @@ from headscope.model.mixing.base import Mixing, Queries, mixing
 class Plain(Mixing):
     """The identity, without parameters."""
 
-    def forward(self, context: Tensor, queries: Queries) -> Tensor:  # noqa: D102
+    def forward(self, context: Tensor, queries: Queries) -> Tensor:
         return context
 
-    def fold(self, w_o: Tensor) -> Tensor:  # noqa: D102
+    def fold(self, w_o: Tensor) -> Tensor:
         return w_o

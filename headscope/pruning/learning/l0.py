@@ -83,14 +83,14 @@ class L0(GateLearner):
         counts = [self.gating.modules.count(module) for module in modules]
         return torch.cat([initial_log_a(count, self.generator) for count in counts])
 
-    def training_gates(self) -> Tensor:  # noqa: D102
+    def training_gates(self) -> Tensor:
         u = noise((len(self.weights),), self.generator)
         return noisy_gates(self.weights, u, temperature=self.options.temperature)
 
-    def gates(self) -> Tensor:  # noqa: D102
+    def gates(self) -> Tensor:
         return settled_gates(self.weights.detach())
 
-    def open_probability(self) -> Tensor:  # noqa: D102
+    def open_probability(self) -> Tensor:
         return nonzero_probability(self.weights.detach(), temperature=self.options.temperature)
 
     def penalty(self) -> Tensor | None:
@@ -111,11 +111,11 @@ class L0(GateLearner):
         self.held += distance
         self.strength = PROPORTIONAL * distance + INTEGRAL * self.held / self.updates
 
-    def decide(self) -> Tensor:  # noqa: D102
+    def decide(self) -> Tensor:
         weights = self.weights.detach()
         return decided(weights) if self.wanted is None else top_k(weights, self.wanted)
 
-    def facts(self) -> dict[str, Any]:  # noqa: D102
+    def facts(self) -> dict[str, Any]:
         modules = self._modules()
         by_rule = int((decided(self.weights.detach()) * self.gating.sizes).sum()) + len(self.gating.protected)
         return {
@@ -142,13 +142,13 @@ class L0(GateLearner):
             "more --updates or a higher --gate-lr settles them",
         ]
 
-    def trace(self) -> dict[str, float]:  # noqa: D102
+    def trace(self) -> dict[str, float]:
         return {"lambda": self.strength if self.options.strength_as == "paper" else self.strength * self._modules()}
 
-    def state(self) -> dict[str, Any]:  # noqa: D102
+    def state(self) -> dict[str, Any]:
         return {**super().state(), "held": self.held, "strength": self.strength, "first": self.first}
 
-    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self.held, self.strength, self.first = (float(state[name]) for name in ("held", "strength", "first"))
 

@@ -54,7 +54,7 @@ class Subset(GateLearner):
         self.k = gating.kept_units(options.keep)
         super().__init__(gating, updates=updates, generator=generator)
 
-    def start(self) -> Tensor:  # noqa: D102
+    def start(self) -> Tensor:
         modules = len(set(self.gating.modules))
         widest = max(self.gating.modules.count(module) for module in set(self.gating.modules))
         bound = math.sqrt(6 / (modules + widest))
@@ -71,13 +71,13 @@ class Subset(GateLearner):
         """Updates until the temperature has fallen."""
         return max(round(self.updates * 2 / 3), 1) if self.options.cooldown is None else self.options.cooldown
 
-    def training_gates(self) -> Tensor:  # noqa: D102
+    def training_gates(self) -> Tensor:
         if self.options.straight_through:
             return straight_through(self.weights, self.k)
         noisy = self.weights + gumbel(len(self.weights), self.generator)
         return soft_top_k(noisy, self.k, temperature=self.temperature)
 
-    def gates(self) -> Tensor:  # noqa: D102
+    def gates(self) -> Tensor:
         return self.decide().double()
 
     def open_probability(self) -> Tensor:
@@ -86,10 +86,10 @@ class Subset(GateLearner):
             return self.gates()
         return soft_top_k(self.weights.detach(), self.k, temperature=self.temperature).clamp(0, 1)
 
-    def decide(self) -> Tensor:  # noqa: D102
+    def decide(self) -> Tensor:
         return top_k(self.weights.detach(), self.k)
 
-    def facts(self) -> dict[str, Any]:  # noqa: D102
+    def facts(self) -> dict[str, Any]:
         its = self.options
         if its.straight_through:
             return {"straight_through": True, "decision": f"the {its.keep} largest importances"}
@@ -104,5 +104,5 @@ class Subset(GateLearner):
         """Importances that tie at the border."""
         return self.ties(self.k)
 
-    def trace(self) -> dict[str, float]:  # noqa: D102
+    def trace(self) -> dict[str, float]:
         return {"temperature": self.temperature}

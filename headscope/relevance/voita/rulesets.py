@@ -22,7 +22,7 @@ class Voita(RuleSet):
     linear = False
     steps = "each"
 
-    def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:  # noqa: D102
+    def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
         return None
 
     def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:

@@ -14,13 +14,13 @@ from headscope.relevance.voita import attention as voita_attention
 from headscope.relevance.voita.attention import AttentionInputs
 from headscope.relevance.voita.trace import Core
 from headscope.relevance.voita.trace_functions import NormDetail
-from headscope.relevance.voita.trace_walk import CoreRelevance, Units
+from headscope.relevance.voita.trace_walk import CoreRelevance, Units, WalkRules
 from headscope.relevance.voita.voita_rules import absolute, scaled
 
 EPSILON = 1e-7
 
 
-class FirstRules:
+class FirstRules(WalkRules):
     """Version A for `sentences` sentences; totals are per sentence. Everything factors: nothing is built in blocks."""
 
     def __init__(self, *, sentences: int, dtype: torch.dtype) -> None:
@@ -35,13 +35,13 @@ class FirstRules:
         wanted = reference.reshape(len(reference), self.sentences, -1).sum(dim=-1)
         return [scaled(part.abs(), wanted / found) for part in parts]
 
-    def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: D102
+    def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         (x,) = self._shifted(x)
         weight = weight.to(self.dtype).clamp(min=EPSILON)
         found = x * ((relevance / (x @ weight.T)) @ weight)
         return self._positive(relevance, found)[0]
 
-    def unit(self, start: Units, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: D102
+    def unit(self, start: Units, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         p, b = start.values.shape
         batch = torch.arange(b, device=x.device).expand(p, b)
         (states,) = self._shifted(x[batch, start.tokens])  # [p b i]
@@ -55,7 +55,7 @@ class FirstRules:
         """Unchanged."""
         return relevance
 
-    def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         a, b = self._shifted(a, b)
         ratio = relevance / (a + b)
         first, second = self._positive(relevance, a * ratio, b * ratio)

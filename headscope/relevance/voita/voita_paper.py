@@ -22,22 +22,22 @@ from headscope.relevance.voita.attention import AttentionInputs
 from headscope.relevance.voita.blocks import stabilised
 from headscope.relevance.voita.trace import Core
 from headscope.relevance.voita.trace_functions import NormDetail
-from headscope.relevance.voita.trace_walk import CoreRelevance, Units
+from headscope.relevance.voita.trace_walk import CoreRelevance, Units, WalkRules
 
 EPSILON = 1e-9
 
 
-class PaperRules:
+class PaperRules(WalkRules):
     """Version P. `block` is the number of bytes that an intermediate of an attention may take."""
 
     def __init__(self, *, dtype: torch.dtype, block: int) -> None:
         self.dtype, self.block = dtype, block
 
-    def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: D102
+    def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x, weight = x.to(self.dtype), weight.to(self.dtype)
         return x * (_over(relevance, x @ weight.T) @ weight)
 
-    def unit(self, start: Units, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: D102
+    def unit(self, start: Units, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         p, b = start.values.shape
         batch = torch.arange(b, device=x.device).expand(p, b)
         impact = weight[start.classes].to(self.dtype) * x[batch, start.tokens].to(self.dtype)  # [p b i]
@@ -50,7 +50,7 @@ class PaperRules:
         """Unchanged."""
         return relevance
 
-    def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         a, b = a.to(self.dtype), b.to(self.dtype)
         part = _over(relevance, a + b)
         return part * a, part * b
@@ -59,11 +59,11 @@ class PaperRules:
         """In proportion to the factors themselves."""
         return self.add(relevance, a, b)
 
-    def mix(self, relevance: Tensor, matrix: Tensor, x: Tensor) -> Tensor:  # noqa: D102
+    def mix(self, relevance: Tensor, matrix: Tensor, x: Tensor) -> Tensor:
         matrix, x = matrix.to(self.dtype), x.to(self.dtype)
         return x * (matrix.mT @ _over(relevance, matrix @ x))
 
-    def attention(self, relevance: Tensor, core: Core) -> CoreRelevance:  # noqa: D102
+    def attention(self, relevance: Tensor, core: Core) -> CoreRelevance:
         h, groups = core.call.query.shape[1], core.call.key.shape[1]
         its = voita_attention.attention_inputs(core.call, self.dtype)
         parts = [voita_attention.by_head(part, h) for part in _ratios(relevance.flatten(1, 2), its, self.block)]

@@ -19,7 +19,7 @@ from headscope.relevance.voita import blocks as voita_blocks
 from headscope.relevance.voita.blocks import CoreRule
 from headscope.relevance.voita.trace import Core
 from headscope.relevance.voita.trace_functions import NormDetail
-from headscope.relevance.voita.trace_walk import CoreRelevance, Units
+from headscope.relevance.voita.trace_walk import CoreRelevance, Units, WalkRules
 
 MODES = ("alpha-beta", "eps")
 
@@ -87,7 +87,7 @@ def ratio(wanted: Tensor, found: Tensor) -> Tensor:
     return torch.where(found > 0, wanted / found.clamp(min=torch.finfo(found.dtype).tiny), 1)
 
 
-class ProgramRules:
+class ProgramRules(WalkRules):
     """Version C for `sentences` sentences; totals are per sentence, as if each went through the program alone.
 
     `block` is the number of bytes that an intermediate of an attention may take.
@@ -110,14 +110,14 @@ class ProgramRules:
         factor = reference.abs().sum(dim=-1, keepdim=True) / found
         return [part * factor for part in parts]
 
-    def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: D102
+    def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         given, states = relevance.flatten(1, -2), x.to(self.dtype).flatten(0, -2)
         weight, bias = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
         found = voita_blocks.linear_rule(given, states, weight, bias, self.core)
         (found,) = self._by_token(given, found)
         return self.rescaled(relevance, found.view(len(relevance), *x.shape))[0]
 
-    def unit(self, start: Units, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: D102
+    def unit(self, start: Units, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         p, b = start.values.shape
         batch = torch.arange(b, device=x.device).expand(p, b)
         impact = weight[start.classes].to(self.dtype) * x[batch, start.tokens].to(self.dtype)  # [p b i]
@@ -129,7 +129,7 @@ class ProgramRules:
         found[torch.arange(p, device=x.device)[:, None], batch, start.tokens] = row
         return self.rescaled(given, found)[0]
 
-    def norm(self, relevance: Tensor, x: Tensor, norm: NormDetail) -> Tensor:  # noqa: D102
+    def norm(self, relevance: Tensor, x: Tensor, norm: NormDetail) -> Tensor:
         given, states = relevance.flatten(1, -2), x.to(self.dtype).flatten(0, -2)
         its = voita_blocks.moments(
             states,
@@ -143,7 +143,7 @@ class ProgramRules:
         (found,) = self._by_token(given, found)
         return self.rescaled(relevance, found.view_as(relevance))[0]
 
-    def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         impact = torch.stack([a.to(self.dtype), b.to(self.dtype)], dim=-1)
         left, right = voita_blocks.transition(impact, self.core).unbind(dim=-1)
         parts = self._by_token(relevance, relevance * left, relevance * right)

@@ -37,11 +37,11 @@ class ForkRun(AnalysisRun):
     note: str = ""
 
     @property
-    def data(self) -> str:  # noqa: D102
+    def data(self) -> str:
         return self.note
 
     @cached_property
-    def similarity(self) -> dict[str, Array]:  # noqa: D102
+    def similarity(self) -> dict[str, Array]:
         return dict(self.matrices)
 
 

@@ -26,7 +26,7 @@ class StudyRun(AnalysisRun):
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
-    def similarity(self) -> dict[str, Array]:  # noqa: D102
+    def similarity(self) -> dict[str, Array]:
         if not self.arrays:
             raise MissingTable("the study has no similarity; analyze with only='similarity' or without only=")
         return {name: np.asarray(array, dtype=np.float64) for name, array in self.arrays.items()}

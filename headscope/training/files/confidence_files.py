@@ -55,12 +55,12 @@ class ConfidenceFiles(Variant):
         self.rows: list[Tensor] = []
         self.noted = 0
 
-    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:
         modules = [(site, layer, module) for site, layer, _, module in run.model.attention_modules() if module.heads]
         self.places = {id(module): (site, layer) for site, layer, module in modules}
         self.heads = {(site, layer): module.heads for site, layer, module in modules}
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         self.calls, self.passes = [], []
         with tapped(self._see, before_mixing=True):
             found = gradients(batches)
@@ -84,7 +84,7 @@ class ConfidenceFiles(Variant):
             found[place] = torch.cat([total / count.clamp_min(1), count.view(1)])
         self.passes.append(torch.cat([found[place] for place in self.heads]))
 
-    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
+    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
         rows = self._by_place(self.rows)
         self.rows, self.noted = [], 0
         if run.processes.main:
@@ -102,10 +102,10 @@ class ConfidenceFiles(Variant):
         self.noted = len(self.rows)
         return {f"confidence_{self.method}.{site}": value for site, value in found.items()}
 
-    def state_dict(self) -> Mapping[str, Any]:  # noqa: D102
+    def state_dict(self) -> Mapping[str, Any]:
         return {"rows": self.rows, "noted": self.noted}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rows, self.noted = list(state["rows"]), state["noted"]
 
     def _by_place(self, rows: Sequence[Tensor]) -> dict[tuple[Site, int], Tensor]:

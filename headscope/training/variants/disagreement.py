@@ -63,7 +63,7 @@ class Disagreement(Variant):
         self.contexts: list[tuple[Site, Tensor]] = []
         self.latest = float("nan")
 
-    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:
         wanted = {Site(name) for name in self.options.sites}
         modules = [(site, module) for site, _, _, module in run.model.attention_modules() if module.heads]
         self.places = {id(module): site for site, module in modules if site in wanted}
@@ -76,7 +76,7 @@ class Disagreement(Variant):
 
             pad_like_the_fork(run.model, run.data.train.pads, fresh=run.config.init is None)
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         from headscope.model.attention import tapped
 
         self.contexts.clear()
@@ -88,7 +88,7 @@ class Disagreement(Variant):
         if site is not None:
             self.contexts.append((site, call.context))
 
-    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:  # noqa: D102
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
         import torch
 
         from headscope.training.losses.disagreement import fork_loss, mean_cosine
@@ -115,7 +115,7 @@ class Disagreement(Variant):
             return ["the disagreement has no gradient: no attention module of --sites has two heads"]
         return []
 
-    def remedies(self) -> list[str]:  # noqa: D102
+    def remedies(self) -> list[str]:
         return ["a lower --weight"] if self.options.weight else []
 
     def history(self, run: TrainingRun) -> dict[str, float]:

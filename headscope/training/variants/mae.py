@@ -115,7 +115,7 @@ class Mae(Variant):
         encoder = None if config.encoder is None else mixture_modules(config.encoder, self.options, causal=False)
         return replace(config, encoder=encoder, decoder=mixture_modules(config.decoder, self.options, causal=True))
 
-    def adapt(self, model: Transformer, *, fresh: bool) -> None:  # noqa: D102
+    def adapt(self, model: Transformer, *, fresh: bool) -> None:
         if fresh and self.options.tune != "none":
             raise ConfigError(f"--tune {self.options.tune} is for a trained model; name it with --init")
         gates = any(GATE in name for name, _ in model.named_parameters())
@@ -125,7 +125,7 @@ class Mae(Variant):
                 "--init is a model of experts without gates; train it with --uniform"
             )  # fmt: skip
 
-    def groups(self, model: Transformer) -> list[dict[str, Any]]:  # noqa: D102
+    def groups(self, model: Transformer) -> list[dict[str, Any]]:
         named = dict(model.named_parameters())
         gates = {name: its for name, its in named.items() if GATE in name}
         self.gates = list(gates.values())
@@ -136,7 +136,7 @@ class Mae(Variant):
             return [{"params": chosen if self.options.tune == "gates+output" else []}]
         return [{"params": self.rest if self.alternates else list(named.values())}]
 
-    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:
         import torch
 
         if self.gates:
@@ -147,7 +147,7 @@ class Mae(Variant):
                 parameter.requires_grad_(id(parameter) in trained)
         self._watch(run)
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         from headscope.model.mixing.experts import experts_of, using
 
         self.course.noting = (run.moment.update + 1) % min(self.course.every, run.config.log_every) == 0
@@ -188,7 +188,7 @@ class Mae(Variant):
             entropy = -(found.exp() * found).sum(dim=-1)
             self.course.entropies.append((entropy * real).sum() / real.sum().clamp_min(1))
 
-    def remedies(self) -> list[str]:  # noqa: D102
+    def remedies(self) -> list[str]:
         return [] if self.options.uniform or not self.options.bcd else ["a lower --gate-lr"]
 
     def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
@@ -208,10 +208,10 @@ class Mae(Variant):
         mean = sum(noted) / len(noted) if noted else float("nan")
         return {} if self.options.uniform else {"gate_entropy": mean, "gate_steps": float(self.course.steps)}
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    def state_dict(self) -> dict[str, Any]:
         return {"steps": self.course.steps}
 
-    def load_state_dict(self, state: Any) -> None:  # noqa: D102
+    def load_state_dict(self, state: Any) -> None:
         self.course.steps = state["steps"]
 
 

@@ -100,11 +100,11 @@ class LinearMixing(Variant):
 
         return per_site("--ratios", self.options.ratios)
 
-    def shape(self, config: TransformerConfig) -> TransformerConfig:  # noqa: D102
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
         encoder = None if config.encoder is None else mixing_modules(config.encoder)
         return replace(config, encoder=encoder, decoder=mixing_modules(config.decoder))
 
-    def groups(self, model: Transformer) -> list[dict[str, Any]]:  # noqa: D102
+    def groups(self, model: Transformer) -> list[dict[str, Any]]:
         alphas = [alpha for its in matrices_of(model).values() for alpha in its]
         if self.options.compat == "fork":
             return [{"params": list(model.parameters())}]
@@ -112,10 +112,10 @@ class LinearMixing(Variant):
         others = [each for each in model.parameters() if id(each) not in mine]
         return [{"params": others}, {"params": alphas, "weight_decay": 0.0}]
 
-    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:
         self.matrices = matrices_of(run.model)
 
-    def before_update(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
+    def before_update(self, run: TrainingRun, moment: Moment) -> None:
         from headscope.training.losses.growth import fork_open
 
         if self.options.compat == "fork":
@@ -124,7 +124,7 @@ class LinearMixing(Variant):
         else:
             self.open = moment.fraction >= self.options.start_after
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:  # noqa: D102
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         found = gradients(batches)
         self.seen += len(batches[-1])
         for site, its in self.matrices.items():
@@ -133,10 +133,10 @@ class LinearMixing(Variant):
                     alpha.grad = None
         return found
 
-    def after_update(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
+    def after_update(self, run: TrainingRun, moment: Moment) -> None:
         self.trained += self.open and any(self.ratios[site] for site in self.matrices)
 
-    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:  # noqa: D102
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
         from headscope.training.losses.growth import growth_loss
 
         options, ratios = self.options, self.ratios
@@ -168,7 +168,7 @@ class LinearMixing(Variant):
             return [f"the matrices are not trained: {when}; lower --start-after"]
         return []
 
-    def remedies(self) -> list[str]:  # noqa: D102
+    def remedies(self) -> list[str]:
         capped = self.options.norm_cap is not None or self.options.compat == "fork"
         pushed = self.open and self.options.gamma != 0
         return ["a lower --gamma", *([] if capped else ["--norm-cap 3"])] if pushed else []
@@ -184,10 +184,10 @@ class LinearMixing(Variant):
             found[f"off_diagonal.{site}"] = sum(map(off_diagonal, its)) / len(its)
         return found
 
-    def state_dict(self) -> Mapping[str, Any]:  # noqa: D102
+    def state_dict(self) -> Mapping[str, Any]:
         return {"seen": self.seen, "trained": self.trained}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.seen, self.trained = state["seen"], state.get("trained", 0)  # which older states lack
 
 

@@ -125,7 +125,7 @@ class SwapHeads(Variant):
         self.courses: dict[Site, SwapHistory] = {}
         self.scheduled = 0
 
-    def prepare(self, run: TrainingRun) -> None:  # noqa: D102
+    def prepare(self, run: TrainingRun) -> None:
         from headscope.training.swaps.choice import Phase
         from headscope.training.swaps.fork import check_fork_width
         from headscope.training.swaps.swaps import check_separate
@@ -170,12 +170,12 @@ class SwapHeads(Variant):
             )
         return found
 
-    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
+    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:
         if planned := self.schedule.get(moment.epoch):
             self._exchange(run, planned)
             self.scheduled += len(planned)
 
-    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:  # noqa: D102
+    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
         from headscope.training.swaps.choice import Phase, decide
 
         scores: dict[Site, Scores] | None = None
@@ -262,7 +262,7 @@ class SwapHeads(Variant):
             found[f"swapped.{site}"] = float(len(course.phase.pending))
         return found
 
-    def state_dict(self) -> Mapping[str, Any]:  # noqa: D102
+    def state_dict(self) -> Mapping[str, Any]:
         courses = {
             site.value: {
                 "pending": [[str(swap.first), str(swap.second)] for swap in course.phase.pending],
@@ -273,7 +273,7 @@ class SwapHeads(Variant):
         }
         return {"scheduled": self.scheduled, "courses": courses}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         from headscope.training.swaps.choice import Phase
         from headscope.training.swaps.swaps import Swap
 

@@ -40,7 +40,7 @@ class Wide(Variant):
     Options = WideOptions
     decides = ("how wide heads are",)
 
-    def shape(self, config: TransformerConfig) -> TransformerConfig:  # noqa: D102
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
         encoder = None if config.encoder is None else reshaped(config.encoder, self.options)
         return replace(config, encoder=encoder, decoder=reshaped(config.decoder, self.options))
 

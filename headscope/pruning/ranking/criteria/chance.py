@@ -18,7 +18,7 @@ class Chance(Criterion):
     reads_text = False
     changes = False
 
-    def scores(self, context: ScoringContext) -> Scores:  # noqa: D102
+    def scores(self, context: ScoringContext) -> Scores:
         heads = list(all_heads(context.checkpoint.layout))
         values = np.random.default_rng([context.options.seed, len(heads)]).random(len(heads)).tolist()
         return dict(zip(heads, values, strict=True))
