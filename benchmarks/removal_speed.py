@@ -20,8 +20,8 @@ import torch
 from headscope.assets import demo_checkpoint
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import HeadId, all_heads
+from headscope.model.removal_plan import plan_removal
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.kept_heads import plan_removal
 from headscope.pruning.removal.model_inputs import ModelInputs, outputs, texts
 from headscope.pruning.removal.savings import flops, many
 

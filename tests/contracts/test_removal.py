@@ -16,15 +16,15 @@ from transformers import AutoConfig
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.huggingface import shrink as shrink_huggingface
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Layout, Site
 from headscope.model.discovery import find_attention
 from headscope.model.interface import through_attend
 from headscope.model.projections import projections
-from headscope.pruning.removal import shrink_huggingface
+from headscope.model.removal_plan import plan_removal
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.kept_heads import plan_removal
 from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.verify import max_abs_difference, reference, verify
 from tests.contracts.architectures import (

@@ -21,8 +21,8 @@ from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import masked
+from headscope.model.removal_plan import keeping, plan_removal
 from headscope.pruning.removal import remove
-from headscope.pruning.removal.kept_heads import keeping, plan_removal
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.oracles import checkpoints, fairseq, native, tiny

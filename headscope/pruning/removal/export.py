@@ -26,12 +26,12 @@ from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.fairseq.keys import Origin
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import is_narrowed, write_code
+from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
 from headscope.formats.native import NATIVE
 from headscope.formats.story_of_heads.checkpoint import StoryCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.pruning.removal.kept_heads import RemovalPlan
-from headscope.pruning.removal.shrink_huggingface import shrink_model, zeroed_model
-from headscope.pruning.removal.shrink_transformer import shrink_transformer, zeroed_transformer
+from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
+from headscope.model.removal_plan import RemovalPlan
 
 Family = Literal["huggingface", "transformer"]
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

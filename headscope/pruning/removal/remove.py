@@ -26,8 +26,8 @@ from headscope.files.rule import inputs_of
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.interface import through_attend
+from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.removal.export import Export, ExportedFiles, choose_export
-from headscope.pruning.removal.kept_heads import RemovalPlan, keeping, plan_removal
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.savings import Size, Timing, size, timings
 from headscope.pruning.removal.verify import Verification, max_abs_difference, reference, require, tolerance_of, verify

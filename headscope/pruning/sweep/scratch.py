@@ -23,10 +23,10 @@ from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.native.folding import unmixed
+from headscope.model.native.shrink import shrink_transformer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
-from headscope.pruning.removal.kept_heads import plan_removal
-from headscope.pruning.removal.shrink_transformer import shrink_transformer
+from headscope.model.removal_plan import plan_removal
 from headscope.pruning.sweep.bench import RUNS, Bench, PrunedModel
 from headscope.pruning.sweep.config import Cell, SweepConfig
 from headscope.pruning.sweep.files import read_cell

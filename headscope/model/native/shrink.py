@@ -13,7 +13,7 @@ from headscope.model.native.folding import folded_weights, unmixed
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from headscope.pruning.removal.kept_heads import RemovalPlan
+from headscope.model.removal_plan import RemovalPlan
 
 
 def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:

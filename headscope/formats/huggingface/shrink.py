@@ -22,7 +22,7 @@ from headscope.formats.huggingface.selfcontained import EMPTY
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, base_of, find_attention
 from headscope.model.projections import Projections, Slices, projections
-from headscope.pruning.removal.kept_heads import RemovalPlan
+from headscope.model.removal_plan import RemovalPlan
 
 HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
 GROUPS = ("num_key_value_heads", "num_kv_heads")
