@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from headscope import assets  # noqa: E402
-from headscope.api import demonstration  # noqa: E402
+from headscope.api import demo  # noqa: E402
 from headscope.cli import main as command_line  # noqa: E402
 from tests.faults import cases  # noqa: E402
 from tests.faults.cases import Case  # noqa: E402
@@ -154,7 +154,7 @@ def _shorten_demo(inputs: Path) -> None:
     lines = {kind: assets.captions(kind).read_text(encoding="utf-8").splitlines()[:12] for kind in ("en", "de")}
     for kind, texts in lines.items():
         (inputs / f"captions.{kind}").write_text("\n".join(texts) + "\n", encoding="utf-8")
-    run, few = demonstration.run_analysis, {"max_sentences": 4, "bootstrap": 10, "also": (), "figures": False}
+    run, few = demo.run_analysis, {"max_sentences": 4, "bootstrap": 10, "also": (), "figures": False}
     patched: dict[str, Any] = {
         "captions": lambda kind: inputs / f"captions.{kind}",
         "LEARN": 6,
@@ -162,7 +162,7 @@ def _shorten_demo(inputs: Path) -> None:
         "run_analysis": lambda config, **more: run(replace(config, **few), **more),
     }
     for name, value in patched.items():
-        setattr(demonstration, name, value)
+        setattr(demo, name, value)
 
 
 def run(arguments: list[str]) -> int:

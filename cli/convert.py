@@ -28,7 +28,7 @@ def convert(
     Matrices that mix heads are folded into the output projections for Hugging Face. What was written is read
     again and must give the same logits, else nothing is left behind; so is what the format cannot express.
     """
-    from headscope.files.rule import inputs_of
+    from headscope.files.output_checks import inputs_of
     from headscope.formats.base import Companions, open_checkpoint
     from headscope.formats.convert import GOALS
     from headscope.formats.convert import convert as run

@@ -13,7 +13,7 @@ from headscope.cli.options import Force
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headscope.api.demonstration import Demonstration
+    from headscope.api.demo import Demonstration
 
 
 def demo(
@@ -25,7 +25,7 @@ def demo(
     Measures every head (relevance, functions), learns which heads can go, cuts them out of the weights, and translates
     before and after.
     """
-    from headscope.api.demonstration import run_demonstration
+    from headscope.api.demo import run_demonstration
     from headscope.cli.prune import show_removed
     from headscope.cli.prune_options import show_choice
     from headscope.cli.summary import summary

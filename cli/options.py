@@ -11,7 +11,7 @@ import typer
 
 from headscope.bounds import BEAM, SEED, WHOLE
 from headscope.errors import ConfigError
-from headscope.files.rule import Input, check_inputs
+from headscope.files.output_checks import Input, check_inputs
 
 DATA, ANALYSES, SEARCH, MODEL, OUTPUT = "Data", "Analyses", "Search", "Model and speed", "Output"
 

@@ -15,7 +15,7 @@ from pandas.testing import assert_frame_equal
 from torch import Tensor
 
 import headscope as hs
-from headscope.api.opened import one_batch
+from headscope.api.open_model import one_batch
 from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.model.interface import through_attend
 from headscope.pruning.ranking.rank_run import RankConfig, run_ranking

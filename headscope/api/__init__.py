@@ -3,10 +3,11 @@
 | file | what |
 | --- | --- |
 | `loading` | `load`: a path, a hub id or a transformers model in memory becomes a `Model` |
-| `model` | `Model`: analyse, rank, remove, evaluate, translate, capture, gate |
-| `study` | `Study`: what an analysis found, as tables, arrays, figures and files |
+| `open_model` | `OpenModel`: layout, forward pass, capture, gates |
+| `model` | `Model`: analyse, rank, remove, evaluate, translate; `SmallModel`, a copy without some heads |
+| `study` | `Study`: the result of an analysis, as tables, arrays, figures and files |
 | `ranking` | `Ranking`: heads in the order in which they can go |
-| `small` | `SmallModel`: a model without some heads, and the proof that nothing else changed |
 | `commands` | `analyze`, `evaluate`, `prune`, `train`, `plot` |
-| `texts`, `selection`, `options`, `reporting` | what the methods accept: texts, heads, options, progress |
+| `analysis`, `evaluation`, `removal`, `demo` | what the methods and the commands that write files call |
+| `texts`, `selection`, `options`, `progress` | argument types: texts, heads, options, progress reports |
 """

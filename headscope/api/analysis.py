@@ -26,7 +26,7 @@ from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.files.folders import Build
 from headscope.files.lines import read_lines
-from headscope.files.rule import check_folder, inputs_of
+from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint, pick_device
 from headscope.heads import select_heads
 from headscope.model.allocator import keep_few_kernels

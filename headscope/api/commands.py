@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headscope.api.loading import load
 from headscope.api.model import Model
 from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, configured, in_python
-from headscope.api.reporting import Report, TrainingReport, progress_of
+from headscope.api.progress import Report, TrainingReport, progress_of
 from headscope.api.selection import Heads
 from headscope.api.study import Study
 from headscope.api.texts import Text

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from headscope.api.opened import OpenModel
+from headscope.api.evaluation import evaluation_of, head_scores_of, translations_of
+from headscope.api.open_model import OpenModel
 from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, in_python
+from headscope.api.progress import Report
 from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_of_study
-from headscope.api.removing import save_shrunk, shrunk_copy, sizes_of
-from headscope.api.reporting import Report
-from headscope.api.scoring import evaluation_of, head_scores_of, translations_of
+from headscope.api.removal import save_shrunk, shrunk_copy, sizes_of
 from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study, study_of
 from headscope.api.texts import Text, given

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from headscope.api.options import PathName
-from headscope.api.reporting import Report, progress_of
+from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study
 from headscope.api.texts import Given

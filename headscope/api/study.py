@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, save_measurement
 from headscope.api.options import PathName, configured, in_python, python_words
-from headscope.api.reporting import Report, progress_of
+from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Text, given
 from headscope.bootstrap import Array
@@ -20,7 +20,7 @@ from headscope.engine.run_files import ANALYSIS
 from headscope.engine.study import LeftOut
 from headscope.errors import ConfigError
 from headscope.files.folders import Build, check_writable
-from headscope.files.rule import Input, check_folder, inputs_of
+from headscope.files.output_checks import Input, check_folder, inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode

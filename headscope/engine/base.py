@@ -21,7 +21,7 @@ from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.data.encoded import Batch, Side
 from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
-from headscope.model.overflow import is_finite
+from headscope.model.nonfinite import is_finite
 from headscope.registry import Registry
 
 if TYPE_CHECKING:

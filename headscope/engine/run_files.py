@@ -15,7 +15,7 @@ import pandas as pd
 from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
 from headscope.engine.study import AnalysisResult
-from headscope.files.kinds import OutputKind
+from headscope.files.output_kind import OutputKind
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.results import ResultTable, Signature, write_arrays, write_json, write_pickle

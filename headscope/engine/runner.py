@@ -26,7 +26,7 @@ from headscope.model.attention import AttentionCall
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
 from headscope.model.gradients import differentiable_contexts, frozen_parameters, gradients_of
-from headscope.model.overflow import is_finite, sums_are_finite
+from headscope.model.nonfinite import is_finite, sums_are_finite
 from headscope.model.threads import parallel_map, threads_for_pass
 
 

@@ -26,7 +26,7 @@ from headscope.evaluation.quality import (
     translates,
 )
 from headscope.files.folders import kept_apart
-from headscope.files.rule import check_file, inputs_of
+from headscope.files.output_checks import check_file, inputs_of
 from headscope.files.writing import written
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.model.gating import masked

@@ -25,7 +25,7 @@ from headscope.errors import ConfigError, DataError
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, likelihood
 from headscope.evaluation.translation import translate_lines
 from headscope.files.folders import kept_apart
-from headscope.files.rule import check_file, inputs_of
+from headscope.files.output_checks import check_file, inputs_of
 from headscope.files.writing import written
 from headscope.formats.base import Checkpoint, Companions, TranslateOptions, open_checkpoint
 from headscope.heads import HeadId, Site, select_heads

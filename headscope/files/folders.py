@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from headscope.files.interrupts import deferred
-from headscope.files.kinds import Contents, OutputKind, contents, fits
 from headscope.files.locks import held
-from headscope.files.rule import Input, check_folder, check_inputs
-from headscope.files.swap import BUILD, discard, put, recover, relocate, remove_temporary, seal
+from headscope.files.output_checks import Input, check_folder, check_inputs
+from headscope.files.output_kind import Contents, OutputKind, contents, fits
+from headscope.files.replace import BUILD, discard, put, recover, relocate, remove_temporary, seal
 from headscope.files.writing import writing
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
-from headscope.files.kinds import MODEL_FILES, OutputKind
-from headscope.files.rule import Input
+from headscope.files.output_checks import Input
+from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.from_native import make, quiet_transformers, special_ids, write_vocabulary
 from headscope.formats.native import NATIVE

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headscope.data.encoded import Batch, Side
 from headscope.errors import CheckpointError, NumericalError
 from headscope.model.discovery import track_calls
-from headscope.model.overflow import first_non_finite, is_finite
+from headscope.model.nonfinite import first_non_finite, is_finite
 
 NAMED = 3  # tensors that a message lists
 HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}

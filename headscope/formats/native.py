@@ -21,11 +21,11 @@ from torch import Tensor
 
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.files.kinds import OutputKind
+from headscope.files.output_checks import check_folder
+from headscope.files.output_kind import OutputKind
 from headscope.files.reading import read_bytes, read_json
-from headscope.files.rule import check_folder
+from headscope.files.replace import replacing
 from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
-from headscope.files.swap import replacing
 from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer

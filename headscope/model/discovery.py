@@ -23,7 +23,7 @@ from headscope.errors import CheckpointError
 from headscope.heads import SITES, Layout, Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.interface import is_half, refuse_head_masks, suppress_warnings, through_attend
-from headscope.model.overflow import first_non_finite, is_finite
+from headscope.model.nonfinite import first_non_finite, is_finite
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 

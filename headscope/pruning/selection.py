@@ -20,7 +20,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.unknown_subwords import count_unknown
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.files.folders import Build
-from headscope.files.kinds import MODEL_FILES, OutputKind
+from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.writing import written
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import SITES, HeadId, Site, all_heads, select_heads

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from headscope.api import demonstration
+from headscope.api import demo
 from headscope.assets import sample
 from headscope.cli import main
 from headscope.formats.base import open_checkpoint
@@ -261,8 +261,8 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
         path.write_text(between.join(whole.split(between)[:17]) + between, encoding="utf-8")
         return path
 
-    monkeypatch.setattr(demonstration, "sample", shortened)
-    monkeypatch.setattr(demonstration, "UPDATES", 3)
+    monkeypatch.setattr(demo, "sample", shortened)
+    monkeypatch.setattr(demo, "UPDATES", 3)
     status, shown, _ = headscope("demo", "--out", tmp_path / "demo")
     assert status == 0 and "17 sentences, 72 heads" in shown and "masked and shrunk logits differ by" in shown
     figures = tmp_path / "demo" / "analysis" / "figures"

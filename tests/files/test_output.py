@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from headscope.errors import OutputError
-from headscope.files import interrupts, swap
+from headscope.files import interrupts, replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
-from headscope.files.kinds import OutputKind, contents
 from headscope.files.locks import held
-from headscope.files.rule import Input, check_file, check_folder, inputs_of
+from headscope.files.output_checks import Input, check_file, check_folder, inputs_of
+from headscope.files.output_kind import OutputKind, contents
 from headscope.files.writing import write_failure, written
 
 KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
@@ -86,7 +86,7 @@ def test_what_a_record_says_removes_nothing_of_the_users(named: object, tmp_path
     before = files(tmp_path)
     with pytest.raises(OutputError, match="does not replace"):
         build(out, "2", force=True)
-    swap.discard(out, KIND)
+    replace.discard(out, KIND)
     kept = {"run/notes.txt", "run/figures/mine.png", "other/mine.txt"}
     assert {name: text for name, text in before.items() if name in kept} == files(tmp_path)
 
@@ -152,11 +152,11 @@ def test_a_swap_that_was_cut_off_is_put_back(tmp_path: Path) -> None:
     out.rename(tmp_path / ".headscope-old-run")
     (tmp_path / ".headscope-build-run-xyz").mkdir()
     (tmp_path / ".headscope-build-run-xyz" / "heads.csv").write_text("2")
-    swap.recover(out, KIND)
+    replace.recover(out, KIND)
     assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["run"]
     (tmp_path / "copy").mkdir()
     build(tmp_path / ".headscope-old-run", "3")
-    swap.recover(out, KIND)  # and after the second rename, before the old one was removed
+    replace.recover(out, KIND)  # and after the second rename, before the old one was removed
     assert files(out) == before and sorted(path.name for path in tmp_path.iterdir()) == ["copy", "run"]
 
 
@@ -194,7 +194,7 @@ def test_a_directory_that_cannot_be_renamed_gets_its_files_one_by_one(
     for name in ("heads.csv", "run.json"):
         (out / name).rename(old / name)
     (out / "heads.csv").write_text("3")  # the first of the new files; the record was to come last
-    swap.recover(Path("."), KIND)
+    replace.recover(Path("."), KIND)
     assert files(out)["heads.csv"] == "2" and "run.json" in files(out) and not old.exists()
 
 

@@ -24,7 +24,7 @@ from headscope.formats.base import TranslateOptions, open_checkpoint
 from headscope.formats.finite import finite
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.overflow import is_finite
+from headscope.model.nonfinite import is_finite
 from headscope.pruning.removal.verify import max_abs_difference
 from tests.formats.test_story_of_heads import HP, story, written
 from tests.oracles import checkpoints, fairseq

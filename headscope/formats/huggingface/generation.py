@@ -17,7 +17,7 @@ from headscope.formats.finite import finite, refuse_overflow
 from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config
 from headscope.model.interface import suppress_warnings, through_attend
-from headscope.model.overflow import is_finite
+from headscope.model.nonfinite import is_finite
 from headscope.model.threads import threads_for_pass
 
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20

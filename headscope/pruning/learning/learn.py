@@ -15,8 +15,8 @@ from torch import Tensor
 from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
-from headscope.files.kinds import contents
-from headscope.files.rule import inputs_of
+from headscope.files.output_checks import inputs_of
+from headscope.files.output_kind import contents
 from headscope.files.writing import save_torch, written
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId

@@ -17,8 +17,8 @@ from headscope.engine.base import Options
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
+from headscope.files.output_checks import inputs_of
 from headscope.files.reading import is_file
-from headscope.files.rule import inputs_of
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll

@@ -20,9 +20,9 @@ from torch import Tensor
 from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
-from headscope.files.kinds import MODEL_FILES, OutputKind
+from headscope.files.output_checks import inputs_of
+from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.reading import is_file
-from headscope.files.rule import inputs_of
 from headscope.formats.base import Checkpoint, Companions, open_checkpoint
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.interface import through_attend

@@ -21,7 +21,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
 from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
-from headscope.model.overflow import is_finite
+from headscope.model.nonfinite import is_finite
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
 

@@ -14,7 +14,7 @@ from headscope.engine.base import Options
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.files.rule import check_inputs, inputs_of
+from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.files.writing import written
 from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.heads import HeadId, all_heads

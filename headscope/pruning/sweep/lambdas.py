@@ -11,8 +11,8 @@ import pandas as pd
 
 from headscope.errors import ConfigError
 from headscope.files.folders import replacing_folder, to_resume, workplace
-from headscope.files.kinds import OutputKind, contents
-from headscope.files.rule import inputs_of
+from headscope.files.output_checks import inputs_of
+from headscope.files.output_kind import OutputKind, contents
 from headscope.files.writing import written
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.l0 import L0Options

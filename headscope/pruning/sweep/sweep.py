@@ -18,8 +18,8 @@ import pandas as pd
 
 from headscope.errors import ConfigError
 from headscope.files.folders import Workplace, replacing_folder, workplace
-from headscope.files.kinds import OutputKind, contents, read_record
-from headscope.files.rule import inputs_of
+from headscope.files.output_checks import inputs_of
+from headscope.files.output_kind import OutputKind, contents, read_record
 from headscope.files.writing import written
 from headscope.formats.native import DIRECTORY
 from headscope.heads import SITES

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 
 from headscope.errors import ConfigError
-from headscope.files.rule import check_file
+from headscope.files.output_checks import check_file
 from headscope.files.writing import written
 from headscope.report.readers.run import AnalysisRun
 

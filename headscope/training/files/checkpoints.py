@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headscope.errors import CheckpointError
-from headscope.files.swap import recover, replacing
+from headscope.files.replace import recover, replacing
 from headscope.files.writing import written
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from headscope.distributed import Processes
 from headscope.errors import OutputError
 from headscope.files.folders import Workplace, to_resume, workplace
-from headscope.files.kinds import OutputKind
-from headscope.files.rule import inputs_of
+from headscope.files.output_checks import inputs_of
+from headscope.files.output_kind import OutputKind
 from headscope.formats.native import FILES
 from headscope.training.config import TrainConfig
 from headscope.training.data.prepare import FOLDER as DATA

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.api.options import configured, python_words
-from headscope.api.reporting import Report, progress_of
+from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Text, given, one_text
 from headscope.config import EvaluateOptions

@@ -13,8 +13,8 @@ from typing import Any
 
 from headscope.errors import OutputError
 from headscope.files.interrupts import deferred
-from headscope.files.kinds import RECORDS, OutputKind, contents, fits, read_record
 from headscope.files.locks import held
+from headscope.files.output_kind import RECORDS, OutputKind, contents, fits, read_record
 from headscope.files.writing import TEMPORARY, writing, written
 
 OLD, BUILD = f"{TEMPORARY}old", f"{TEMPORARY}build-"

@@ -12,7 +12,7 @@ from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.engine.run_files import ANALYSIS
 from headscope.evaluation.quality import Evaluation, run_evaluation
 from headscope.files.folders import Build
-from headscope.files.kinds import OutputKind
+from headscope.files.output_kind import OutputKind
 from headscope.files.writing import written
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.learn import LearnConfig, run_learning

@@ -12,7 +12,7 @@ import torch
 from headscope.api.options import PathName
 from headscope.api.texts import Text, given
 from headscope.files.folders import Build
-from headscope.files.rule import inputs_of
+from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint, Companions
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
