@@ -22,9 +22,10 @@ from typing import Any
 import torch
 import transformers
 
+from headscope.config import Companions
 from headscope.data.encoded import Side, side
 from headscope.files.lines import read_lines
-from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.decoding.search import search

@@ -18,7 +18,8 @@ from statistics import median
 import torch
 
 from headscope.assets import demo_checkpoint
-from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.config import Companions
+from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.removal.export import choose_export

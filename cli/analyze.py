@@ -14,15 +14,11 @@ from headscope.cli.options import (
     DATA,
     MODEL,
     OUTPUT,
-    Bpe,
     CheckpointName,
-    Device,
-    Dicts,
-    Dtype,
+    CompanionOptions,
     Ending,
-    FormatName,
-    HyperParameters,
     Mask,
+    RunningOptions,
     Seed,
     settings_of,
     takes,
@@ -223,16 +219,15 @@ class Measured:
     seed: Seed = 1
 
 
-class Running:
-    """How the model is read and run."""
+class Batches:
+    """How much runs at once."""
 
-    device: Device = "auto"
-    dtype: Dtype = "auto"
     batch_tokens: Annotated[int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)] = 2048
-    format: FormatName = None
-    dicts: Dicts = None
-    hp: HyperParameters = None
-    bpe: Bpe = None
+
+
+class Masked:
+    """Heads that are off."""
+
     mask: Mask = None
 
 
@@ -282,7 +277,7 @@ class Written:
     ] = None
 
 
-@takes(Text, Chosen, Measured, Running, Written, Ending)
+@takes(Text, Chosen, Measured, RunningOptions, Batches, CompanionOptions, Masked, Written, Ending)
 def analyze(given: dict[str, Any]) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass."""
     from headscope.api.analysis import run_analysis

@@ -28,17 +28,19 @@ def convert(
     Matrices that mix heads are folded into the output projections for Hugging Face. What was written is read
     again and must give the same logits, else nothing is left behind; so is what the format cannot express.
     """
+    from headscope.config import CheckpointOptions
     from headscope.files.output_checks import inputs_of
-    from headscope.formats.base import Companions, open_checkpoint
+    from headscope.formats.base import open_configured
     from headscope.formats.convert import GOALS
     from headscope.formats.convert import convert as run
     from headscope.registry import unknown
 
     if to not in GOALS:
         raise typer.BadParameter(unknown("format", to, list(GOALS)), param_hint="--to")
-    companions = Companions(dicts, hp, bpe)
-    opened = open_checkpoint(checkpoint, format=format, device="cpu", dtype=dtype, companions=companions)
-    done = run(opened, out, goal=to, inputs=inputs_of(companions), force=force)
+    options = CheckpointOptions(
+        checkpoint=checkpoint, device="cpu", dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe
+    )
+    done = run(open_configured(options), out, goal=to, inputs=inputs_of(options.companions), force=force)
     if json:
         console.print_json(
             {

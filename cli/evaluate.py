@@ -14,19 +14,15 @@ from headscope.cli.options import (
     OUTPUT,
     BatchTokens,
     Beam,
-    Bpe,
     CheckpointName,
-    Device,
-    Dicts,
-    Dtype,
+    CompanionOptions,
     Ending,
-    FormatName,
-    HyperParameters,
     LengthPenalty,
     Mask,
     MaxLenA,
     MaxLenB,
     MaxSentences,
+    RunningOptions,
     settings_of,
     takes,
 )
@@ -129,17 +125,16 @@ class Search:
     max_len_b: MaxLenB = None
 
 
-class Running:
-    """How the model is read and run."""
+class Masked:
+    """Heads that are off."""
 
     mask: Mask = None
-    device: Device = "auto"
-    dtype: Dtype = "auto"
+
+
+class Batches:
+    """How much runs at once."""
+
     batch_tokens: BatchTokens = 2048
-    format: FormatName = None
-    dicts: Dicts = None
-    hp: HyperParameters = None
-    bpe: Bpe = None
 
 
 class Written:
@@ -153,7 +148,7 @@ class Written:
     ] = None
 
 
-@takes(Text, Scores, Heads, Search, Running, Written, Ending)
+@takes(Text, Scores, Heads, Search, Masked, RunningOptions, Batches, CompanionOptions, Written, Ending)
 def evaluate(given: dict[str, Any]) -> None:
     """Score translations of a text (BLEU, chrF) and how well the model predicts it (perplexity, accuracy)."""
     from headscope.config import EvaluateConfig

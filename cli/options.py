@@ -123,6 +123,13 @@ Config = Annotated[
 ]
 
 
+class RunningOptions:
+    """Where the model runs."""
+
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+
+
 class CompanionOptions:
     """What belongs to a checkpoint and is not in it."""
 

@@ -15,9 +15,8 @@ from headscope.cli.options import (
     OUTPUT,
     CheckpointName,
     CompanionOptions,
-    Device,
-    Dtype,
     Ending,
+    RunningOptions,
     settings_of,
     takes,
 )
@@ -94,12 +93,10 @@ class Removal:
     rounds: Annotated[
         int, typer.Option(min=0, help="Runs of each model that are timed; 0: none.", rich_help_panel=MODEL)
     ] = 5
-    device: Device = "auto"
-    dtype: Dtype = "auto"
 
 
 @app.command()
-@takes(Removal, CompanionOptions, Ending)
+@takes(Removal, RunningOptions, CompanionOptions, Ending)
 def remove(given: dict[str, Any]) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 

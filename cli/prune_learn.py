@@ -10,6 +10,7 @@ from headscope.cli import console
 from headscope.cli.options import (
     CompanionOptions,
     Ending,
+    RunningOptions,
     names,
     settings_of,
     takes,
@@ -20,7 +21,6 @@ from headscope.cli.prune_options import (
     Keep,
     Placed,
     Result,
-    Running,
     Start,
     Texts,
     Tuning,
@@ -89,7 +89,7 @@ class Gates:
     resume: Resume = False
 
 
-@takes(Start, Texts, L0, Placed, Gates, Tuning, Result, Running, CompanionOptions, Ending)
+@takes(Start, Texts, L0, Placed, Gates, Tuning, Result, RunningOptions, CompanionOptions, Ending)
 def l0(given: dict[str, Any]) -> None:
     """Learn hard concrete gates under a price for open ones, from a trained checkpoint (Voita et al. 2019).
 
@@ -125,7 +125,7 @@ class Subset:
     ] = False
 
 
-@takes(Start, Subset, Texts, Placed, Gates, Tuning, Result, Running, CompanionOptions, Ending)
+@takes(Start, Subset, Texts, Placed, Gates, Tuning, Result, RunningOptions, CompanionOptions, Ending)
 def subset(given: dict[str, Any]) -> None:
     """Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021).
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, Device, Dtype, MaxSentences
+from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, MaxSentences
 
 if TYPE_CHECKING:
     from headscope.pruning.selection import Selection
@@ -142,13 +142,6 @@ class Result:
 
     remove: Remove = False
     export: ExportKind = None
-
-
-class Running:
-    """Where the model runs."""
-
-    device: Device = "auto"
-    dtype: Dtype = "auto"
 
 
 def show_choice(choice: Selection, *, json: bool) -> None:

@@ -15,10 +15,9 @@ from headscope.cli.options import (
     Beam,
     CompanionOptions,
     Config,
-    Device,
-    Dtype,
     Json,
     MaxSentences,
+    RunningOptions,
     names,
     settings_of,
     takes,
@@ -181,16 +180,14 @@ class Measures:
     ] = None
 
 
-class Running:
-    """Where cells run, and what they leave."""
+class Cost:
+    """How many cells run at once, and what they leave."""
 
     jobs: Annotated[int, typer.Option(help="Cells to do at once, a process each.", rich_help_panel=MODEL)] = 1
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep the weights of every cell.", rich_help_panel=OUTPUT)
     ] = False
     batch_tokens: LearnTokens = 2048
-    device: Device = "auto"
-    dtype: Dtype = "auto"
 
 
 class Last:
@@ -203,7 +200,7 @@ class Last:
     ] = False
 
 
-@takes(Start, Cells, Texts, Placed, Learning, Measures, Running, CompanionOptions, Last)
+@takes(Start, Cells, Texts, Placed, Learning, Measures, Cost, RunningOptions, CompanionOptions, Last)
 def sweep(given: dict[str, Any]) -> None:
     """Prune by several methods, to several sizes, with several seeds, and measure every result: one table.
 

@@ -20,12 +20,13 @@ def show(
     json: Json = False,
 ) -> None:
     """Print format, architecture, sites × layers × heads, parameters by part, tokenizer, fitting analyses."""
+    from headscope.config import CheckpointOptions
     from headscope.engine.overview import checkpoint_overview
-    from headscope.formats.base import Companions, open_checkpoint
+    from headscope.formats.base import open_configured
     from headscope.heads import select_heads
 
-    opened = open_checkpoint(
-        checkpoint, format=format, device=device, dtype=dtype, companions=Companions(dicts, hp, bpe)
+    opened = open_configured(
+        CheckpointOptions(checkpoint=checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
     )
     found = checkpoint_overview(opened)
     if mask:

@@ -76,7 +76,8 @@ def translate(
     config: Config = None,
 ) -> None:
     """Translate: headscope translate CKPT < text > text. Empty lines stay empty."""
-    from headscope.formats.base import Companions, TranslateOptions, open_checkpoint
+    from headscope.config import CheckpointOptions
+    from headscope.formats.base import TranslateOptions, open_configured
 
     if greedy and (beam or 1) > 1:
         raise ConfigError(f"--greedy is a beam of 1; leave out --beam {beam}")
@@ -90,8 +91,8 @@ def translate(
         keep_pieces=keep_bpe,
         scores=scores,
     )
-    opened = open_checkpoint(
-        checkpoint, format=format, device=device, dtype=dtype, companions=Companions(dicts, hp, bpe)
+    opened = open_configured(
+        CheckpointOptions(checkpoint=checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
     )
     _translate(opened, options, mask, batch_tokens, 1 if sys.stdin.isatty() else window)
 

@@ -11,13 +11,69 @@ from headscope.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeOptions:
+class Companions:
+    """Files that belong to a checkpoint and lie elsewhere.
+
+    `dicts`: folder of dictionaries or vocabularies (default: beside the checkpoint); `hp`: hyper-parameters
+    of a story-of-heads file; `bpe`: BPE merges or SentencePiece model that split text into subwords (default: text
+    is taken as already split).
+    """
+
+    dicts: Path | None = None
+    hp: Path | None = None
+    bpe: Path | None = None
+
+    def given(self) -> list[str]:
+        """Names of the companions that were given."""
+        return [name for name in ("dicts", "hp", "bpe") if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(Companions):
+    """Which checkpoint a command opens, as which `format` (default: found from content), and where it runs.
+
+    `dtype` "auto" is as stored, on a CPU float32.
+    """
+
+    checkpoint: str
+    device: str = "auto"
+    dtype: str = "auto"
+    format: str | None = None
+
+    @property
+    def companions(self) -> Companions:
+        """Files that belong to the checkpoint."""
+        return Companions(dicts=self.dicts, hp=self.hp, bpe=self.bpe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """How a text is read while a model is measured, and how sure the numbers are.
+
+    `mask` names heads that are off meanwhile; `max_length` None is 512 subwords or the model's limit, whichever is
+    less; `long` says what happens to longer sentences; `bootstrap` is the number of resamples.
+    """
+
+    mask: str | None = None
+    max_length: int | None = None
+    long: Literal["truncate", "refuse"] = "truncate"
+    max_sentences: int | None = None
+    batch_tokens: int = 2048
+    bootstrap: int = 1000
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        _one_of("--long", self.long, "truncate", "refuse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeOptions(TextOptions):
     """How heads are measured, whatever the checkpoint and the text.
 
     `only`, `skip` and `also` name analyses or groups of them, `importance` adds that group, `faithfulness` tests the
     rankings; `objective` is what importances explain (empty: what fits the model); `parse` is "stanza" or a CoNLL-U
-    file; `max_length` None is 512 pieces or the model's limit, whichever is less; `relations` is "default", "all" or a
-    list; `mask` names heads that are off while the others are measured.
+    file; `relations` is "default", "all" or a list.
     """
 
     only: tuple[str, ...] = ()
@@ -45,13 +101,6 @@ class AnalyzeOptions:
     frequencies: Path | None = None
     frequency_corpus: Path | None = None
     keep_special: bool = False
-    max_length: int | None = None
-    long: Literal["truncate", "refuse"] = "truncate"
-    max_sentences: int | None = None
-    batch_tokens: int = 2048
-    bootstrap: int = 1000
-    seed: int = 1
-    mask: str | None = None
     detail: bool = False
     mhr_pickles: bool = False
     mhr_rows: Literal["corpus", "batch", "generate"] = "corpus"
@@ -59,8 +108,7 @@ class AnalyzeOptions:
     mhr_max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        _one_of("--long", self.long, "truncate", "refuse")
+        super().__post_init__()
         _one_of("--granularity", self.granularity, "token", "example", "batch")
         _one_of("--ablate-with", self.ablate_with, "zero", "mean", "resample")
         _one_of("--target-token", self.target_token, "top1", "reference", "contrastive")
@@ -85,23 +133,16 @@ class AnalyzeOptions:
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return plain_options(self)
 
 
-@dataclass(frozen=True)
-class AnalyzeConfig(AnalyzeOptions):
-    """Everything that `headscope analyze` can be told; `dicts`, `hp` and `bpe` belong to the checkpoint."""
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeConfig(AnalyzeOptions, CheckpointOptions):
+    """The options of `headscope analyze`."""
 
-    checkpoint: str
     out: Path
     source: Path | None = None
     target: Path | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    format: str | None = None
-    dicts: Path | None = None
-    hp: Path | None = None
-    bpe: Path | None = None
     figures: bool = True
     force: bool = False
 
@@ -117,7 +158,7 @@ METRICS = ("bleu", "chrf", "perplexity", "accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
+class EvaluateOptions(TextOptions):
     """How a model is scored, whatever the checkpoint and the text.
 
     `metrics` empty: all that fit the model (with `each_head` perplexity and accuracy); `text` says what BLEU
@@ -131,21 +172,13 @@ class EvaluateOptions:
     hiding: Literal["each", "random"] = "each"
     each_head: bool = False
     heads: str | None = None
-    mask: str | None = None
     beam: int | None = None
     lenpen: float | None = None
     max_len_a: float | None = None
     max_len_b: int | None = None
-    max_length: int | None = None
-    long: Literal["truncate", "refuse"] = "truncate"
-    max_sentences: int | None = None
-    batch_tokens: int = 2048
-    bootstrap: int = 1000
-    seed: int = 1
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        _one_of("--long", self.long, "truncate", "refuse")
+        super().__post_init__()
         _one_of("--text", self.text, "raw", "tokenised-lowercase")
         _one_of("--hiding", self.hiding, "each", "random")
         if strange := [name for name in self.metrics if name not in METRICS]:
@@ -154,19 +187,12 @@ class EvaluateOptions:
             raise ConfigError("--heads is for the table of --each-head; give --each-head too")
 
 
-@dataclass(frozen=True)
-class EvaluateConfig(EvaluateOptions):
-    """Everything that `headscope evaluate` can be told."""
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(EvaluateOptions, CheckpointOptions):
+    """The options of `headscope evaluate`."""
 
-    checkpoint: str
     source: Path
     target: Path | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    format: str | None = None
-    dicts: Path | None = None
-    hp: Path | None = None
-    bpe: Path | None = None
     per_sentence: Path | None = None
     out: Path | None = None
     force: bool = False
@@ -184,7 +210,13 @@ def _one_of(option: str, value: str, *allowed: str) -> None:
         raise ConfigError(f"{option} {value!r} is not known; choose {', '.join(allowed[:-1])} or {allowed[-1]}")
 
 
-def _plain(value: Any) -> Any:
+def plain_options(config: Any) -> dict[str, Any]:
+    """The fields of a config as JSON values."""
+    return {field.name: plain_value(getattr(config, field.name)) for field in fields(config)}
+
+
+def plain_value(value: Any) -> Any:
+    """The value of an option as JSON has it: tuples as lists, paths as text."""
     if isinstance(value, tuple):
-        return list(value)
+        return [plain_value(entry) for entry in value]
     return str(value) if isinstance(value, Path) else value

@@ -84,8 +84,8 @@ def test_a_study_has_the_numbers_and_the_files_of_the_command(
     shared = {**CHEAP, "detail": True, "mask": "cross.1.2"}
     run_analysis(
         AnalyzeConfig(
-            hs.assets.trained(),
-            tmp_path / "command",
+            checkpoint=hs.assets.trained(),
+            out=tmp_path / "command",
             source=caption_files[0],
             target=caption_files[1],
             device="cpu",
@@ -210,9 +210,13 @@ def test_convenience_functions_are_the_methods(pair: hs.Model) -> None:
 # Evaluation and translation.
 
 
+def _checkpoint_and_text(files: tuple[Path, Path]) -> dict[str, Any]:
+    return {"checkpoint": hs.assets.trained(), "source": files[0], "target": files[1]}
+
+
 def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
     options: dict[str, Any] = {"beam": 2, "bootstrap": 11, "mask": "cross.0.1,cross.0.2"}
-    config = EvaluateConfig(hs.assets.trained(), *caption_files, device="cpu", **options)
+    config = EvaluateConfig(**_checkpoint_and_text(caption_files), device="cpu", **options)
     expected = run_evaluation(config)
     found = pair.evaluate(SOURCES, target=TARGETS, **{**options, "mask": ["cross.0.1", "cross.0.2"]})
     assert found.scores == expected.scores and str(found.signature) == str(expected.signature)
@@ -224,8 +228,7 @@ def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Pa
 
 def test_each_head_off_is_that_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
     config = EvaluateConfig(
-        hs.assets.trained(),
-        *caption_files,
+        **_checkpoint_and_text(caption_files),
         each_head=True,
         heads="cross.1.*",
         metrics=("perplexity",),

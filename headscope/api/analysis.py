@@ -27,7 +27,7 @@ from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.files.folders import Build
 from headscope.files.lines import read_lines
 from headscope.files.output_checks import check_folder, inputs_of
-from headscope.formats.base import Checkpoint, Companions, open_checkpoint, pick_device
+from headscope.formats.base import Checkpoint, open_configured, pick_device
 from headscope.heads import select_heads
 from headscope.model.allocator import keep_few_kernels
 from headscope.model.gating import masked
@@ -85,13 +85,7 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build:
     )
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
-    checkpoint = open_checkpoint(
-        config.checkpoint,
-        format=config.format,
-        device=config.device,
-        dtype=config.dtype,
-        companions=Companions(config.dicts, config.hp, config.bpe),
-    )
+    checkpoint = open_configured(config)
     found = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
     if found.description is None or build is None:
         return Finished(found.study, config.out, Signature({}), [], main=False)

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 from headscope.api.model import Model
 from headscope.api.options import PathName, in_python
+from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.finite import refuse_damaged_model
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
@@ -62,7 +63,8 @@ def load(
     if isinstance(source, (str, PathLike)):
         if tokenizer is not None:
             raise ConfigError("tokenizer= is for a model in memory; a checkpoint has its own")
-        companions = Companions(*(None if each is None else Path(each) for each in (dicts, hp, bpe)))
+        files = {"dicts": dicts, "hp": hp, "bpe": bpe}
+        companions = Companions(**{name: Path(path) for name, path in files.items() if path is not None})
         opened = open_checkpoint(str(source), format=format, device=device, dtype=dtype, companions=companions)
         return Model(opened, companions=companions)
     if not isinstance(source, PreTrainedModel):

@@ -14,10 +14,11 @@ from headscope.api.removal import save_shrunk, shrunk_copy, sizes_of
 from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study, study_of
 from headscope.api.texts import Text, given
+from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.quality import Evaluation, TextMode
-from headscope.formats.base import Companions, TranslateOptions
+from headscope.formats.base import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.removal.remove import Removed, Shrunk

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from headscope.api.options import in_python, python_errors
 from headscope.api.selection import GateValues, Heads, gates_name, gates_of, head_ids_of
 from headscope.api.texts import Text, given
+from headscope.config import Companions
 from headscope.data.encoded import Batch, side
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.formats.base import Checkpoint, Companions
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
 from headscope.model.capture import Captured, capture
 from headscope.model.discovery import eval_mode

@@ -11,9 +11,10 @@ import torch
 
 from headscope.api.options import PathName
 from headscope.api.texts import Text, given
+from headscope.config import Companions
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
-from headscope.formats.base import Checkpoint, Companions
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend

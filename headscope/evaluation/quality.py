@@ -27,7 +27,7 @@ from headscope.evaluation.translation import translate_lines
 from headscope.files.folders import kept_apart
 from headscope.files.output_checks import check_file, inputs_of
 from headscope.files.writing import written
-from headscope.formats.base import Checkpoint, Companions, TranslateOptions, open_checkpoint
+from headscope.formats.base import Checkpoint, TranslateOptions, open_configured
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress
@@ -120,13 +120,7 @@ def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) 
 def open_all(config: EvaluateConfig) -> OpenedEvaluation:
     """The checkpoint and corpus of a config, checked against each other and against what is asked."""
     corpus = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
-    checkpoint = open_checkpoint(
-        config.checkpoint,
-        format=config.format,
-        device=config.device,
-        dtype=config.dtype,
-        companions=Companions(config.dicts, config.hp, config.bpe),
-    )
+    checkpoint = open_configured(config)
     return matched(checkpoint, corpus, config)
 
 

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bounds import check_numbers
+from headscope.config import CheckpointOptions, Companions
 from headscope.data.encoded import IGNORED as IGNORED
 from headscope.data.encoded import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
@@ -253,24 +254,6 @@ class Checkpoint(ABC):
         return parameters_by_part(self.model)
 
 
-@dataclass(frozen=True)
-class Companions:
-    """Files that belong to a checkpoint and lie elsewhere.
-
-    `dicts`: folder of dictionaries or vocabularies (default: beside the checkpoint); `hp`: hyper-parameters
-    of a story-of-heads file; `bpe`: codes or SentencePiece model that split text into pieces (default: text
-    is taken as already split).
-    """
-
-    dicts: Path | None = None
-    hp: Path | None = None
-    bpe: Path | None = None
-
-    def given(self) -> list[str]:
-        """Names of the companions that were given."""
-        return [each.name for each in fields(self) if getattr(self, each.name) is not None]
-
-
 class CheckpointFormat(ABC):
     """A kind of checkpoint on disk: recognised by content, opened into a `Checkpoint`.
 
@@ -326,6 +309,17 @@ def open_checkpoint(
     opened = chosen.load(path, device=pick_device(device), dtype=dtype, companions=companions)
     refuse_damaged_model(path, opened.model)
     return opened
+
+
+def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> Checkpoint:
+    """`open_checkpoint` as the options of a command say; `dtype` overrides theirs."""
+    return open_checkpoint(
+        options.checkpoint,
+        format=options.format,
+        device=options.device,
+        dtype=dtype or options.dtype,
+        companions=options.companions,
+    )
 
 
 def _detect(path: str) -> CheckpointFormat:

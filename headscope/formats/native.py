@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headscope.config import Companions
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.files.output_checks import check_folder
@@ -26,7 +27,7 @@ from headscope.files.output_kind import OutputKind
 from headscope.files.reading import read_bytes, read_json
 from headscope.files.replace import replacing
 from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
-from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
+from headscope.formats.base import FORMATS, CheckpointFormat, file_digest
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.model.decoding.config import SearchConfig

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
+from headscope.bounds import check_numbers
+from headscope.config import CheckpointOptions, Companions, plain_options
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.unknown_subwords import count_unknown
@@ -22,9 +24,10 @@ from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeE
 from headscope.files.folders import Build
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.writing import written
-from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.learning.trainable import Freeze
 from headscope.pruning.removal.export import ExportedFiles, choose_export
 from headscope.results import Signature
 from headscope.version import VERSION
@@ -44,15 +47,15 @@ CHOICE = OutputKind(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectionConfig:
-    """Options that every way to choose heads has.
+class PruningOptions(CheckpointOptions):
+    """The options that `prune l0`, `subset`, `rank` and `sweep` share.
 
     `sites` empty is all; heads of `protect` stay; `source` and `target` are the text, `valid_source` and
     `valid_target` the one that the result is measured on (default: the text itself, as far as `valid_sentences`).
-    `remove` goes on to remove the heads, into OUT/pruned, `export` as `prune remove` has it.
+    `tune_updates` train the model further with the removed heads closed; `freeze` None is as `default_freeze` says;
+    `lr` None is 3e-4 for native Transformers and 3e-5 for Hugging Face models.
     """
 
-    checkpoint: str
     out: Path
     source: Path | None = None
     target: Path | None = None
@@ -63,32 +66,36 @@ class SelectionConfig:
     max_length: int | None = None
     sites: tuple[str, ...] = ()
     protect: str | None = None
+    tune_updates: int = 0
+    freeze: Freeze | None = None
+    lr: float | None = None
+    schedule: Literal["constant", "linear"] = "constant"
+    warmup: int = 0
+    label_smoothing: float | None = None
+    clip: float = 1.0
     batch_tokens: int = 2048
     seed: int = 1
-    remove: bool = False
-    export: tuple[str, ...] = ()
-    device: str = "auto"
-    dtype: str = "auto"
-    format: str | None = None
-    dicts: Path | None = None
-    hp: Path | None = None
-    bpe: Path | None = None
     force: bool = False
-
-    @property
-    def companions(self) -> Companions:
-        """Files that belong to the checkpoint."""
-        return Companions(self.dicts, self.hp, self.bpe)
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return plain_options(self)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
+@dataclass(frozen=True, kw_only=True)
+class SelectionConfig(PruningOptions):
+    """The options that every command has which chooses heads once.
+
+    `remove` goes on to remove the heads, into OUT/pruned, `export` as `prune remove` has it.
+    """
+
+    remove: bool = False
+    export: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if self.freeze not in (None, "none", "encoder", "decoder", "model"):
+            raise ConfigError(f"--freeze {self.freeze!r} is not known; choose none, encoder, decoder or model")
 
 
 @dataclass
@@ -103,7 +110,7 @@ class OpenedSelection:
     remarks: list[str] = field(default_factory=list)
 
 
-def open_selection(config: SelectionConfig, *, trains: bool) -> OpenedSelection:
+def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     """Open what a config names; with `trains` in float32 unless told otherwise. Writes nothing."""
     corpus = valid = None
     if config.source is not None:
@@ -116,10 +123,9 @@ def open_selection(config: SelectionConfig, *, trains: bool) -> OpenedSelection:
     dtype = "float32" if trains and config.dtype == "auto" else config.dtype
     if trains and dtype in ("float16", "bfloat16"):
         raise ConfigError(f"--dtype {dtype}: small updates are lost in it; learn in float32 (the default)")
-    checkpoint = open_checkpoint(
-        config.checkpoint, format=config.format, device=config.device, dtype=dtype, companions=config.companions
-    )
-    _check_export(config, checkpoint)
+    checkpoint = open_configured(config, dtype=dtype)
+    if isinstance(config, SelectionConfig):
+        _check_export(config, checkpoint)
     protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
     found = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect)
     limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
@@ -268,7 +274,7 @@ def _remove(folder: Path, trained: ExportedFiles | None, config: SelectionConfig
     return found.path
 
 
-def selection_signature(method: str, opened: OpenedSelection, config: SelectionConfig, **more: str) -> Signature:
+def selection_signature(method: str, opened: OpenedSelection, config: PruningOptions, **more: str) -> Signature:
     """What shapes a choice."""
     checkpoint, corpus = opened.checkpoint, opened.corpus
     text = {} if corpus is None else {"data": f"sha1={corpus.digest[:12]},n={corpus.count}"}

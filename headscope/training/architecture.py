@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from headscope.config import Companions
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import check_numbers
+from headscope.config import plain_options
 from headscope.errors import ConfigError
 from headscope.training.options import check_choices, option
 
@@ -164,14 +165,7 @@ class TrainConfig:
 
     def plain(self) -> dict[str, Any]:
         """The options as plain JSON values."""
-        return {each.name: plain_value(getattr(self, each.name)) for each in fields(self)}
-
-
-def plain_value(value: Any) -> Any:
-    """A value of an option for JSON."""
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Path) else value
+        return plain_options(self)
 
 
 POSITIVE = [

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from headscope.bounds import check_numbers
+from headscope.config import plain_options
 from headscope.distributed import Processes, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.interrupts import ending_signals, note
@@ -24,7 +25,7 @@ from headscope.formats.base import parameters_by_part, pick_device
 from headscope.model.threads import threads_for_pass
 from headscope.results import Signature, write_json
 from headscope.training.architecture import build_model, open_init
-from headscope.training.config import TrainConfig, plain_value
+from headscope.training.config import TrainConfig
 from headscope.training.data.prepare import Prepared, prepare
 from headscope.training.files.history import History
 from headscope.training.files.outputs import TRAINING, cleaned, training_place
@@ -103,7 +104,7 @@ def _train(
     command: Sequence[str],
 ) -> TrainingResult:
     begun = time.time()
-    options = {each.name: plain_value(getattr(variant.options, each.name)) for each in fields(variant.options)}
+    options = plain_options(variant.options)
     settings = {**config.plain(), "variant": variant.name, **{f"{variant.name}.{k}": v for k, v in options.items()}}
     if state is not None:
         check_settings(state, settings, config.out)
@@ -126,7 +127,7 @@ def _train(
         reason = loop.train()
     found = replace(_outcome(loop, reason, about), begun_at=begun_at)
     if history is not None:
-        result = {each.name: plain_value(getattr(found, each.name)) for each in fields(found)}
+        result = plain_options(found)
         status = "interrupted" if reason == "interrupted" else "done"
         about |= {"status": status, "result": result, "ended": time.time() - begun}
         write_json(config.out / "run.json", TRAINING.described(about))

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface import shrink as shrink_huggingface
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Layout, Site

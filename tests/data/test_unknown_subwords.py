@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from headscope.cli import main
 from headscope.cli.main import app
-from headscope.config import EvaluateConfig
+from headscope.config import Companions, EvaluateConfig
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.unknown_subwords import UnknownPieces, count_unknown
 from headscope.engine.base import ANALYSES, Options
 from headscope.engine.plan import analyze
 from headscope.evaluation.quality import run_evaluation
-from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from tests.formats.test_story_of_heads import HP, story, written
 from tests.oracles import checkpoints, fairseq
@@ -102,7 +102,7 @@ def test_a_warning_begins_above_two_per_cent() -> None:
 
 @pytest.mark.parametrize("metrics", [("perplexity",), ("bleu",), ("bleu", "perplexity")])
 def test_evaluation_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: tuple[str, ...]) -> None:
-    monkeypatch.setattr("headscope.evaluation.quality.open_checkpoint", lambda *_, **__: checkpoints.small())
+    monkeypatch.setattr("headscope.evaluation.quality.open_configured", lambda *_, **__: checkpoints.small())
     texts = {"source": lines(tmp_path / "a", TEXT), "target": lines(tmp_path / "b", OTHER)}
     found = run_evaluation(EvaluateConfig(checkpoint="x", metrics=metrics, bootstrap=20, **texts))
     wanted = {"source": {"pieces": 12, "unknown": 4, "share": 0.333333}}

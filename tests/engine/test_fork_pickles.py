@@ -211,14 +211,17 @@ def test_batches_do_not_matter_to_the_one_row() -> None:
 
 
 def test_options_are_checked() -> None:
+    text: dict[str, Any] = {"checkpoint": "x", "out": Path("y"), "source": Path("z")}
     with pytest.raises(ConfigError, match="--mhr-rows 'all' is not known; choose corpus, batch or generate"):
-        AnalyzeConfig("x", Path("y"), source=Path("z"), mhr_pickles=True, mhr_rows="all")  # type: ignore[arg-type]
+        AnalyzeConfig(**text, mhr_pickles=True, mhr_rows="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--mhr-rows batch is about --mhr-pickles; give that too"):
-        AnalyzeConfig("x", Path("y"), source=Path("z"), mhr_rows="batch")
+        AnalyzeConfig(**text, mhr_rows="batch")
     with pytest.raises(ConfigError, match="--mhr-max-tokens is about batches; give --mhr-rows batch or generate too"):
-        AnalyzeConfig("x", Path("y"), source=Path("z"), mhr_pickles=True, mhr_max_tokens=100)
+        AnalyzeConfig(**text, mhr_pickles=True, mhr_max_tokens=100)
     with pytest.raises(ConfigError, match="--mhr-batch-size 0: at least 1 is needed"):
-        AnalyzeConfig("x", Path("y"), source=Path("z"), mhr_pickles=True, mhr_rows="batch", mhr_batch_size=0)
+        AnalyzeConfig(
+            checkpoint="x", out=Path("y"), source=Path("z"), mhr_pickles=True, mhr_rows="batch", mhr_batch_size=0
+        )
 
 
 def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:
@@ -226,8 +229,8 @@ def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:
     for name, text in (("source", "w5 w6\nw7\n"), ("target", "w4 w5\nw6 w7\n")):
         (tmp_path / name).write_text(text)
     config = AnalyzeConfig(
-        str(tmp_path / "model"),
-        tmp_path / "run",
+        checkpoint=str(tmp_path / "model"),
+        out=tmp_path / "run",
         source=tmp_path / "source",
         target=tmp_path / "target",
         only=("alphas", "confidence"),

@@ -47,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluate:
     """Evaluate a checkpoint of this process on lines of text."""
 
     def evaluated(checkpoint: Any, source: list[str], target: list[str] | None = None, **options: Any) -> Any:
-        monkeypatch.setattr(quality, "open_checkpoint", lambda *_, **__: checkpoint)
+        monkeypatch.setattr(quality, "open_configured", lambda *_, **__: checkpoint)
         config = EvaluateConfig(
             checkpoint="memory",
             source=write(tmp_path, "source", source),

@@ -12,9 +12,10 @@ import torch
 import transformers
 
 from headscope.cli.main import run
+from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.formats import convert as module
-from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import Converted, convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from tests.formats.test_fairseq import MADE, PRE, PREVIOUS, SOURCE, TIED, computed

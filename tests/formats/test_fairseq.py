@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from headscope.config import Companions
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
-from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.fairseq.config import ARCHITECTURES
 from headscope.formats.untrusted import read_tensors, read_torch

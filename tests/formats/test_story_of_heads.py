@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from headscope.analyses.gates import gate_numbers
+from headscope.config import Companions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, Options
 from headscope.engine.frequencies import frequency_ranks
 from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
-from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.story_of_heads.checkpoint import STORY, StoryCheckpoint
 from headscope.heads import Site

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from headscope.config import Companions
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.formats.base import Companions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.training.data.batches import Pairs, TokenizedTexts
 from headscope.training.data.prepare import pairs_of

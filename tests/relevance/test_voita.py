@@ -13,9 +13,10 @@ import torch
 import transformers
 from torch import Tensor
 
+from headscope.config import Companions
 from headscope.data.encoded import IGNORED, Batch, side
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, attend, tapped
 from headscope.model.discovery import AttentionSite

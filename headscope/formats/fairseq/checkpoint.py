@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
 from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import save_torch, written
-from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
+from headscope.formats.base import FORMATS, CheckpointFormat, SideName, file_digest
 from headscope.formats.fairseq.config import Settings, read_settings, transformer_config
 from headscope.formats.fairseq.keys import Origin, origin, ours, theirs, upgraded
 from headscope.formats.finite import refuse_damaged_file

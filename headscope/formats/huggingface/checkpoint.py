@@ -23,11 +23,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from headscope.bounds import MOST_LAYERS
+from headscope.config import Companions
 from headscope.data.encoded import Encoded
 from headscope.data.syntax import piece_spans
 from headscope.errors import CheckpointError, DataError
 from headscope.files.reading import exists, is_file, read_json
-from headscope.formats.base import FORMATS, CheckpointFormat, Companions, SideName, file_digest
+from headscope.formats.base import FORMATS, CheckpointFormat, SideName, file_digest
 from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.model.discovery import text_config

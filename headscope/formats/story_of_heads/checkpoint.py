@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
 from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import written
-from headscope.formats.base import FORMATS, CheckpointFormat, Companions, file_digest
+from headscope.formats.base import FORMATS, CheckpointFormat, file_digest
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.plain_pickle import PlainStub, read_pickle
 from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of

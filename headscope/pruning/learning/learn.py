@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bounds import check_numbers
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import inputs_of
@@ -48,35 +47,24 @@ VERSION, ANEW = 1, "learn anew with --force"
 class LearnConfig(SelectionConfig):
     """How gates are learnt, and how the model learns with them.
 
-    `method` has the options of the gates; `freeze` None is as the paper does (see `default_freeze`); `lr` None is
-    3e-4 for native Transformers and 3e-5 for Hugging Face models; `tune_updates` more updates follow with the
-    decided heads closed. `log_every` None writes about 50 points of the trajectory; the state is saved every
-    `save_every` updates (0: never), and `resume` goes on from it.
+    `method` has the options of the gates. `log_every` None writes about 50 points of the trajectory; the state is
+    saved every `save_every` updates (0: never), and `resume` goes on from it.
     """
 
     method: L0Options | SubsetOptions
-    freeze: Freeze | None = None
     updates: int = 1000
-    tune_updates: int = 0
-    lr: float | None = None
     gate_lr: float | None = None
-    schedule: str = "constant"
-    warmup: int = 0
-    label_smoothing: float | None = None
-    clip: float = 1.0
     log_every: int | None = None
     save_every: int = 500
     resume: bool = False
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        super().__post_init__()
         if self.source is None:
             raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
         for name, least in (("updates", 1), ("tune_updates", 0), ("save_every", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
-        if self.freeze not in (None, "none", "encoder", "decoder", "model"):
-            raise ConfigError(f"--freeze {self.freeze!r} is not known; choose none, encoder, decoder or model")
         if self.resume and self.force:
             raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
 
@@ -200,7 +188,7 @@ def recipe_of(config: LearnConfig, checkpoint: Checkpoint, method: str) -> Recip
         updates=config.updates,
         lr=default_lr(checkpoint) if config.lr is None else config.lr,
         gate_lr=_GATE_LR[method] if config.gate_lr is None else config.gate_lr,
-        schedule=config.schedule,  # type: ignore[arg-type]
+        schedule=config.schedule,
         warmup=config.warmup,
         smoothing=config.label_smoothing,
         clip=config.clip,

@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from headscope.bounds import check_numbers
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import Options
 from headscope.engine.faithfulness.orders import Scores
@@ -69,16 +68,9 @@ class RankConfig(SelectionConfig):
     steps: int = 1
     per_layer: bool = False
     score_sentences: int = 500
-    tune_updates: int = 0
-    freeze: Freeze | None = None
-    lr: float | None = None
-    schedule: str = "constant"
-    warmup: int = 0
-    label_smoothing: float | None = None
-    clip: float = 1.0
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        super().__post_init__()
         if (self.keep is None) is (self.fraction is None):
             raise ConfigError("give --keep N, the heads that stay, or --fraction F, the share that stays; not both")
         if self.fraction is not None and not 0 <= self.fraction <= 1:
@@ -93,8 +85,6 @@ class RankConfig(SelectionConfig):
             raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
         if self.tune_updates and self.source is None:
             raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
-        if self.freeze not in (None, "none", "encoder", "decoder", "model"):
-            raise ConfigError(f"--freeze {self.freeze!r} is not known; choose none, encoder, decoder or model")
 
     @property
     def is_file(self) -> bool:
@@ -272,7 +262,7 @@ def _tune(
     recipe = Recipe(
         updates=config.tune_updates,
         lr=default_lr(checkpoint) if config.lr is None else config.lr,
-        schedule=config.schedule,  # type: ignore[arg-type]
+        schedule=config.schedule,
         warmup=config.warmup,
         smoothing=config.label_smoothing,
         clip=config.clip,

@@ -19,9 +19,10 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.writing import write_failure
-from headscope.formats.base import Checkpoint, Companions
+from headscope.formats.base import Checkpoint
 from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.fairseq.keys import Origin
 from headscope.formats.huggingface.from_native import quiet_transformers

@@ -18,12 +18,13 @@ from typing import Any
 from torch import Tensor
 
 from headscope.bounds import check_numbers
+from headscope.config import CheckpointOptions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.reading import is_file
-from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.formats.base import Checkpoint, open_checkpoint, open_configured
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
@@ -39,15 +40,14 @@ REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoveConfig:
-    """Everything that `headscope prune remove` can be told.
+class RemoveConfig(CheckpointOptions):
+    """The options of `headscope prune remove`.
 
     `heads` go, or all but `keep_only` (of the sites that it names); each is a list or a file. `export` holds at
     most one kind of folder, and "onnx" besides. `source` and `target` are texts to compare and time on
     (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0 measures no times.
     """
 
-    checkpoint: str
     out: Path
     heads: str | None = None
     keep_only: str | None = None
@@ -57,12 +57,6 @@ class RemoveConfig:
     max_sentences: int = 32
     batch: int = 64
     rounds: int = 5
-    device: str = "auto"
-    dtype: str = "auto"
-    format: str | None = None
-    dicts: Path | None = None
-    hp: Path | None = None
-    bpe: Path | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -130,13 +124,7 @@ def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) ->
         from headscope.pruning.removal.export_onnx import require_packages
 
         require_packages()
-    checkpoint = open_checkpoint(
-        config.checkpoint,
-        format=config.format,
-        device=config.device,
-        dtype=config.dtype,
-        companions=Companions(config.dicts, config.hp, config.bpe),
-    )
+    checkpoint = open_configured(config)
     export = choose_export(config.kinds[0] if config.kinds else None, checkpoint)
     heads = _chosen(config, checkpoint)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
@@ -189,7 +177,7 @@ def write_shrunk(
     where the files compute something else; then nothing was written.
     """
     with build.writing() as made:
-        written = done.export.write(done.checkpoint, made, Companions(config.dicts, config.hp, config.bpe))
+        written = done.export.write(done.checkpoint, made, config.companions)
         verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
         far = None
         if "onnx" in config.export:

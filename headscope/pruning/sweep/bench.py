@@ -20,7 +20,7 @@ from headscope.formats.base import Checkpoint, TranslateOptions
 from headscope.heads import HeadId, all_heads
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.scores_file import read_scores
-from headscope.pruning.selection import SelectionConfig, open_selection
+from headscope.pruning.selection import open_selection
 from headscope.pruning.sweep.config import DRAWN, LEARNT, UNPRUNED, Cell, SweepConfig, cells_of
 from headscope.pruning.sweep.quality import EvaluationData, metric_of, read_labels
 
@@ -36,8 +36,7 @@ class Bench:
     def __init__(self, config: SweepConfig) -> None:
         self.config = config
         check_inputs(config.out, inputs_of(config))
-        nowhere = config.out / RUNS / ".unused"
-        self.opened = open_selection(SelectionConfig(**config.choice(nowhere, config.seed)), trains=config.trains)
+        self.opened = open_selection(config, trains=config.trains)
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
         corpus = self.opened.valid
         assert corpus is not None

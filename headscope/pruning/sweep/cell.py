@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from headscope.formats.base import Checkpoint, Companions, open_checkpoint
+from headscope.config import Companions
+from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.learning.l0 import L0Options
@@ -77,8 +78,8 @@ def _tuned(bench: Bench, cell: Cell) -> PrunedModel:
     seed = bench.seed_of(cell)
     bench.scores(cell.method, seed)
     by = str(bench.scores_path(cell.method, seed))
-    settings = config.choice(folder, cell.seed) | config.learning()
-    choice = run_ranking(RankConfig(**settings, by=by, column="score", keep=cell.keep, force=True))
+    settings = config.for_cell(folder, cell.seed)
+    choice = run_ranking(RankConfig(**settings, by=by, column="score", keep=cell.keep))
     return PrunedModel(_changed(bench, choice), choice.removed, {"nll": choice.nll})
 
 
@@ -94,16 +95,9 @@ def _learnt(bench: Bench, cell: Cell) -> PrunedModel:
         assert cell.keep is not None
         method = SubsetOptions(keep=cell.keep)
     begun = (folder / STATE).is_file()
-    settings = config.choice(folder, cell.seed) | config.learning()
+    settings = config.for_cell(folder, cell.seed, force=not begun)
     choice = run_learning(
-        LearnConfig(
-            **settings,
-            method=method,
-            updates=config.updates,
-            gate_lr=config.gate_lr,
-            resume=begun,
-            force=not begun,
-        )
+        LearnConfig(**settings, method=method, updates=config.updates, gate_lr=config.gate_lr, resume=begun)
     )
     known = ("lambda_paper", "lambda_code", "heads_with_log_a_above_0", "freeze", "lr")
     facts = {name: value for name, value in choice.facts["learning"].items() if name in known}

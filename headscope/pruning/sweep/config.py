@@ -10,12 +10,10 @@ from typing import Any, Literal
 
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
-from headscope.formats.base import Companions
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.ranking.criterion import criterion_named
-from headscope.pruning.selection import SelectionConfig
+from headscope.pruning.selection import PruningOptions
 from headscope.registry import unknown
-from headscope.training.config import plain_value
 from headscope.training.options import check_choices
 
 LEARNT = ("l0", "subset")
@@ -24,20 +22,17 @@ UNPRUNED = "unpruned"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig:
-    """Everything that `headscope prune sweep` can be told.
+class SweepConfig(PruningOptions):
+    """The options of `headscope prune sweep`.
 
     Sizes are `keep` (heads of the chosen sites that stay), `fractions` of them, or for l0 alone `lambdas`. `seeds` are
     `seed`, `seed` + 1, …; rankings that do not depend on a seed run once, unless `tune_updates` train the model
-    further. `valid_source` is what everything is measured on (default: the start of `source`), `valid_target` its
-    translation, `valid_labels` the classes where the model classifies. `from_scratch` trains what l0 and subset leave
-    anew, as `recipe` says (a run of `headscope train` or a TOML file; default: the run that the checkpoint lies in).
-    `functions` is a run of `analyze` that labels heads; `within` how much worse a model may be to count as
-    unharmed (None: by the metric). The other options are those of `prune l0`, `subset` and `rank`.
+    further. `valid_labels` are the classes of `valid_source` where the model classifies. `from_scratch` trains what l0
+    and subset leave anew, as `recipe` says (a run of `headscope train` or a TOML file; default: the run that the
+    checkpoint lies in). `functions` is a run of `analyze` that labels heads; `within` how much worse a model may be to
+    count as unharmed (None: by the metric). The other options are those of `prune l0`, `subset` and `rank`.
     """
 
-    checkpoint: str
-    out: Path
     methods: tuple[str, ...] = ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp")
     keep: tuple[int, ...] = ()
     fractions: tuple[float, ...] = ()
@@ -45,27 +40,10 @@ class SweepConfig:
     strength_as: Literal["paper", "code"] = "paper"
     start: Literal["glorot", "open"] = "glorot"
     seeds: int = 3
-    seed: int = 1
-    source: Path | None = None
-    target: Path | None = None
-    valid_source: Path | None = None
-    valid_target: Path | None = None
     valid_labels: Path | None = None
-    max_sentences: int | None = None
-    valid_sentences: int = 1000
     score_sentences: int = 500
-    max_length: int | None = None
-    sites: tuple[str, ...] = ()
-    protect: str | None = None
-    freeze: Literal["none", "encoder", "decoder", "model"] | None = None
     updates: int = 1000
-    tune_updates: int = 0
-    lr: float | None = None
     gate_lr: float | None = None
-    schedule: Literal["constant", "linear"] = "constant"
-    warmup: int = 0
-    label_smoothing: float | None = None
-    clip: float = 1.0
     from_scratch: bool = False
     recipe: Path | None = None
     functions: Path | None = None
@@ -76,14 +54,6 @@ class SweepConfig:
     within: float | None = None
     jobs: int = 1
     keep_models: bool = False
-    batch_tokens: int = 2048
-    device: str = "auto"
-    dtype: str = "auto"
-    format: str | None = None
-    dicts: Path | None = None
-    hp: Path | None = None
-    bpe: Path | None = None
-    force: bool = False
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -131,25 +101,10 @@ class SweepConfig:
         """Whether any cell changes weights."""
         return bool(self.tune_updates or set(self.methods) & set(LEARNT))
 
-    @property
-    def companions(self) -> Companions:
-        """Files that belong to the checkpoint."""
-        return Companions(self.dicts, self.hp, self.bpe)
-
-    def choice(self, folder: Path, seed: int) -> dict[str, Any]:
-        """What a config of `prune l0`, `subset` and `rank` shares with this one, for a cell."""
-        shared = {each.name for each in fields(SelectionConfig)} & {each.name for each in fields(self)}
-        same = {name: getattr(self, name) for name in shared - {"out", "seed", "force"}}
-        return {**same, "out": folder, "seed": seed}
-
-    def learning(self) -> dict[str, Any]:
-        """What a config of learning or tuning shares with this one."""
-        names = ("freeze", "tune_updates", "lr", "schedule", "warmup", "label_smoothing", "clip")
-        return {name: getattr(self, name) for name in names}
-
-    def settings(self) -> dict[str, Any]:
-        """The options as plain JSON values."""
-        return {each.name: plain_value(getattr(self, each.name)) for each in fields(self)}
+    def for_cell(self, folder: Path, seed: int, *, force: bool = True) -> dict[str, Any]:
+        """The options that a config of `prune l0`, `subset` or `rank` shares with this one, for the run of a cell."""
+        shared = {field.name: getattr(self, field.name) for field in fields(PruningOptions)}
+        return {**shared, "out": folder, "seed": seed, "force": force}
 
 
 GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
+from headscope.config import plain_value
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.files.reading import read_object
 from headscope.files.serialize import read_toml
@@ -31,7 +32,7 @@ from headscope.pruning.sweep.bench import RUNS, Bench, PrunedModel
 from headscope.pruning.sweep.config import Cell, SweepConfig
 from headscope.pruning.sweep.files import read_cell
 from headscope.registry import unknown
-from headscope.training.config import TrainConfig, plain_value, preset
+from headscope.training.config import TrainConfig, preset
 from headscope.training.initial import INITIAL
 
 NOT_THE_RECIPES = {

@@ -25,7 +25,7 @@ from headscope.formats.native import DIRECTORY
 from headscope.heads import SITES
 from headscope.progress import Progress, no_progress
 from headscope.pruning.ranking.scores_file import read_heads
-from headscope.pruning.selection import CHOICE, SelectionConfig, selection_signature
+from headscope.pruning.selection import CHOICE, selection_signature
 from headscope.pruning.sweep.bench import RUNS, SCORES, Bench
 from headscope.pruning.sweep.config import Cell, SweepConfig, config_identity
 from headscope.pruning.sweep.files import CELLS, cell_names, cell_path, read_cell
@@ -222,7 +222,7 @@ def _signature(bench: Bench) -> Signature:
     if config.trains:
         how["updates"] = f"{config.updates}+{config.tune_updates}"
     how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
-    made = selection_signature("sweep", bench.opened, SelectionConfig(**config.choice(config.out, config.seed)), **how)
+    made = selection_signature("sweep", bench.opened, config, **how)
     return Signature({**made.entries, "boot": str(config.bootstrap)})
 
 

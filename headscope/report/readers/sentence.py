@@ -42,9 +42,10 @@ def sentence_attention(
     """
     import torch
 
+    from headscope.config import Companions
     from headscope.data.batching import DEFAULT_LIMIT
     from headscope.data.encoded import Batch, side
-    from headscope.formats.base import Companions, open_checkpoint
+    from headscope.formats.base import open_checkpoint
     from headscope.heads import select_heads
     from headscope.model.capture import capture
     from headscope.model.gating import masked
