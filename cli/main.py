@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from headscope.cli.failures import described, in_one_line, one_process, speaks
 from headscope.errors import ConfigError
 from headscope.files import interrupts
+from headscope.model.process_settings import process_settings
 
 COMMANDS = {
     "show": "show",
@@ -103,7 +104,7 @@ def main(
 def run() -> None:
     """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130, SIGTERM with 143."""
     try:
-        with interrupts.listening():
+        with interrupts.listening(), process_settings():
             _run()
     except OSError as error:  # what nobody expected, or stdout itself
         sys.stdout = None  # else Python would try again at exit, and say so

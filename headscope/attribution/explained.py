@@ -17,8 +17,8 @@ from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site
-from headscope.model.allocator import reuse_freed_memory
 from headscope.model.layer_index import LayerIndex
+from headscope.model.process_settings import keep_freed_memory
 
 Of = Literal["damage", "value"]
 
@@ -85,10 +85,10 @@ def explained_batch(
 ) -> Iterator[ExplainedBatch]:
     """Within the block: what every sentence of a batch is worth under head gates.
 
-    Closed heads give what `ablate_with` says (see `headscope.attribution.replacements`). The process reuses freed
-    memory from here on (`headscope.model.allocator`): hundreds of passes over one batch follow.
+    Closed heads give what `ablate_with` says (see `headscope.attribution.replacements`). Hundreds of passes over one
+    batch follow, so a command's process keeps freed memory (`headscope.model.process_settings`).
     """
-    reuse_freed_memory()
+    keep_freed_memory()
     verdict = GatedObjective(checkpoint, objective, batch, of)
     replace = replacement(ablate_with)
     instead: Callable[[Contexts], Contexts] = lambda contexts: replace(contexts, batch, objective.seed)  # noqa: E731

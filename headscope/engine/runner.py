@@ -21,12 +21,12 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
 from headscope.heads import HeadId, Site, all_heads
-from headscope.model.allocator import reuse_freed_memory
 from headscope.model.attention import AttentionCall
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
 from headscope.model.gradients import differentiable_contexts, frozen_parameters, gradients_of
 from headscope.model.nonfinite import is_finite, sums_are_finite
+from headscope.model.process_settings import keep_freed_memory
 from headscope.model.threads import parallel_map, threads_for_pass
 
 
@@ -76,8 +76,8 @@ class AnalysisRunner:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Entered around the whole corpus: within it `run` takes batches. Freed memory is reused from then on."""
-        reuse_freed_memory()
+        """Entered around the whole corpus: within it `run` takes batches."""
+        keep_freed_memory()
         self.attention_sites = frozenset(
             attention_site for attention_site, heads in self.checkpoint.layout.items() if heads
         )

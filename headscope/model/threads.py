@@ -12,9 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+
+from headscope.model.process_settings import may_change_process
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,6 +29,7 @@ LEAST_ROWS = 16
 """A product of fewer rows takes as long as one of so many: the time that it takes to read the matrix."""
 
 _allowed: ContextVar[int | None] = ContextVar("allowed threads", default=None)
+_matrix_sizes: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def allowed() -> int:
@@ -37,15 +41,24 @@ def allowed() -> int:
 
 
 def product_size(model: nn.Module, positions: int) -> float:
-    """Mean number of multiply-adds of the matrix products when so many positions go through a model together."""
-    matrices = [
+    """Mean number of multiply-adds of the matrix products when so many positions go through a model together.
+
+    The matrices of a model are counted once.
+    """
+    if model not in _matrix_sizes:
+        _matrix_sizes[model] = _mean_matrix_size(model)
+    return max(positions, LEAST_ROWS) * _matrix_sizes[model]
+
+
+def _mean_matrix_size(model: nn.Module) -> float:
+    sizes = [
         parameter.shape[-2] * parameter.shape[-1]
         for module in model.modules()
         if not isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
         if parameter.ndim > 1
     ]
-    return max(positions, LEAST_ROWS) * sum(matrices) / max(len(matrices), 1)
+    return sum(sizes) / max(len(sizes), 1)
 
 
 def threads_for(multiply_adds: float, most: int) -> int:
@@ -58,13 +71,16 @@ def threads_for_pass(model: nn.Module, positions: int) -> Iterator[None]:
     """Within the block torch has the threads that suit passes of so many positions; then the number from before.
 
     Never more than `allowed`. `positions` counts the rows of a product: sentences times their padded length, or
-    hypotheses in a step of beam search. Nothing changes for a model on another device than the CPU.
+    hypotheses in a step of beam search. Only in the process of a command (`headscope.model.process_settings`), and
+    for a model on the CPU; elsewhere nothing changes.
     """
+    first = next(model.parameters(), None)
+    if not may_change_process() or first is None or first.device.type != "cpu":
+        yield
+        return
     before, most = torch.get_num_threads(), allowed()
-    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    wanted = threads_for(product_size(model, positions), most) if on_cpu else before
     entered = _allowed.set(most)
-    _set_threads(wanted)
+    _set_threads(threads_for(product_size(model, positions), most))
     try:
         yield
     finally:
@@ -81,21 +97,21 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """`work` of every item, in the order of the items; the last ones are begun first.
 
     For independent pieces of work that are each too small for torch to split. The `allowed` threads are divided among
-    the workers, at most `MOST`: with one thread this is a plain loop. Autograd is off within. An error of `work` is
-    raised when all are done.
+    the workers, at most `MOST`: with one thread this is a plain loop. The caller's number of threads is the same
+    before, within and after. Autograd is off in `work`; an error of `work` is raised when all are done.
     """
     before, threads = torch.get_num_threads(), allowed()
     workers = min(threads, len(items), MOST)
 
     @torch.no_grad()
-    def quietly(item: T) -> R:
+    def without_gradients(item: T) -> R:
         return work(item)
 
     if workers < 2:
-        return [quietly(item) for item in items]
+        return [without_gradients(item) for item in items]
     try:
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
-            begun = [pool.submit(quietly, item) for item in reversed(items)]
-            return [one.result() for one in reversed(begun)]
+            futures = [pool.submit(without_gradients, item) for item in reversed(items)]
+            return [future.result() for future in reversed(futures)]
     finally:
         torch.set_num_threads(before)  # MKL's number is the process's, not the thread's

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from threading import Barrier, get_ident
 
 import pytest
@@ -17,6 +17,7 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.formats.base import Checkpoint, TranslateOptions, open_checkpoint
 from headscope.model import threads as chosen
+from headscope.model.process_settings import process_settings
 from headscope.model.threads import (
     LARGE,
     LEAST_ROWS,
@@ -93,6 +94,26 @@ def test_what_is_small_is_what_the_shipped_models_take() -> None:
     assert product_size(small, 2048) < LARGE <= product_size(bert, 20 * 12)
 
 
+@pytest.fixture
+def command() -> Iterator[None]:
+    """The process is that of a command."""
+    with process_settings():
+        yield
+
+
+def test_the_matrices_of_a_model_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(7, 5)
+    assert product_size(model, 100) == 3500
+    monkeypatch.setattr(model, "modules", lambda: pytest.fail("counted again"))
+    assert product_size(model, 200) == 7000
+
+
+def test_only_commands_change_the_number_of_threads(threads: int) -> None:
+    with threads_for_pass(SMALL, 3):
+        assert (torch.get_num_threads(), allowed()) == (threads, threads)
+
+
+@pytest.mark.usefixtures("command")
 def test_small_passes_have_one_thread_and_large_ones_all(threads: int) -> None:
     large = LARGE // (7 * 5) + 1
     for positions, wanted in ((3, 1), (large, threads)):
@@ -104,17 +125,20 @@ def test_small_passes_have_one_thread_and_large_ones_all(threads: int) -> None:
         assert (torch.get_num_threads(), allowed()) == (threads, threads)
 
 
+@pytest.mark.usefixtures("command")
 def test_an_error_leaves_torch_its_threads(threads: int) -> None:
     with suppress(ZeroDivisionError), threads_for_pass(SMALL, 3):
         assert 1 // 0
     assert (torch.get_num_threads(), allowed()) == (threads, threads)
 
 
+@pytest.mark.usefixtures("command")
 def test_a_model_elsewhere_changes_nothing(threads: int) -> None:
     with threads_for_pass(nn.Linear(2, 3, device="meta"), 1):
         assert torch.get_num_threads() == threads
 
 
+@pytest.mark.usefixtures("command")
 def test_pieces_of_a_small_pass_are_spread_over_all_threads(threads: int) -> None:
     workers = min(threads, MOST)
     together = Barrier(workers, timeout=900)
@@ -163,10 +187,16 @@ def proved(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("work", [analysed, scored, translated, learnt, proved])
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(("of_command", "large", "wanted"), [(True, False, 1), (True, True, 3), (False, False, 3)])
 def test_every_kind_of_pass_has_the_threads_that_suit_it(
-    small: Checkpoint, monkeypatch: pytest.MonkeyPatch, work: Callable[[Checkpoint], None], large: bool
+    small: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[Checkpoint], None],
+    of_command: bool,
+    large: bool,
+    wanted: int,
 ) -> None:
+    """In a command; for a library user torch's number stays what it is."""
     if large:
         monkeypatch.setattr(chosen, "LARGE", 0)
     seen: set[int] = set()
@@ -174,9 +204,10 @@ def test_every_kind_of_pass_has_the_threads_that_suit_it(
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        work(small)
+        with process_settings() if of_command else nullcontext():
+            work(small)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
         hook.remove()
-    assert seen == {3 if large else 1}
+    assert seen == {wanted}

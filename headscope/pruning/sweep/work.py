@@ -18,6 +18,7 @@ import torch
 
 from headscope.distributed import Processes, join_processes, leave_processes
 from headscope.errors import ConfigError, HeadscopeError, TrainingError
+from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
 from headscope.pruning.sweep.bench import Bench, is_ranking
 from headscope.pruning.sweep.cell import run_cell
@@ -177,4 +178,5 @@ def _end_with(sentinel: int) -> None:
 def _work(task: Task) -> None:
     if not _BENCH:  # opened once in each process
         _BENCH.append(Bench(_CONFIG[0]))
-    do_task(_BENCH[0], task)
+    with process_settings():  # the process is the sweep's own
+        do_task(_BENCH[0], task)

@@ -1,0 +1,133 @@
+"""Settings of the process: on in the commands unless the user has set them, off for library users."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import headscope as hs
+from headscope.cli import main
+from headscope.model.process_settings import KERNELS as KEPT
+from headscope.model.process_settings import keep_few_kernels, may_change_process, process_settings
+
+FAULTS = """
+import resource, torch
+from headscope.model.process_settings import keep_freed_memory, process_settings
+assert not keep_freed_memory()
+if {reuse}:
+    with process_settings():
+        assert keep_freed_memory() and keep_freed_memory()
+x = torch.ones(2**20)
+def work():
+    for _ in range(20):
+        (x + 1).mul(2).add(x)
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def ran(code: str, **more: str) -> str:
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MALLOC_", "GLIBC_", "LD_", "ONEDNN_"))
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=plain | more, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc")
+def test_pages_are_not_asked_for_again() -> None:
+    with_it = int(ran(FAULTS.format(reuse=True)))
+    for _ in range(12):  # where the heap happens to lie badly, glibc cannot hand back its end
+        without = int(ran(FAULTS.format(reuse=False)))
+        if without:
+            break
+    assert with_it < 100 < without / 10, (with_it, without)
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_what_the_user_has_set_is_left_alone(name: str) -> None:
+    code = """from headscope.model.process_settings import keep_freed_memory, process_settings
+with process_settings():
+    print(keep_freed_memory())"""
+    value = "glibc.malloc.trim_threshold=131072" if name == "GLIBC_TUNABLES" else "131072"
+    assert ran(code, **{name: value}) == "False"
+
+
+KERNELS = """
+import ctypes, torch
+if {few}:
+    from headscope.model.process_settings import keep_few_kernels, process_settings
+    with process_settings():
+        keep_few_kernels()
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena a b c d e f used g h".split()]
+libc = ctypes.CDLL("libc.so.6")
+libc.mallinfo2.restype = Info
+torch.nn.functional.gelu(torch.ones(1, 1))
+before = libc.mallinfo2().used
+for n in range(2, 302):
+    torch.nn.functional.gelu(torch.ones(n, 64))
+print(max(0, libc.mallinfo2().used - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap is looked at by a function of glibc")
+def test_kernels_of_shapes_that_are_gone_are_not_kept() -> None:
+    with_it, without = (int(ran(KERNELS.format(few=few))) for few in (True, False))  # KiB after 300 shapes
+    if without < 500:
+        pytest.skip(f"this torch keeps {without} KiB for 300 shapes: its GELU is not oneDNN's")
+    assert with_it < without / 10, (with_it, without)
+
+
+def test_the_number_of_kernels_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "77")
+    with process_settings():
+        keep_few_kernels()
+        assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "77"
+        monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+        keep_few_kernels()
+        assert int(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == KEPT
+
+
+def test_commands_change_the_process_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    seen: list[bool] = []
+    monkeypatch.setattr(main, "app", lambda: seen.append(may_change_process()))
+    main.run()
+    keep_few_kernels()
+    assert seen == [True] and not may_change_process()
+    assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
+
+
+def test_the_api_leaves_the_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allocator, environment and torch's threads: before, after, and in every pass of every method."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail(f"{name} was opened"))
+    environment, before, seen = dict(os.environ), torch.get_num_threads(), set[int]()
+    torch.set_num_threads(3)
+    try:
+        model = hs.load(hs.assets.trained(), device="cpu")
+        hook = model.model.register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+        pairs = [("a man sings .", "ein mann singt ."), ("two dogs play .", "zwei hunde spielen .")]
+        model.analyze(pairs, only=["confidence", "gradient", "ablation"], bootstrap=2)
+        model.evaluate(pairs, metrics="perplexity", bootstrap=2)
+        model.rank(by="taylor", text=pairs)
+        model.translate(["a man sings ."], beam=1)
+        model.remove(["encoder-self.0.0"], text=pairs)
+        hook.remove()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {3}
+    added = set(os.environ) - set(environment)
+    assert not [name for name in added if name.startswith(("MALLOC_", "ONEDNN_", "OMP_"))]
