@@ -13,7 +13,6 @@ from headscope.data.encoded import Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import SITES, Site
 from headscope.relevance.backward import Backward, explain_backward
 from headscope.relevance.rulesets import (
@@ -32,7 +31,7 @@ MEASURES = ("relevance", "raw", "absolute", "value_share", "qk_share")
 
 def default_rules(checkpoint: Checkpoint, *, has_target: bool) -> str:
     """`voita` for encoder–decoders of the native kind, which it was made for; `attnlrp` for all others."""
-    return "voita" if isinstance(checkpoint, TransformerCheckpoint) and has_target else "attnlrp"
+    return "voita" if checkpoint.is_native and has_target else "attnlrp"
 
 
 @analysis

@@ -31,12 +31,12 @@ def convert(
     from headscope.config import CheckpointOptions
     from headscope.files.output_checks import inputs_of
     from headscope.formats.base import open_configured
-    from headscope.formats.convert import GOALS
     from headscope.formats.convert import convert as run
+    from headscope.formats.convert import goals
     from headscope.registry import unknown
 
-    if to not in GOALS:
-        raise typer.BadParameter(unknown("format", to, list(GOALS)), param_hint="--to")
+    if to not in goals():
+        raise typer.BadParameter(unknown("format", to, goals()), param_hint="--to")
     options = CheckpointOptions(
         checkpoint=checkpoint, device="cpu", dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe
     )

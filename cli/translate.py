@@ -36,7 +36,8 @@ from headscope.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headscope.formats.base import Checkpoint, TranslateOptions, Translation
+    from headscope.formats.base import Checkpoint
+    from headscope.formats.translate_options import TranslateOptions, Translation
 
 
 def translate(
@@ -77,7 +78,8 @@ def translate(
 ) -> None:
     """Translate: headscope translate CKPT < text > text. Empty lines stay empty."""
     from headscope.config import CheckpointOptions
-    from headscope.formats.base import TranslateOptions, open_configured
+    from headscope.formats.base import open_configured
+    from headscope.formats.translate_options import TranslateOptions
 
     if greedy and (beam or 1) > 1:
         raise ConfigError(f"--greedy is a beam of 1; leave out --beam {beam}")

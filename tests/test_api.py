@@ -22,7 +22,8 @@ from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeE
 from headscope.evaluation.each_head import run_each_head
 from headscope.evaluation.quality import run_evaluation
 from headscope.evaluation.translation import translate_lines
-from headscope.formats.base import TranslateOptions, open_checkpoint
+from headscope.formats.base import open_checkpoint
+from headscope.formats.translate_options import TranslateOptions
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, in_memory, loaded
 
 # What is imported, and what is there.

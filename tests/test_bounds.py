@@ -23,7 +23,8 @@ from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.translation import _groups, translate_lines
 from headscope.files.reading import MOST_LINE, exists, is_file, lines_of, read_bytes, read_json
 from headscope.files.serialize import KEY_PARTS, from_plain, read_toml
-from headscope.formats.base import LONGEST, TranslateOptions
+from headscope.formats.base import LONGEST
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer_config import StackConfig

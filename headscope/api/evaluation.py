@@ -15,7 +15,8 @@ from headscope.evaluation.each_head import score_each_head
 from headscope.evaluation.quality import Evaluation, OpenedEvaluation, matched, score_corpus
 from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.files.lines import raw_lines
-from headscope.formats.base import Checkpoint, TranslateOptions
+from headscope.formats.base import Checkpoint
+from headscope.formats.translate_options import TranslateOptions
 from headscope.model.discovery import eval_mode
 
 if TYPE_CHECKING:

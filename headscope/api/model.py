@@ -18,7 +18,7 @@ from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.quality import Evaluation, TextMode
-from headscope.formats.base import TranslateOptions
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.removal.remove import Removed, Shrunk

@@ -27,7 +27,8 @@ from headscope.evaluation.translation import translate_lines
 from headscope.files.folders import kept_apart
 from headscope.files.output_checks import check_file, inputs_of
 from headscope.files.writing import written
-from headscope.formats.base import Checkpoint, TranslateOptions, open_configured
+from headscope.formats.base import Checkpoint, open_configured
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress

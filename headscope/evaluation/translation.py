@@ -8,7 +8,8 @@ from itertools import islice
 from headscope.data.encoded import Encoded
 from headscope.data.unknown_subwords import UnknownPieces
 from headscope.errors import CheckpointError, DataError
-from headscope.formats.base import Checkpoint, TranslateOptions, Translation
+from headscope.formats.base import Checkpoint
+from headscope.formats.translate_options import TranslateOptions, Translation
 
 WINDOW = 512
 LOGITS = 1 << 30  # bytes of the vocabulary's scores of all hypotheses in one step of a search

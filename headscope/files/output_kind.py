@@ -17,7 +17,7 @@ RECORDS = ("run.json", "pruning.json", "sweep.json", "lambdas.json", "conversion
 """The records of all kinds of runs."""
 
 _ENDINGS = (
-    *("json", "safetensors", "toml", "txt", "py", "pt", "npz", "model", "codes", "bpe", "vocab", "jinja", "md"),
+    *("json", "safetensors", "toml", "txt", "py", "pt", "npz", "model", "codes", "bpe", "voc", "vocab", "jinja", "md"),
     *("onnx", "onnx.data", "bin"),
 )
 MODEL_FILES = tuple(f"*.{ending}" for ending in _ENDINGS)

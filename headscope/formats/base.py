@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
+import copy
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from headscope.bounds import check_numbers
 from headscope.config import CheckpointOptions, Companions
 from headscope.data.encoded import IGNORED as IGNORED
 from headscope.data.encoded import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
+from headscope.files.output_checks import check_folder
+from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.reading import exists
+from headscope.files.replace import replacing
+from headscope.formats.digest import weights_digest
 from headscope.formats.finite import refuse_damaged_model
+from headscope.formats.probe import Conversion, Probe
+from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
+from headscope.model.parameter_counts import parameters_by_part
 from headscope.model.projections import Projections, projections
+from headscope.model.removal_plan import RemovalPlan
 from headscope.registry import Registry
 
+C = TypeVar("C", bound="Checkpoint")
 SideName = Literal["source", "target"]
 Predicts = Literal["words", "classes", "nothing"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
@@ -33,47 +40,6 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 LONGEST = 1024  # pieces of a text to translate where the model sets no limit; also fairseq's max_source_positions
-_FLAGS = {
-    "power": "--lenpen",
-    "max_ratio": "--max-len-a",
-    "max_extra": "--max-len-b",
-    "best": "--nbest",
-    "longest": "--max-length",
-}
-
-
-class Translation(NamedTuple):
-    """One translation, and what the search ranks it by (0 for a Hugging Face model that was not asked for scores)."""
-
-    text: str
-    score: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class TranslateOptions:
-    """How to translate; None means: as the checkpoint itself says.
-
-    `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the `power`, n source
-    tokens give at most `max_ratio` · n + `max_extra` tokens, `best` translations are returned. Of a text `longest`
-    pieces are read (None: see `Checkpoint.reads`). `keep_pieces` leaves pieces apart; `scores` says that scores will
-    be looked at.
-    """
-
-    beam: int | None = None
-    power: float | None = None
-    max_ratio: float | None = None
-    max_extra: int | None = None
-    best: int = 1
-    longest: int | None = None
-    keep_pieces: bool = False
-    scores: bool = False
-
-    def __post_init__(self) -> None:
-        check_numbers(self, flags=_FLAGS)
-        if self.beam is not None and not 1 <= self.best <= self.beam:
-            raise ConfigError(
-                f"--nbest {self.best} with --beam {self.beam}: a beam gives 1 to {self.beam} translations"
-            )
 
 
 class Checkpoint(ABC):
@@ -96,10 +62,29 @@ class Checkpoint(ABC):
         """Whether the model came from no files, so that its owner may change it at any time."""
         return self._digest is None
 
+    is_native: ClassVar[bool] = False
+    """Whether it is a `TransformerCheckpoint`: its model can be trained and converted."""
+
     def look_again(self) -> None:
         """Forget where the heads are: the model may have been rebuilt."""
         for name in ("attention_sites", "projections"):
             self.__dict__.pop(name, None)
+
+    def with_model(self: C, model: nn.Module) -> C:
+        """The same checkpoint around another model of its kind, which is in memory only."""
+        made = copy.copy(self)
+        made._digest = None
+        made.look_again()
+        made.model = model
+        return made
+
+    def without_heads(self, plan: RemovalPlan) -> Checkpoint:
+        """A copy whose model lacks the heads of a plan; ConfigError where they cannot be cut out."""
+        raise ConfigError(f"heads of a {self.format} checkpoint cannot be cut out; take --export masked")
+
+    def with_zeroed_heads(self, plan: RemovalPlan) -> Checkpoint:
+        """A copy of the same size whose removed heads add nothing; ConfigError where it cannot be made."""
+        raise ConfigError(f"heads of a {self.format} checkpoint cannot be removed")
 
     @cached_property
     def attention_sites(self) -> AttentionSites:
@@ -254,15 +239,48 @@ class Checkpoint(ABC):
         return parameters_by_part(self.model)
 
 
-class CheckpointFormat(ABC):
-    """A kind of checkpoint on disk: recognised by content, opened into a `Checkpoint`.
+@dataclass(frozen=True)
+class SavedFiles:
+    """What was written: the file or directory to open, its format, and what the user should know."""
 
-    `takes` names the companions (fields of `Companions`) that mean something for the format.
+    path: Path
+    format: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """One way to write a checkpoint without some of its heads.
+
+    `build` makes the checkpoint that is then saved; ConfigError where these heads cannot go. `whole_groups`: heads that
+    share keys and values go together. `refine` turns what the export called `after` builds into what this one builds.
+    """
+
+    name: str
+    build: Callable[[Any, RemovalPlan], Checkpoint]
+    whole_groups: bool = True
+    after: str | None = None
+    refine: Callable[[Any, RemovalPlan], Checkpoint] | None = None
+
+
+SAME = Export(name="same", build=lambda checkpoint, plan: checkpoint.without_heads(plan))
+MASKED = Export(name="masked", build=lambda checkpoint, plan: checkpoint.with_zeroed_heads(plan), whole_groups=False)
+
+
+class CheckpointFormat(ABC, Generic[C]):
+    """A kind of checkpoint on disk: recognised by content, opened into a `Checkpoint`, and written again.
+
+    `takes` names the companions (fields of `Companions`) that mean something for the format; `exports` are the ways to
+    write a checkpoint without some of its heads, the default first; `kind` is what `save` leaves in a directory;
+    `converts` says that `convert` writes native Transformers that came in other formats.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     takes: ClassVar[frozenset[str]] = frozenset()
+    exports: ClassVar[tuple[Export, ...]] = (SAME, MASKED)
+    kind: ClassVar[OutputKind] = OutputKind("checkpoint", "checkpoint", "", MODEL_FILES)
+    converts: ClassVar[bool] = False
 
     @abstractmethod
     def recognise(self, path: Path) -> bool:
@@ -273,14 +291,41 @@ class CheckpointFormat(ABC):
         return False
 
     @abstractmethod
-    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> Checkpoint:
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> C:
         """Open the checkpoint; CheckpointError for what is broken or unsupported.
 
         Of `companions` only those that the format's `takes` names are ever given.
         """
 
+    @abstractmethod
+    def write(self, checkpoint: C, folder: Path, companions: Companions) -> SavedFiles:
+        """Write a checkpoint that this format opened, or that `exports` made of one, into an empty directory.
 
-FORMATS: Registry[CheckpointFormat] = Registry(
+        What the format itself cannot hold is written in another one, and `notes` say why. `companions` are those that
+        the checkpoint was opened with.
+        """
+
+    def save(
+        self, checkpoint: C, folder: Path, *, companions: Companions | None = None, force: bool = False
+    ) -> SavedFiles:
+        """Write a checkpoint into a directory of its own, which is there when all is written.
+
+        OutputError where it holds something and `force` is not given, and where it holds anything but a checkpoint.
+        """
+        check_folder(folder, self.kind, force=force)
+        with replacing(folder, self.kind) as made:
+            saved = self.write(checkpoint, made, companions or Companions())
+        return replace(saved, path=folder / saved.path.relative_to(made))
+
+    def convert(self, checkpoint: Any, folder: Path, probe: Probe) -> Conversion:
+        """Write a `TransformerCheckpoint` of any format into an empty directory, and read it again.
+
+        CheckpointError where the format cannot express the model.
+        """
+        raise ConfigError(f"a checkpoint cannot be converted to {self.name}")
+
+
+FORMATS: Registry[CheckpointFormat[Any]] = Registry(
     "checkpoint format", package="headscope.formats", group="headscope.formats"
 )
 
@@ -306,7 +351,7 @@ def open_checkpoint(
     if useless := [f"--{name}" for name in companions.given() if name not in chosen.takes]:
         takes = ", ".join(f"--{name}" for name in sorted(chosen.takes)) or "none of these"
         raise ConfigError(f"{', '.join(useless)} means nothing for a {chosen.name} checkpoint, which takes {takes}")
-    opened = chosen.load(path, device=pick_device(device), dtype=dtype, companions=companions)
+    opened: Checkpoint = chosen.load(path, device=pick_device(device), dtype=dtype, companions=companions)
     refuse_damaged_model(path, opened.model)
     return opened
 
@@ -322,15 +367,20 @@ def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> 
     )
 
 
-def _detect(path: str) -> CheckpointFormat:
-    attention_site, there = Path(path), exists(path)
+def _detect(path: str) -> CheckpointFormat[Any]:
+    there = exists(path)
     for _, candidate in FORMATS:
-        if candidate.recognise(attention_site) if there else candidate.recognise_name(path):
+        if candidate.recognise(Path(path)) if there else candidate.recognise_name(path):
             return candidate
     if not there:
         raise CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")
     known = "; ".join(f"{name}: {candidate.summary}" for name, candidate in FORMATS)
     raise CheckpointError(f"{path} is no checkpoint that headscope knows ({known})")
+
+
+def write_checkpoint(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:
+    """Write a checkpoint as its own format does, into an empty directory."""
+    return FORMATS.get(checkpoint.format).write(checkpoint, folder, companions)
 
 
 def pick_device(name: str) -> str:
@@ -342,51 +392,3 @@ def pick_device(name: str) -> str:
         there = ", ".join(["auto", *(device for device, found in available.items() if found)])
         raise ConfigError(f"device {name!r} is not available on this machine; available: {there}")
     return name
-
-
-def file_digest(files: Sequence[Path]) -> str:
-    """sha256 over the bytes of files, in the order given."""
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as handle:
-            while block := handle.read(2**20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def weights_digest(model: nn.Module) -> str:
-    """sha256 over the class of a model and the names, types, shapes and bytes of its parameters and buffers."""
-    digest = hashlib.sha256(type(model).__name__.encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def parameters_by_part(model: nn.Module) -> dict[str, int]:
-    """Parameters by kind of part: embeddings, attention, normalisation, feed-forward and other; then all."""
-    parts: Counter[str] = Counter()
-    attention = {id(module) for module in model.modules() if _is_attention(module)}
-    seen: set[int] = set()
-    inside: set[str] = set()
-    for name, module in model.named_modules():
-        if id(module) in attention:
-            inside.add(name)
-        within = any(name == outer or name.startswith(f"{outer}.") for outer in inside)
-        for parameter in module.parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                parts[_part(module, within)] += parameter.numel()
-    return {**dict(sorted(parts.items())), "total": sum(parts.values())}
-
-
-def _is_attention(module: nn.Module) -> bool:
-    return "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower()
-
-
-def _part(module: nn.Module, within_attention: bool) -> str:
-    if isinstance(module, nn.Embedding) or "embedding" in type(module).__name__.lower():
-        return "embeddings"
-    if "norm" in type(module).__name__.lower():
-        return "normalisation"
-    return "attention" if within_attention else "feed-forward and other"

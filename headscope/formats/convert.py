@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,17 +15,13 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
 from headscope.files.output_checks import Input
 from headscope.files.output_kind import MODEL_FILES, OutputKind
-from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.huggingface.from_native import make, quiet_transformers, special_ids, write_vocabulary
-from headscope.formats.native import NATIVE
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.native.transformer import Transformer
+from headscope.formats.base import FORMATS, Checkpoint
+from headscope.formats.huggingface.from_native import special_ids
+from headscope.formats.probe import Probe
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.version import VERSION
 
-Goal = Literal["native", "huggingface"]
-GOALS: tuple[Goal, ...] = get_args(Goal)
 TOLERANCE = 1e-5  # of the largest logit; transformers computes sinusoids in single precision
-OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision
 CONVERSION = OutputKind("conversion", "run of `headscope convert`", "conversion.json", MODEL_FILES)
 
 
@@ -34,7 +30,7 @@ class Converted:
     """What was written: the class of the model, the largest difference of logits, and what the user must know."""
 
     folder: Path
-    goal: Goal
+    goal: str
     architecture: str
     difference: float
     notes: tuple[str, ...] = ()
@@ -48,73 +44,43 @@ def convert(
     `inputs` are further files that were read with it. CheckpointError where the format cannot express the model, or
     where what was written and read again does not give the same logits: then nothing is left behind.
     """
-    if goal not in GOALS:
-        raise ConfigError(f"cannot convert to {goal!r}; available: {', '.join(GOALS)}")
-    if not isinstance(checkpoint, TransformerCheckpoint):
+    if goal not in goals():
+        raise ConfigError(f"cannot convert to {goal!r}; available: {', '.join(goals())}")
+    if not checkpoint.is_native:
         raise ConfigError(
             f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}; headscope "
             "converts fairseq, MHR, story-of-heads and native Transformers"
         )
+    native = cast(TransformerCheckpoint, checkpoint)
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
         with build.writing() as made:
-            done = _native(checkpoint, made) if goal == "native" else _huggingface(checkpoint, made)
-        build.finish(_record(checkpoint, goal, *done))
-    return Converted(folder, goal, *done) if goal == "native" else Converted(folder, "huggingface", *done)
+            probe = _probe(native)
+            written = FORMATS.get(goal).convert(native, made, probe)
+            difference = _difference(native, written.logits, probe)
+        done = Converted(folder, goal, written.architecture, difference, written.notes)
+        build.finish(_record(checkpoint, done))
+    return done
 
 
-def _record(
-    checkpoint: Checkpoint, goal: str, architecture: str, difference: float, notes: tuple[str, ...]
-) -> dict[str, Any]:
+def goals() -> list[str]:
+    """Names of the formats that checkpoints can be converted to, headscope's own first."""
+    return sorted((name for name, format in FORMATS if format.converts), key=lambda name: name != "native")
+
+
+def _record(checkpoint: Checkpoint, done: Converted) -> dict[str, Any]:
     """What `conversion.json` says."""
     return {
         "headscope": VERSION,
         "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
-        "to": goal,
-        "architecture": architecture,
-        "logit_difference": difference,
-        "notes": list(notes),
+        "to": done.goal,
+        "architecture": done.architecture,
+        "logit_difference": done.difference,
+        "notes": list(done.notes),
     }
 
 
-def _native(checkpoint: TransformerCheckpoint, folder: Path) -> tuple[str, float, tuple[str, ...]]:
-    NATIVE.write(checkpoint, folder)
-    again = open_checkpoint(str(folder), format="native", device="cpu", dtype="float64")
-    assert isinstance(again, TransformerCheckpoint)
-    source, real, target = _probe(checkpoint)
-    with torch.no_grad():
-        found = _logits(again.model, source, real, target)
-    without = () if checkpoint.target is not None else ("no vocabulary: the checkpoint came without",)
-    return "Transformer", _compared(checkpoint, found, (source, real, target)), without
-
-
-def _huggingface(checkpoint: TransformerCheckpoint, folder: Path) -> tuple[str, float, tuple[str, ...]]:
-    import transformers
-
-    mixed = any(module.mixing is not None for _, _, _, module in checkpoint.model.attention_modules())
-    name = make(checkpoint, folder)
-    auto: Any = transformers.AutoModelForSeq2SeqLM if checkpoint.two_sided else transformers.AutoModelForCausalLM
-    probe = source, real, target = _probe(checkpoint)
-    dtype = torch.float32 if name.startswith(OWN_CODE) else torch.float64
-    with quiet_transformers(), torch.no_grad():
-        again = auto.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
-        if checkpoint.two_sided:
-            given = {"input_ids": source, "attention_mask": real.long(), "decoder_input_ids": target}
-        else:
-            given = {"input_ids": target}
-        found = again(**given, use_cache=False).logits
-    difference = _compared(checkpoint, found, probe)
-    notes = [write_vocabulary(checkpoint, folder)]
-    if mixed:
-        notes.append("the matrices that mix heads are folded into the output projections")
-    if name.startswith(OWN_CODE):
-        notes.append(
-            f"transformers computes {name}'s attention in code of its own; analyse the original, not this copy"
-        )
-    return name, difference, tuple(notes)
-
-
-def _probe(checkpoint: TransformerCheckpoint) -> tuple[Tensor, Tensor, Tensor]:
+def _probe(checkpoint: TransformerCheckpoint) -> Probe:
     """Random sources [2 9] with padding, their masks, and decoder inputs [2 7], without special ids."""
     config, ids = checkpoint.model.config, None
     if checkpoint.target is not None or checkpoint.format == "fairseq":
@@ -132,19 +98,12 @@ def _probe(checkpoint: TransformerCheckpoint) -> tuple[Tensor, Tensor, Tensor]:
     real[1, (most + 1) // 2 :] = False
     source[~real] = 0 if ids is None else ids.pad
     target = draw(config.decoder.vocabulary, min(most, 7))
-    return source, real, target
+    return Probe(source, real, target)
 
 
-def _logits(model: Transformer, source: Tensor, real: Tensor, target: Tensor) -> Tensor:
-    if model.config.encoder is None:
-        return model(target=target)  # type: ignore[no-any-return]
-    return model(source, target, source_mask=real)  # type: ignore[no-any-return]
-
-
-def _compared(checkpoint: TransformerCheckpoint, found: Tensor, probe: tuple[Tensor, Tensor, Tensor]) -> float:
-    """The largest difference of logits, in the type of `found`; CheckpointError where it is too large."""
-    with torch.no_grad():
-        wanted = _logits(copy.deepcopy(checkpoint.model).cpu().to(found.dtype).eval(), *probe)
+def _difference(checkpoint: TransformerCheckpoint, found: Tensor, probe: Probe) -> float:
+    """The largest difference of logits [2 t V], in the type of `found`; CheckpointError where it is too large."""
+    wanted = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(found.dtype).eval(), probe)
     difference = float((wanted - found).abs().max()) if wanted.shape == found.shape else float("inf")
     if not difference <= TOLERANCE * max(1.0, float(wanted.abs().max())):
         raise CheckpointError(

@@ -22,14 +22,14 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.files.output_checks import check_folder
 from headscope.files.output_kind import OutputKind
 from headscope.files.reading import read_bytes, read_json
-from headscope.files.replace import replacing
 from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
-from headscope.formats.base import FORMATS, CheckpointFormat, file_digest
+from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
+from headscope.formats.digest import file_digest
 from headscope.formats.finite import refuse_damaged_file
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
+from headscope.formats.probe import Conversion, Probe
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
@@ -73,11 +73,13 @@ class File:
     checksum: str | None = None
 
 
-class NativeFormat(CheckpointFormat):
+class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
     """A directory with config.toml and model.safetensors."""
 
     name = "native"
     summary = f"a directory with {CONFIG} (format = {FORMAT!r}) and {WEIGHTS}"
+    kind = DIRECTORY
+    converts = True
 
     def recognise(self, path: Path) -> bool:
         try:
@@ -110,23 +112,9 @@ class NativeFormat(CheckpointFormat):
             stored=stored if dtype == "auto" else {},
         )
 
-    def save(self, checkpoint: TransformerCheckpoint, folder: Path, *, force: bool = False) -> None:
-        """Write a checkpoint of any format whose model is a `Transformer`.
-
-        OutputError where the directory holds something and `force` is not given, and where it holds anything else than
-        the files of a native checkpoint.
-        """
-        check_folder(folder, DIRECTORY, force=force)
-        with replacing(folder, DIRECTORY) as made:
-            self.write(checkpoint, made)
-
-    def write(self, checkpoint: TransformerCheckpoint, folder: Path) -> None:
-        """The same into a directory that is there and empty."""
-        tables = {}
-        for name in SIDES:
-            its: Vocabulary | None = getattr(checkpoint, name)
-            if its is not None:
-                tables[name] = to_plain(_write_side(folder, name, its))
+    def write(self, checkpoint: TransformerCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+        sides = {name: side for name in SIDES if (side := getattr(checkpoint, name)) is not None}
+        tables = {name: to_plain(_write_side(folder, name, side)) for name, side in sides.items()}
         save_file(native_state(checkpoint.model, checkpoint.stored), folder / WEIGHTS, metadata={"format": "pt"})
         content = {
             "format": FORMAT,
@@ -138,6 +126,13 @@ class NativeFormat(CheckpointFormat):
             "files": {path.name: file_digest([path]) for path in sorted(folder.iterdir())},
         }
         (folder / CONFIG).write_text(to_toml(content | {"checksum": _checksum(content)}), encoding="utf-8")
+        return SavedFiles(folder, self.name)
+
+    def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
+        self.write(checkpoint, folder, Companions())
+        again = self.load(str(folder), device="cpu", dtype="float64", companions=Companions())
+        notes = () if checkpoint.target is not None else ("no vocabulary: the checkpoint came without",)
+        return Conversion("Transformer", probe_logits(again.model, probe), notes)
 
 
 NATIVE = NativeFormat()

@@ -12,13 +12,17 @@ from torch import Tensor, nn
 from headscope.data.encoded import Batch, Encoded, side
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, DataError, NumericalError
-from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName, TranslateOptions, Translation
+from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
 from headscope.formats.finite import finite, refuse_overflow
+from headscope.formats.probe import Probe
+from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.decoding.beams import Hypothesis
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.decoding.search import search
+from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.removal_plan import RemovalPlan
 from headscope.model.threads import threads_for_pass
 
 
@@ -30,6 +34,7 @@ class TransformerCheckpoint(Checkpoint):
     """
 
     model: Transformer
+    is_native = True
 
     def __init__(
         self,
@@ -59,6 +64,12 @@ class TransformerCheckpoint(Checkpoint):
                     f"{self.path}: the {name} vocabulary has {len(its)} pieces, the {name} embeddings "
                     f"{stack.vocabulary}; this vocabulary belongs to another checkpoint"
                 )
+
+    def without_heads(self, plan: RemovalPlan) -> TransformerCheckpoint:
+        return self.with_model(shrink_transformer(self.model, plan))
+
+    def with_zeroed_heads(self, plan: RemovalPlan) -> TransformerCheckpoint:
+        return self.with_model(zeroed_transformer(self.model, plan))
 
     @property
     def two_sided(self) -> bool:
@@ -241,6 +252,14 @@ class TransformerCheckpoint(Checkpoint):
                 f"{self.path} has no {name} vocabulary, so it cannot read text; put its files beside it or give --dicts"
             )
         return found
+
+
+def probe_logits(model: Transformer, probe: Probe) -> Tensor:
+    """Logits [2 t V] of a probe; a decoder-only model reads its targets alone."""
+    with torch.no_grad():
+        if model.config.encoder is None:
+            return model(target=probe.target)  # type: ignore[no-any-return]
+        return model(probe.source, probe.target, source_mask=probe.real)  # type: ignore[no-any-return]
 
 
 def _encoded(text: str, its: Vocabulary, limit: int, *, reading: bool) -> Encoded:

@@ -24,11 +24,11 @@ from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeE
 from headscope.files.folders import Build
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.writing import written
-from headscope.formats.base import Checkpoint, open_configured
+from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.learning.trainable import Freeze
-from headscope.pruning.removal.export import ExportedFiles, choose_export
+from headscope.pruning.removal.export import choose_export
 from headscope.results import Signature
 from headscope.version import VERSION
 
@@ -247,21 +247,21 @@ def _write_lines(path: Path, heads: Sequence[HeadId]) -> None:
     written(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
-def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -> ExportedFiles:
+def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:
     """The checkpoint with all its heads, in its own format, under OUT/model; what to open."""
     place = folder / MODEL
     place.mkdir()
-    return choose_export(None, checkpoint).write(checkpoint, place, companions)
+    return write_checkpoint(checkpoint, place, companions)
 
 
-def _remove(folder: Path, trained: ExportedFiles | None, config: SelectionConfig) -> Path:
+def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -> Path:
     """Cut the heads out of the trained model, or of the input where nothing was trained."""
     from headscope.pruning.removal.remove import RemoveConfig, run_removal
 
     names = ["device", "dtype", "export"]
     if trained is None:
         names += ["format", "dicts", "hp", "bpe"]
-    elif trained.format == "fairseq":  # the other formats hold what splits their text
+    elif "bpe" in FORMATS.get(trained.format).takes:  # the other formats hold what splits their text
         names += ["bpe"]
     found = run_removal(
         RemoveConfig(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -61,14 +61,15 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
     """The checkpoint of `--init`; CheckpointError for one that this run cannot train."""
     if config.init is None:
         return None
-    found = open_checkpoint(
+    opened = open_checkpoint(
         config.init, device="cpu", dtype="float32", companions=Companions(dicts=config.dicts, bpe=config.bpe)
     )
-    if not isinstance(found, TransformerCheckpoint):
+    if not opened.is_native:
         raise CheckpointError(
-            f"--init {config.init} is a {found.format} checkpoint; training starts from native, fairseq, MHR and "
+            f"--init {config.init} is a {opened.format} checkpoint; training starts from native, fairseq, MHR and "
             "story-of-heads ones"
         )
+    found = cast(TransformerCheckpoint, opened)
     if found.two_sided is not (config.kind == "translation"):
         kind = "translation" if found.two_sided else "lm"
         raise ConfigError(f"--init {config.init} is a model for --kind {kind}; --kind is {config.kind}")

@@ -21,7 +21,8 @@ from headscope.config import plain_options
 from headscope.distributed import Processes, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.interrupts import ending_signals, note
-from headscope.formats.base import parameters_by_part, pick_device
+from headscope.formats.base import pick_device
+from headscope.model.parameter_counts import parameters_by_part
 from headscope.model.threads import threads_for_pass
 from headscope.results import Signature, write_json
 from headscope.training.architecture import build_model, open_init

@@ -7,7 +7,7 @@ from typing import Literal
 
 from headscope.evaluation.quality import TextMode, perplexity, text_scores
 from headscope.evaluation.translation import translate_lines
-from headscope.formats.base import TranslateOptions
+from headscope.formats.translate_options import TranslateOptions
 from headscope.training.files.checkpoints import checkpoint
 from headscope.training.losses.cross_entropy import Sums
 from headscope.training.run_state import TrainingRun

@@ -15,8 +15,8 @@ import torch
 from headscope.cli import main
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.translation import translate_lines
-from headscope.formats.base import TranslateOptions
 from headscope.formats.native import NATIVE
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import gated, masked
 from headscope.model.projections import projections

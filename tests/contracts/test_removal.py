@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import open_checkpoint
+from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.huggingface import shrink as shrink_huggingface
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Layout, Site
@@ -240,7 +240,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         removal = plan_removal(checkpoint.attention_sites, WAYS[way](architecture, checkpoint.layout))
         export = choose_export(None, checkpoint)
         (root / name).mkdir()
-        export.write(export.build(checkpoint, removal), root / name, Companions())
+        write_checkpoint(export.build(checkpoint, removal), root / name, Companions())
         torch.save(inputs_of(architecture, lengths=LENGTHS, targets=TARGETS), root / f"{name}.inputs.pt")
         jobs[name] = (TASKS[architecture.task].__name__, architecture.generates, not architecture.sdpa)
     (root / "jobs.json").write_text(json.dumps(jobs))

@@ -19,8 +19,8 @@ from headscope.data.encoded import Batch, side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.formats import base
-from headscope.formats.base import TranslateOptions
 from headscope.formats.native import NATIVE
+from headscope.formats.translate_options import TranslateOptions
 from tests.oracles import checkpoints
 from tests.oracles.checkpoints import SOURCES
 

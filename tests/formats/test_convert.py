@@ -275,4 +275,4 @@ def test_the_result_names_what_was_written(tmp_path: Path) -> None:
     assert convert(checkpoint, tmp_path / "out", goal="native") == Converted(
         tmp_path / "out", "native", "Transformer", 0.0, ("no vocabulary: the checkpoint came without",)
     )
-    assert module.GOALS == ("native", "huggingface")
+    assert module.goals() == ["native", "huggingface"]

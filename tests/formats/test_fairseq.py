@@ -121,8 +121,8 @@ def test_the_forks_defaults_are_read_from_its_alphas(tmp_path: Path) -> None:
     said = {key: value for key, value in options.items() if not key.endswith("attention_heads")}
     checkpoint = opened(fairseq.write(tmp_path / "c.pt", said, weights))
     same(computed(checkpoint), options, weights)
-    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
-    assert vars(read_torch(tmp_path / "again.pt")["args"])["encoder_attention_heads"] == 3
+    FAIRSEQ.save(checkpoint, tmp_path / "again")
+    assert vars(read_torch(tmp_path / "again" / "c.pt")["args"])["encoder_attention_heads"] == 3
 
 
 def test_half_precision_is_widened_on_a_cpu_and_written_back(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_half_precision_is_widened_on_a_cpu_and_written_back(tmp_path: Path) -> 
     weights = {key: tensor.half() for key, tensor in fairseq.state(options).items()}
     checkpoint = opened(fairseq.write(tmp_path / "c.pt", options, weights), dtype="auto")
     assert checkpoint.dtype == torch.float32
-    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
-    assert {tensor.dtype for tensor in _tensors(tmp_path / "again.pt").values()} == {torch.float16}
+    FAIRSEQ.save(checkpoint, tmp_path / "again")
+    assert {tensor.dtype for tensor in _tensors(tmp_path / "again" / "c.pt").values()} == {torch.float16}
 
 
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
@@ -231,11 +231,12 @@ def test_mhr_pieces_are_the_files_own(mhr: FairseqCheckpoint, shared: Path) -> N
 
 
 def test_mhr_file_is_written_again_as_it_was(mhr: FairseqCheckpoint, shared: Path, tmp_path: Path) -> None:
-    FAIRSEQ.save(mhr, tmp_path / "again.pt")
-    before, after = (_tensors(path) for path in (Path(mhr.path), tmp_path / "again.pt"))
+    FAIRSEQ.save(mhr, tmp_path / "again")
+    again = tmp_path / "again" / Path(mhr.path).name
+    before, after = _tensors(Path(mhr.path)), _tensors(again)
     assert list(before) == list(after)
     assert all(torch.equal(before[key], after[key]) and before[key].dtype == after[key].dtype for key in before)
-    assert vars(read_torch(Path(mhr.path))["args"]) == vars(read_torch(tmp_path / "again.pt")["args"])
+    assert vars(read_torch(Path(mhr.path))["args"]) == vars(read_torch(again)["args"])
 
 
 # Saving.
@@ -254,22 +255,22 @@ def test_save_and_load_is_the_identity(tmp_path: Path, name: str, how: str) -> N
     if how == "ancient" and "norm" not in name:
         weights = fairseq.ancient(weights)
     checkpoint = opened(fairseq.write(tmp_path / "c.pt", MADE[name], weights), dtype="auto")
-    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
-    after = _tensors(tmp_path / "again.pt")
+    FAIRSEQ.save(checkpoint, tmp_path / "again")
+    after = _tensors(tmp_path / "again" / "c.pt")
     assert list(after) == list(weights)
     assert all(torch.equal(weights[key], after[key]) for key in weights)
-    assert torch.equal(computed(opened(tmp_path / "again.pt")), computed(opened(tmp_path / "c.pt")))
-    with pytest.raises(OutputError, match=r"again.pt exists; .* --force"):
-        FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
+    assert torch.equal(computed(opened(tmp_path / "again" / "c.pt")), computed(opened(tmp_path / "c.pt")))
+    with pytest.raises(OutputError, match=r"again already holds c\.pt; .* --force"):
+        FAIRSEQ.save(checkpoint, tmp_path / "again")
 
 
 def test_torch_itself_reads_what_is_saved(tmp_path: Path) -> None:
     import argparse
 
     checkpoint = opened(fairseq.write(tmp_path / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE)), dtype="auto")
-    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
+    FAIRSEQ.save(checkpoint, tmp_path / "again")
     with torch.serialization.safe_globals([argparse.Namespace]):
-        found = torch.load(tmp_path / "again.pt", weights_only=True)
+        found = torch.load(tmp_path / "again" / "c.pt", weights_only=True)
     assert found["args"].arch == "transformer_iwslt_de_en"
     assert vars(found["args"]) == fairseq.BASE
 
@@ -287,10 +288,10 @@ def test_fewer_heads_are_read_from_the_size_of_the_queries(tmp_path: Path) -> No
     checkpoint = opened(fairseq.write(tmp_path / "c.pt", fairseq.BASE, weights))
     assert checkpoint.layout[Site.DECODER_SELF, 1] == 2, name
     assert checkpoint.model.config.decoder.self_heads == (3, 2)
-    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
-    after = _tensors(tmp_path / "again.pt")
+    FAIRSEQ.save(checkpoint, tmp_path / "again")
+    after = _tensors(tmp_path / "again" / "c.pt")
     assert after["decoder.layers.1.self_attn.alphas_bias"].shape == (2, 1)
-    assert torch.equal(computed(opened(tmp_path / "again.pt")), computed(checkpoint))
+    assert torch.equal(computed(opened(tmp_path / "again" / "c.pt")), computed(checkpoint))
 
 
 def test_a_layer_may_have_lost_all_its_heads(tmp_path: Path) -> None:
@@ -302,8 +303,8 @@ def test_a_layer_may_have_lost_all_its_heads(tmp_path: Path) -> None:
     weights[f"{name}.alphas"] = weights[f"{name}.alphas"][:0, :0].clone()
     checkpoint = opened(fairseq.write(tmp_path / "c.pt", fairseq.BASE, weights))
     assert checkpoint.model.config.decoder.cross_heads == (0, 3)
-    FAIRSEQ.save(checkpoint, tmp_path / "again.pt")
-    assert torch.equal(computed(opened(tmp_path / "again.pt")), computed(checkpoint))
+    FAIRSEQ.save(checkpoint, tmp_path / "again")
+    assert torch.equal(computed(opened(tmp_path / "again" / "c.pt")), computed(checkpoint))
 
 
 # Dictionaries and text.

@@ -20,10 +20,11 @@ from headscope.engine.base import ANALYSES, Options
 from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, NumericalError
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
-from headscope.formats.base import TranslateOptions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.finite import finite
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.formats.translate_options import TranslateOptions
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.removal.verify import max_abs_difference
 from tests.formats.test_story_of_heads import HP, story, written

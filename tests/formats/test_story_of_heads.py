@@ -104,19 +104,19 @@ def test_gates_are_those_of_the_original(shared: Path) -> None:
 
 def test_saved_as_it_was(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shared / "oracles" / "story-of-heads"
-    STORY.save(opened(folder / "model.npz"), tmp_path / "model.npz")
-    before, after = np.load(folder / "model.npz"), np.load(tmp_path / "model.npz")
+    STORY.save(opened(folder / "model.npz"), tmp_path / "saved")
+    before, after = np.load(folder / "model.npz"), np.load(tmp_path / "saved" / "model.npz")
     assert set(before.files) == set(after.files)
     for name in before.files:
         assert before[name].dtype == after[name].dtype and np.array_equal(before[name], after[name])
-    assert json.loads((tmp_path / "hp.json").read_text()) == json.loads((folder / "hp.json").read_text())
-    with pytest.raises(OutputError, match=r"already holds model\.npz"):
-        STORY.save(opened(folder / "model.npz"), tmp_path / "model.npz")
+    assert json.loads((tmp_path / "saved" / "hp.json").read_text()) == json.loads((folder / "hp.json").read_text())
+    with pytest.raises(OutputError, match="saved already holds"):
+        STORY.save(opened(folder / "model.npz"), tmp_path / "saved")
     for name in ("lib", "lib.task", "lib.task.seq2seq", "lib.task.seq2seq.voc"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     voc = type("Voc", (), {"__setstate__": lambda self, state: setattr(self, "state", state)})
     sys.modules["lib.task.seq2seq.voc"].Voc = voc  # type: ignore[attr-defined]
-    theirs, ours = (pickle.loads((place / "src.voc").read_bytes()).state for place in (folder, tmp_path))
+    theirs, ours = (pickle.loads((place / "src.voc").read_bytes()).state for place in (folder, tmp_path / "saved"))
     assert theirs == ours
 
 
@@ -149,7 +149,7 @@ def test_other_models(tmp_path: Path, more: dict[str, Any]) -> None:
     needed = {key: value for key, value in hp.items() if key in ("res_steps", "num_heads", "rescale_emb", "key_size")}
     (tmp_path / "hp.json").write_text(json.dumps(needed))
     np.testing.assert_array_equal(logits(opened(path)), logits(its))
-    STORY.save(its, tmp_path / "saved" / "model.npz")
+    STORY.save(its, tmp_path / "saved")
     again = np.load(tmp_path / "saved" / "model.npz")
     assert {name: again[name].tobytes() for name in again.files} == {
         name: its.tobytes() for name, its in arrays.items()
@@ -223,7 +223,7 @@ def test_the_scope_of_the_output_is_that_of_its_array(tmp_path: Path) -> None:
     arrays["mine/logits/W:0"] = arrays.pop("loss_xent_lm/logits/W:0")
     its = opened(written(tmp_path, HP, arrays))
     np.testing.assert_allclose(logits(its), expected, atol=2e-5)
-    STORY.save(its, tmp_path / "saved" / "model.npz")
+    STORY.save(its, tmp_path / "saved")
     assert set(np.load(tmp_path / "saved" / "model.npz").files) == set(arrays)
 
 

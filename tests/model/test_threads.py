@@ -15,7 +15,8 @@ from headscope.data.corpus import open_corpus
 from headscope.engine.base import Options
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
-from headscope.formats.base import Checkpoint, TranslateOptions, open_checkpoint
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.translate_options import TranslateOptions
 from headscope.model import threads as chosen
 from headscope.model.process_settings import process_settings
 from headscope.model.threads import (

@@ -22,9 +22,10 @@ from headscope.config import EvaluateConfig
 from headscope.distributed import Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.evaluation.quality import run_evaluation
-from headscope.formats.base import TranslateOptions, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.sweep import work as sweep_work

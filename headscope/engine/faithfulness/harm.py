@@ -15,7 +15,8 @@ from headscope.data.corpus import Corpus
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_scores
 from headscope.evaluation.translation import translate_lines
-from headscope.formats.base import Checkpoint, TranslateOptions
+from headscope.formats.base import Checkpoint
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ def mhr_pickles(
     """
     if rows not in ROWS:
         raise ConfigError(f"--mhr-rows {rows!r} is not known; choose one of {', '.join(ROWS)}")
-    if rows != "corpus" and not isinstance(checkpoint, TransformerCheckpoint):
+    if rows != "corpus" and not checkpoint.is_native:
         raise ConfigError(f"--mhr-rows {rows} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
     found = _Rows(whole=rows == "corpus")
     last: dict[At, AttentionCall] = {}
@@ -80,8 +80,8 @@ def mhr_pickles(
             batch = batch.to(checkpoint.device)
             if rows == "corpus":
                 checkpoint.forward(batch)
-            elif isinstance(checkpoint, TransformerCheckpoint):
-                _as_the_fork(checkpoint, batch, searching=rows == "generate")
+            else:
+                _as_the_fork(cast(TransformerCheckpoint, checkpoint), batch, searching=rows == "generate")
             for at, call in last.items():
                 queries, keys = _sides(at[0], batch) if rows == "corpus" else (None, None)
                 found.add(at, fork_numbers(call, queries, keys))
@@ -184,9 +184,9 @@ def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
 def _batches(
     checkpoint: Checkpoint, corpus: Corpus, rows: Rows, limit: int, tokens: int, size: BatchSize | None
 ) -> Iterator[Batch]:
-    if rows == "corpus" or not isinstance(checkpoint, TransformerCheckpoint):
+    if rows == "corpus":
         return batches(corpus, checkpoint, tokens=tokens, limit=limit, long="truncate", losses=Omissions())
-    return fork_batches(checkpoint, corpus, limit=limit, size=size)
+    return fork_batches(cast(TransformerCheckpoint, checkpoint), corpus, limit=limit, size=size)
 
 
 def _as_the_fork(checkpoint: TransformerCheckpoint, batch: Batch, *, searching: bool) -> None:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import save_torch, written
-from headscope.formats.base import FORMATS, CheckpointFormat, SideName, file_digest
+from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
+from headscope.formats.digest import file_digest
 from headscope.formats.fairseq.config import Settings, read_settings, transformer_config
 from headscope.formats.fairseq.keys import Origin, origin, ours, theirs, upgraded
 from headscope.formats.finite import refuse_damaged_file
@@ -45,13 +47,20 @@ class Dictionaries:
 
 
 class FairseqCheckpoint(TransformerCheckpoint):
-    """A fairseq model; `origin` and `options` are what `FAIRSEQ.save` needs to write such a file again."""
+    """A fairseq model; `origin` and `options` are what `FAIRSEQ.write` needs to write such a file again."""
 
     def __init__(
         self, *, origin: Origin, options: Mapping[str, Any], missing: Mapping[SideName, str], **rest: Any
     ) -> None:
         super().__init__(**rest)
         self.origin, self.options, self.missing = origin, options, missing
+
+    def with_model(self, model: nn.Module) -> FairseqCheckpoint:
+        """Around a model without mixings the file's matrices `alphas` go."""
+        made = super().with_model(model)
+        if not any(module.mixing is not None for _, _, _, module in made.model.attention_modules()):
+            made.origin = self.origin.without_alphas()
+        return made
 
     def _side(self, name: SideName) -> Vocabulary:
         which: SideName = name if self.two_sided else "target"
@@ -60,7 +69,7 @@ class FairseqCheckpoint(TransformerCheckpoint):
         return super()._side(name)
 
 
-class FairseqFormat(CheckpointFormat):
+class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
     """A file of torch.save with the weights (`model`) and the options (`args` or `cfg`) of a fairseq model."""
 
     name = "fairseq"
@@ -96,16 +105,15 @@ class FairseqFormat(CheckpointFormat):
             missing=dictionaries.missing,
         )
 
-    def save(self, checkpoint: FairseqCheckpoint, path: Path, *, force: bool = False) -> None:
-        """Write a fairseq file with the keys, their order and their types of the one that was loaded.
+    def write(self, checkpoint: FairseqCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+        """A file of the old one's name with its keys, their order and their types, and the dictionaries read with it.
 
         Optimizer and training state are left out. A model with fewer heads gets smaller projections, which
         headscope reads again; fairseq itself has no such models.
         """
-        if path.exists() and not force:
-            raise OutputError(f"{path} exists; choose another file, or --force to replace it")
+        path = folder / Path(checkpoint.path).name
         state = native_state(checkpoint.model, checkpoint.stored)
-        state |= {copy: state[its] for copy, its in checkpoint.model.tied().items()}
+        state |= {tied: state[original] for tied, original in checkpoint.model.tied().items()}
         content = {
             "args": argparse.Namespace(**checkpoint.options),
             "model": theirs(state, checkpoint.origin),
@@ -113,10 +121,25 @@ class FairseqFormat(CheckpointFormat):
             "extra_state": {},
         }
         written(path, lambda place: save_torch(content, place))
+        for dictionary in _dictionary_files(checkpoint, companions):
+            shutil.copyfile(dictionary, folder / dictionary.name)
+        return SavedFiles(path, self.name, _notes(checkpoint))
 
 
 FAIRSEQ = FairseqFormat()
 FORMATS.register("fairseq", FAIRSEQ, where=__name__)
+
+
+def _notes(checkpoint: FairseqCheckpoint) -> tuple[str, ...]:
+    """What fairseq and its fork cannot do with a file that has lost heads."""
+    notes = []
+    if checkpoint.origin.folded:
+        notes.append("the matrices that mix heads are folded into the output projections: no longer a file of the fork")
+    config = checkpoint.model.config
+    full = {stack.d_model // stack.d_head for stack in (config.encoder, config.decoder) if stack is not None}
+    if set(checkpoint.layout.values()) - full:
+        notes.append("fairseq itself has no layers with fewer heads than its options say: open it with headscope")
+    return tuple(notes)
 
 
 def _content(path: Path) -> Mapping[str, Any]:
@@ -180,6 +203,17 @@ def _plain(its: Settings, config: TransformerConfig) -> dict[str, Any]:
 
 
 # Dictionaries.
+
+
+def _dictionary_files(checkpoint: FairseqCheckpoint, companions: Companions) -> list[Path]:
+    """The dictionaries that were read with a file."""
+    here = Path(checkpoint.path).parent
+    data = Path(str(checkpoint.options.get("data") or ".").split(":")[0])
+    folders = [companions.dicts] if companions.dicts else [here, here / data.name, data]
+    languages = [checkpoint.options.get(f"{side}_lang") for side in ("source", "target")]
+    names = dict.fromkeys(f"dict.{language}.txt" if language else "dict.txt" for language in languages)
+    paths = [next((path for folder in folders if (path := folder / name).is_file()), None) for name in names]
+    return [path for path in paths if path is not None]
 
 
 def _dictionaries(its: Settings, config: TransformerConfig, companions: Companions) -> Dictionaries:

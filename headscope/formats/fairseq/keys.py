@@ -59,10 +59,20 @@ _OLD_NORM = re.compile(r"(encoder|decoder)(\.layers\.\d+\.)layer_norms\.(\d)\.(w
 
 @dataclass(frozen=True)
 class Origin:
-    """What a fairseq file held beside our weights: its keys in their order, and the tensors that we drop."""
+    """What a fairseq file held beside our weights: its keys in their order, and the tensors that we drop.
+
+    `folded`: its matrices between heads are part of the output projections now.
+    """
 
     keys: tuple[str, ...] = ()
     dropped: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    folded: bool = False
+
+    def without_alphas(self) -> Origin:
+        """The same without the fork's matrices."""
+        keys = tuple(key for key in self.keys if "alphas" not in key)
+        dropped = {key: tensor for key, tensor in self.dropped.items() if "alphas" not in key}
+        return Origin(keys, dropped, folded=self.folded or len(keys) < len(self.keys))
 
 
 def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:

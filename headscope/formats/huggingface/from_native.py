@@ -7,7 +7,6 @@ that are fixed and linear are folded into the output projections first.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError
 from headscope.formats.fairseq.keys import key_table
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -354,40 +352,3 @@ def _generation(checkpoint: TransformerCheckpoint, config: TransformerConfig, id
         named |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
         named |= {"max_new_tokens": search.max_extra, "early_stopping": True}
     return GenerationConfig(**named)
-
-
-# Vocabularies.
-
-
-def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
-    """Write a tokenizer where transformers has one for the vocabularies; gives the note that the user reads."""
-    source, target = checkpoint.source, checkpoint.target
-    if target is None:
-        return "no tokenizer: the checkpoint came without vocabularies"
-    one = source is None or (source.pieces, source.special_ids) == (target.pieces, target.special_ids)
-    if one and target.unknown is not None and target.splitter.kind in ("words", "bpe"):
-        _write_tokenizer(target, folder, two_sided=checkpoint.two_sided)
-        return "the tokenizer takes text that is already split into pieces; split and join it with your BPE codes"
-    for name, its in (("source", source), ("target", target)):
-        if its is not None:
-            (folder / f"{name}.pieces.json").write_text(json.dumps(its.pieces, ensure_ascii=False), encoding="utf-8")
-    return (
-        "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the pieces in the order of "
-        "their ids, and a source text ends with the id of the end"
-    )
-
-
-def _write_tokenizer(its: Vocabulary, folder: Path, *, two_sided: bool) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    names = {"unk": its.unknown, "pad": its.pad, "eos": its.end, "bos": min(its.special, default=None)}
-    tokens = {f"{name}_token": its.pieces[number] for name, number in names.items() if number is not None}
-    inner = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(its.pieces)}, tokens["unk_token"]))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    mark = its.pieces[its.end if two_sided else its.start]
-    inner.post_processor = processors.TemplateProcessing(
-        single=f"$A {mark}" if two_sided else f"{mark} $A", special_tokens=[(mark, its.end if two_sided else its.start)]
-    )
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **tokens)
-    made.save_pretrained(folder)

@@ -17,6 +17,7 @@ import io
 import json
 import pickle
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import written
-from headscope.formats.base import FORMATS, CheckpointFormat, file_digest
+from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
+from headscope.formats.digest import file_digest
 from headscope.formats.finite import refuse_damaged_file
+from headscope.formats.native import NATIVE
 from headscope.formats.plain_pickle import PlainStub, read_pickle
 from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
 from headscope.formats.story_of_heads.keys import SOURCE, ArrayRule, array_rules, is_training_state
@@ -52,7 +55,7 @@ class StoryCheckpoint(TransformerCheckpoint):
         self.hp, self.shape, self.loss = hp, shape, loss
 
 
-class StoryOfHeadsFormat(CheckpointFormat):
+class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
     """An .npz file with arrays named `mod/…:0`."""
 
     name = "story_of_heads"
@@ -100,25 +103,19 @@ class StoryOfHeadsFormat(CheckpointFormat):
             stored=stored,
         )
 
-    def save(self, checkpoint: TransformerCheckpoint, path: Path, *, force: bool = False) -> None:
-        """Write a checkpoint that came from this format as .npz, with hp.json and vocabularies beside it.
-
-        CheckpointError where the model is no longer one that the format can hold, OutputError where a file
-        exists and `force` is not given.
-        """
-        if not isinstance(checkpoint, StoryCheckpoint):
-            raise CheckpointError(f"{checkpoint.path} is no story-of-heads checkpoint; save it as native")
-        if checkpoint.model.config != checkpoint.shape.config:
-            raise CheckpointError(f"{checkpoint.path}: the model was changed in shape; save it as native")
-        content = {path: _npz(checkpoint), path.parent / "hp.json": _json(checkpoint.hp)}
+    def write(self, checkpoint: StoryCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+        """An .npz of the old name, hp.json and vocabularies; a native checkpoint where these cannot hold the model."""
+        if reason := _unfit(checkpoint):
+            return replace(NATIVE.write(checkpoint, folder, companions), notes=(reason,))
+        path = folder / Path(checkpoint.path).name
+        content = {path: _npz(checkpoint), folder / "hp.json": _json(checkpoint.hp)}
         for name, short in SIDES.items():
-            its: Vocabulary | None = getattr(checkpoint, name)
-            if its is not None:
-                content[path.parent / f"{short}.voc"] = _pickled(its)
-        if not force and (there := [file.name for file in content if file.exists()]):
-            raise OutputError(f"{path.parent} already holds {', '.join(there)}; choose another place, or --force")
+            vocabulary: Vocabulary | None = getattr(checkpoint, name)
+            if vocabulary is not None:
+                content[folder / f"{short}.voc"] = _pickled(vocabulary)
         for file, data in content.items():
             written(file, partial(_put, data=data))
+        return SavedFiles(path, self.name)
 
 
 STORY = StoryOfHeadsFormat()
@@ -240,6 +237,19 @@ def _codes(bpe: Path | None, name: str) -> bytes | None:
 
 
 # Writing
+
+
+def _unfit(checkpoint: StoryCheckpoint) -> str | None:
+    """Why the format cannot hold a model any more."""
+    shape, model = checkpoint.shape, checkpoint.model
+    if model.config != shape.config:
+        return "story-of-heads files hold one number of heads, so this is a native one"
+    if shape.shared and not shape.config.share_embeddings:
+        state = model.state_dict()
+        source, target = (state[f"{side}.embeddings.tokens.weight"] for side in ("encoder", "decoder"))
+        if not torch.equal(source[: len(target)], target):
+            return "its source and target share one table of embeddings, and training made them differ: a native one"
+    return None
 
 
 def _put(path: Path, *, data: bytes) -> None:

@@ -24,11 +24,18 @@ from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.reading import is_file
-from headscope.formats.base import Checkpoint, open_checkpoint, open_configured
+from headscope.formats.base import (
+    Checkpoint,
+    Export,
+    SavedFiles,
+    open_checkpoint,
+    open_configured,
+    write_checkpoint,
+)
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
-from headscope.pruning.removal.export import Export, ExportedFiles, choose_export
+from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.savings import Size, Timing, size, timings
 from headscope.pruning.removal.verify import Verification, max_abs_difference, reference, require, tolerance_of, verify
@@ -177,7 +184,7 @@ def write_shrunk(
     where the files compute something else; then nothing was written.
     """
     with build.writing() as made:
-        written = done.export.write(done.checkpoint, made, config.companions)
+        written = write_checkpoint(done.checkpoint, made, config.companions)
         verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
         far = None
         if "onnx" in config.export:
@@ -248,7 +255,7 @@ def _list_file(config: RemoveConfig) -> dict[str, str | None]:
     return {"option": "--heads" if config.heads else "--keep-only", "list": said, "sha256": digest}
 
 
-def _reloaded(done: Shrunk, written: ExportedFiles, wanted: Tensor) -> float:
+def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:
     """Differences of the files that were written, opened again; CheckpointError where they are too large."""
     shrunk = done.checkpoint
     dtype = str(shrunk.dtype).removeprefix("torch.")

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError
-from headscope.formats.base import Checkpoint, TranslateOptions
+from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
 from headscope.model.interface import is_half, suppress_warnings, through_attend

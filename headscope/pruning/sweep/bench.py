@@ -16,7 +16,8 @@ from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.files.writing import written
-from headscope.formats.base import Checkpoint, TranslateOptions
+from headscope.formats.base import Checkpoint
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, all_heads
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.scores_file import read_scores

@@ -22,7 +22,8 @@ from headscope.errors import ConfigError, DataError
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.translation import translate_lines
 from headscope.files.lines import read_lines
-from headscope.formats.base import Checkpoint, TranslateOptions
+from headscope.formats.base import Checkpoint
+from headscope.formats.translate_options import TranslateOptions
 
 ORDERS = 4  # of n-grams
 

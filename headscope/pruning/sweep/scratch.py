@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -87,12 +87,12 @@ def removed_heads(bench: Bench, cell: Cell) -> list[HeadId]:
 
 def transformer(checkpoint: Checkpoint) -> TransformerCheckpoint:
     """The checkpoint, if its architecture can be trained here; CheckpointError otherwise."""
-    if not isinstance(checkpoint, TransformerCheckpoint):
+    if not checkpoint.is_native:
         raise CheckpointError(
             f"--from-scratch trains native Transformers; {checkpoint.path} is a {checkpoint.format} checkpoint: "
             "leave it out"
         )
-    return checkpoint
+    return cast(TransformerCheckpoint, checkpoint)
 
 
 def shape_without(model: Transformer, removed: list[HeadId]) -> TransformerConfig:

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.files.replace import recover, replacing
 from headscope.files.writing import written
@@ -39,7 +40,7 @@ def checkpoint(run: TrainingRun, model: Transformer | None = None) -> Transforme
 def save(run: TrainingRun, name: str, model: Transformer | None = None) -> None:
     """Write DIR/name in headscope's native format; there is a whole one at (almost) every moment, see `recover_all`."""
     with replacing(run.config.out / name, DIRECTORY) as made:
-        NATIVE.write(checkpoint(run, model), made)
+        NATIVE.write(checkpoint(run, model), made, Companions())
 
 
 def recover_all(folder: Path) -> None:

@@ -1,0 +1,51 @@
+"""How a checkpoint translates, and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headscope.bounds import check_numbers
+from headscope.errors import ConfigError
+
+_FLAGS = {
+    "power": "--lenpen",
+    "max_ratio": "--max-len-a",
+    "max_extra": "--max-len-b",
+    "best": "--nbest",
+    "longest": "--max-length",
+}
+
+
+class Translation(NamedTuple):
+    """One translation, and what the search ranks it by (0 for a Hugging Face model that was not asked for scores)."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions:
+    """How to translate; None means: as the checkpoint itself says.
+
+    `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the `power`, n source
+    tokens give at most `max_ratio` · n + `max_extra` tokens, `best` translations are returned. Of a text `longest`
+    pieces are read (None: see `Checkpoint.reads`). `keep_pieces` leaves pieces apart; `scores` says that scores will
+    be looked at.
+    """
+
+    beam: int | None = None
+    power: float | None = None
+    max_ratio: float | None = None
+    max_extra: int | None = None
+    best: int = 1
+    longest: int | None = None
+    keep_pieces: bool = False
+    scores: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, flags=_FLAGS)
+        if self.beam is not None and not 1 <= self.best <= self.beam:
+            raise ConfigError(
+                f"--nbest {self.best} with --beam {self.beam}: a beam gives 1 to {self.beam} translations"
+            )
