@@ -20,9 +20,9 @@ import torch
 
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from headscope.relevance.voita.trace_walk import Units
-from headscope.relevance.voita.voita import explain
-from headscope.relevance.voita.voita_rules import VoitaSettings
+from headscope.relevance.voita.explain import explain
+from headscope.relevance.voita.rules import OutputUnits
+from headscope.relevance.voita.settings import VoitaSettings
 
 
 def build(options: argparse.Namespace) -> Transformer:
@@ -72,9 +72,9 @@ def main() -> None:
             found: torch.Tensor = model(ids[0], ids[1])
         return found
 
-    def start(logits: torch.Tensor) -> Units:
+    def start(logits: torch.Tensor) -> OutputUnits:
         classes = logits.argmax(dim=-1)
-        return Units(torch.arange(n)[:, None], classes.T, torch.ones(n, 1))
+        return OutputUnits(torch.arange(n)[:, None], classes.T, torch.ones(n, 1))
 
     def voita() -> None:
         explain(model, lambda: model(ids[0], ids[1]), start, settings=settings)

@@ -24,12 +24,12 @@ from headscope.model.gating import gated
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.relevance.rulesets import RULE_SETS
-from headscope.relevance.voita.start import shares
-from headscope.relevance.voita.trace import Core
+from headscope.relevance.voita.explain import VoitaRelevance, explain, explain_voita
+from headscope.relevance.voita.rules import OutputUnits, VoitaRules
+from headscope.relevance.voita.settings import VoitaSettings
+from headscope.relevance.voita.starting_relevance import projection_shares
+from headscope.relevance.voita.trace import AttentionDetail
 from headscope.relevance.voita.trace_functions import NormDetail
-from headscope.relevance.voita.trace_walk import Units
-from headscope.relevance.voita.voita import VoitaRelevance, explain, explain_voita
-from headscope.relevance.voita.voita_rules import ProgramRules, VoitaSettings
 from tests.oracles import voita as slow
 
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
@@ -156,11 +156,11 @@ def whole_batch(model: Transformer, settings: VoitaSettings, **options: Any) -> 
     )
 
 
-def top(logits: Tensor, real: Tensor | None = None) -> Units:
+def top(logits: Tensor, real: Tensor | None = None) -> OutputUnits:
     """1.0 at the likeliest unit of every real position."""
     values = torch.ones(logits.shape[:2], dtype=logits.dtype) if real is None else real.to(logits.dtype)
     tokens = torch.arange(logits.shape[1])[:, None].expand(-1, len(logits))
-    return Units(tokens, logits.argmax(dim=-1).T, values.T)
+    return OutputUnits(tokens, logits.argmax(dim=-1).T, values.T)
 
 
 def agree_with_oracle(model: Transformer, found: VoitaRelevance, ops: Any, tolerance: float) -> None:
@@ -265,9 +265,9 @@ def test_positions_together_and_in_small_blocks_are_positions_one_by_one(mode: A
             close(heads.raw[0, 0], whole.heads[place].raw[p, 0], 1e-8)
 
 
-def one_unit(logits: Tensor, p: int) -> Units:
+def one_unit(logits: Tensor, p: int) -> OutputUnits:
     its = top(logits)
-    return Units(its.tokens[p : p + 1], its.classes[p : p + 1], its.values[p : p + 1])
+    return OutputUnits(its.tokens[p : p + 1], its.classes[p : p + 1], its.values[p : p + 1])
 
 
 def test_a_dense_start_is_a_start_at_units() -> None:
@@ -302,9 +302,9 @@ def test_attention_with_groups_caps_and_sinks_is_its_matrix_form(signed: bool) -
         attend(torch.nn.Identity().eval(), query, key, value, mask=seen, scaling=0.7, softcap=2.0, sinks=sinks)
     place = AttentionSite(Site.DECODER_SELF, 0, 6, 2, 5, "")
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
-    rules = ProgramRules(settings, sentences=2, dtype=DOUBLE, block=1)
+    rules = VoitaRules(settings, sentences=2, dtype=DOUBLE, block=1)
     relevance = torch.rand(4, 2, 6, 3, 3).double()
-    found = rules.attention(relevance, Core(place, calls[0]))
+    found = rules.attention(relevance, AttentionDetail(place, calls[0]))
     ops = slow.Program(signed=signed, constant=False)
     for p in range(4):
         for b in range(2):
@@ -341,7 +341,7 @@ def test_rms_norms_and_products_are_their_matrix_forms(signed: bool) -> None:
     scale = torch.randn(7).double()
     relevance = torch.rand(5, 1, 3, 7).double()
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
-    rules = ProgramRules(settings, sentences=1, dtype=DOUBLE, block=1)
+    rules = VoitaRules(settings, sentences=1, dtype=DOUBLE, block=1)
     ops = slow.Program(signed=signed, constant=False)
     normed = rules.norm(relevance, x, NormDetail(scale, None, 0.1, centred=False))
     left, right = rules.product(relevance, x, y)
@@ -556,14 +556,14 @@ def test_classes_and_sentence_vectors_are_explained_once() -> None:
 
     with torch.inference_mode():  # as analyses run
         classes = explain(classifier, lambda: class_scores(slice(None), 7), likeliest)
-        vectors = explain(encoder, lambda: states(slice(None), 7), lambda found: shares(found, real))
+        vectors = explain(encoder, lambda: states(slice(None), 7), lambda found: projection_shares(found, real))
         for b, n in enumerate((7, 4, 6)):
             rows = slice(b, b + 1)
             one = explain(classifier, lambda: class_scores(rows, n), likeliest)  # noqa: B023
-            two = explain(encoder, lambda: states(rows, n), lambda found: shares(found, real[rows, :n]))  # noqa: B023
+            two = explain(encoder, lambda: states(rows, n), lambda found: projection_shares(found, real[rows, :n]))  # noqa: B023
             for place in one.heads:
                 close(classes.heads[place].raw[:, b], one.heads[place].raw[:, 0], 1e-10)
                 close(vectors.heads[place].raw[:, b], two.heads[place].raw[:, 0], 1e-10)
     output = states(slice(None), 7).detach()
     mean = (output * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True)
-    close(shares(output, real).sum(dim=(0, 2, 3)), mean.norm(dim=-1), 1e-12)
+    close(projection_shares(output, real).sum(dim=(0, 2, 3)), mean.norm(dim=-1), 1e-12)

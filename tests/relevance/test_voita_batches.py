@@ -15,9 +15,9 @@ from headscope.formats.base import IGNORED, Checkpoint
 from headscope.model.threads import threads_for_pass
 from headscope.relevance.readout import Relevance
 from headscope.relevance.rulesets import RULE_SETS, Target
-from headscope.relevance.voita import batches as voita_batches
-from headscope.relevance.voita.batches import LIKE, like_lengths
-from headscope.relevance.voita.voita import explain_voita
+from headscope.relevance.voita import length_groups as groups_module
+from headscope.relevance.voita.explain import explain_voita
+from headscope.relevance.voita.length_groups import SIMILAR, length_groups
 from tests.oracles import checkpoints, native, tiny
 
 SOURCES, TARGETS = (5, 17, 3, 11, 2, 13), (7, 11, 3, 19, 2, 5)
@@ -87,9 +87,9 @@ def test_short_sentences_are_not_explained_at_the_length_of_long_ones(
 ) -> None:
     """The padding that the passes go through, in positions of both sides: a third of the batch's."""
     seen: list[Batch] = []
-    record = voita_batches.recorded_voita
+    record = groups_module.recorded_voita
     monkeypatch.setattr(
-        voita_batches, "recorded_voita", lambda own, part, **more: (seen.append(part), record(own, part, **more))[1]
+        groups_module, "recorded_voita", lambda own, part, **more: (seen.append(part), record(own, part, **more))[1]
     )
     RULE_SETS.get("voita").explain(checkpoint, batch, target="top1", steps="each")
 
@@ -104,13 +104,13 @@ def test_short_sentences_are_not_explained_at_the_length_of_long_ones(
 def test_groups_are_of_like_length_and_within_the_pairs() -> None:
     lengths = torch.randint(1, 60, (101,), generator=torch.Generator().manual_seed(7)).tolist()
     for pairs in (1, 2**12, None):
-        groups = like_lengths(lengths, pairs=pairs)
+        groups = length_groups(lengths, pairs=pairs)
         assert sorted(torch.cat(groups).tolist()) == list(range(101))
         for group in groups:
             own = [lengths[number] for number in group.tolist()]
-            assert min(own) >= LIKE * max(own)
+            assert min(own) >= SIMILAR * max(own)
             assert pairs is None or len(own) == 1 or len(own) * max(own) ** 2 <= pairs
-    assert [group.tolist() for group in like_lengths([3, 3, 3], pairs=None)] == [[0, 1, 2]]
+    assert [group.tolist() for group in length_groups([3, 3, 3], pairs=None)] == [[0, 1, 2]]
 
 
 def test_rows_of_a_batch_lose_the_padding_that_they_do_not_need(batch: Batch) -> None:

@@ -8,8 +8,8 @@ from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.relevance.rulesets import Explanation, RuleSet, Steps, Target, register
-from headscope.relevance.voita.batches import explain_batch
-from headscope.relevance.voita.voita_rules import VoitaSettings
+from headscope.relevance.voita.length_groups import explain_batch
+from headscope.relevance.voita.settings import VoitaSettings
 
 
 @dataclass(frozen=True)

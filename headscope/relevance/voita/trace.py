@@ -4,7 +4,7 @@ Linear maps, norms, sums, products and re-arrangements are seen as torch compute
 `TorchFunctionMode`), RMS norms and activations as modules, and a whole softmax attention as one step, through
 the taps of `attend`. Recording starts where a tensor enters the first block of a stack: embeddings, their scale
 and their positions are before it. What no rule is known for is kept by its name and refused only if relevance
-reaches it (`headscope.relevance.voita.trace_walk`).
+reaches it (`headscope.relevance.voita.propagation`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.errors import CheckpointError
-from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.relevance.voita.trace_functions import (
@@ -27,9 +26,9 @@ from headscope.relevance.voita.trace_functions import (
     FUNCTIONS,
     LIKE,
     OUT_OF_PLACE,
-    Found,
     NormDetail,
-    module_step,
+    Operation,
+    module_operations,
 )
 
 Kind = Literal["root", "linear", "norm", "rms", "add", "product", "mix", "attention", "same", "move", "unknown"]
@@ -50,8 +49,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Core:
-    """The detail of an attention step: the place and the call. Its inputs are query, key, value."""
+class AttentionDetail:
+    """The detail of an attention step: the site and the call. Its inputs are query, key, value."""
 
     attention_site: AttentionSite
     call: AttentionCall
@@ -68,7 +67,6 @@ class Trace:
     sentences: int = 0
     steps: list[Step] = field(default_factory=list)
     contexts: dict[int, tuple[AttentionSite, Tensor]] = field(default_factory=dict)
-    cores: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
     roots: dict[str, Tensor] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
     spoiled: dict[int, str] = field(default_factory=dict)
@@ -123,13 +121,13 @@ class _Recorder(TorchFunctionMode):
         if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in trace.known:
             return
         inputs = tuple(value for value in _tensors(args, kwargs) if trace.follows(value))
-        make: Callable[..., Found | None] | None = FUNCTIONS.get(name)
-        found = None if make is None else make(trace.follows, args, kwargs, output)
-        if found is None:
+        recognise = FUNCTIONS.get(name)
+        operation = None if recognise is None else recognise(trace.follows, args, kwargs, output)
+        if operation is None:
             trace.add(Step("unknown", trace.named(name), inputs, output))
             return
-        detail = (func, args, kwargs, index) if found.kind == "move" else found.detail
-        trace.add(Step(found.kind, trace.named(name), found.inputs or inputs, output, detail))
+        detail = (func, args, kwargs, index) if operation.kind == "move" else operation.detail
+        trace.add(Step(operation.kind, trace.named(name), operation.inputs or inputs, output, detail))
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
@@ -148,56 +146,53 @@ def traced(model: nn.Module) -> Iterator[Trace]:
     """
     trace = Trace()
     with ExitStack() as stack:
-        walk = stack.enter_context(track_calls(model))
+        tracker = stack.enter_context(track_calls(model))
         current: list[AttentionSite | None] = [None]
 
         def core(call: AttentionCall, _: Tensor) -> None:
-            attention_site = current[0] = walk.attention_site(call.module)
+            attention_site = current[0] = tracker.attention_site(call.module)
             if attention_site is None or not any(map(trace.follows, (call.query, call.key, call.value))):
                 return
             trace.known.discard(id(call.context))
-            step = Step(
-                "attention", "attend", (call.query, call.key, call.value), call.context, Core(attention_site, call)
-            )
-            trace.add(step)
-            trace.cores[attention_site.site, attention_site.layer] = call.context
+            inputs = call.query, call.key, call.value
+            trace.add(Step("attention", "attend", inputs, call.context, AttentionDetail(attention_site, call)))
 
         def read(_: AttentionCall, context: Tensor) -> None:
             if current[0] is not None and trace.follows(context):
                 trace.contexts[id(context)] = (current[0], context)
 
-        for name in first_blocks(walk.attention_sites.order):
+        for name in first_blocks(tracker.attention_sites.order):
             hook = _root_hook(trace, name)
             stack.callback(model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True).remove)
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(_entering(trace)).remove)
             stack.callback(module.register_forward_hook(_leaving(trace)).remove)
-            if (make := module_step(module)) is not None:
-                stack.callback(module.register_forward_hook(_module_hook(trace, make)).remove)
+            if (recognise := module_operations(module)) is not None:
+                stack.callback(module.register_forward_hook(_module_hook(trace, recognise)).remove)
         stack.enter_context(tapped(core, before_mixing=True, first=True))
         stack.enter_context(tapped(read))
         stack.enter_context(_Recorder(trace))
         yield trace
 
 
-def first_blocks(places: tuple[AttentionSite, ...]) -> list[str]:
+def first_blocks(sites: tuple[AttentionSite, ...]) -> list[str]:
     """Names of the first block of every stack that attends: `encoder.layers.0`, `transformer.h.0`.
 
     A block's name ends with the first number in the name of an attention module; CheckpointError where there
     is none.
     """
-    found: dict[str, int] = {}
-    for attention_site in places:
+    lowest: dict[str, int] = {}
+    for attention_site in sites:
         parts = attention_site.name.split(".")
-        at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-        if at is None:
+        position = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+        if position is None:
             raise CheckpointError(
                 f"the attention module {attention_site.name!r} is in no numbered layer; relevance needs to know where "
                 "the first layer begins, and this model cannot be explained by it"
             )
-        stack, number = ".".join(parts[:at]), int(parts[at])
-        found[stack] = min(number, found.get(stack, number))
-    return [f"{stack}.{number}".lstrip(".") for stack, number in found.items()]
+        stack, number = ".".join(parts[:position]), int(parts[position])
+        lowest[stack] = min(number, lowest.get(stack, number))
+    return [f"{stack}.{number}".lstrip(".") for stack, number in lowest.items()]
 
 
 def _root_hook(trace: Trace, name: str) -> Callable[..., None]:
@@ -213,12 +208,13 @@ def _root_hook(trace: Trace, name: str) -> Callable[..., None]:
     return begin
 
 
-def _module_hook(trace: Trace, make: Callable[[Any], tuple[Found, ...]]) -> Callable[..., None]:
+def _module_hook(trace: Trace, recognise: Callable[[Any], tuple[Operation, ...]]) -> Callable[..., None]:
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if args and trace.follows(args[0]) and isinstance(output, Tensor) and output is not args[0]:
-            candidates = (its for its in make(module) if its.kind != "rms" or _is_rms(its.detail, args[0], output))
-            if (found := next(candidates, None)) is not None:
-                trace.add(Step(found.kind, type(module).__name__, (args[0],), output, found.detail))
+            for operation in recognise(module):
+                if operation.kind != "rms" or _is_rms(operation.detail, args[0], output):
+                    trace.add(Step(operation.kind, type(module).__name__, (args[0],), output, operation.detail))
+                    return
             # else it computes something else under that name: it is seen function by function, and refused
 
     return note
@@ -237,7 +233,7 @@ def _leaving(trace: Trace) -> Callable[..., None]:
 
 def _is_rms(norm: NormDetail, x: Tensor, output: Tensor) -> bool:
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    found = wide * (wide.square().mean(dim=-1, keepdim=True) + norm.epsilon).rsqrt()
-    found = found if norm.scale is None else found * norm.scale.to(wide.dtype)
+    expected = wide * (wide.square().mean(dim=-1, keepdim=True) + norm.epsilon).rsqrt()
+    expected = expected if norm.scale is None else expected * norm.scale.to(wide.dtype)
     tolerance = 1e-4 if wide is x else 0.05
-    return bool((found - output).abs().max() <= tolerance * (output.abs().max() + 1e-6))
+    return bool((expected - output).abs().max() <= tolerance * (output.abs().max() + 1e-6))

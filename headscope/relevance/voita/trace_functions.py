@@ -13,8 +13,8 @@ Follows = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
-class Found:
-    """The kind of a step, what it needs to be undone, and its inputs (empty: all that are followed, in order)."""
+class Operation:
+    """What a call computes: the kind of step, what undoing it needs, and its inputs (empty: all followed, in order)."""
 
     kind: Any
     detail: Any = None
@@ -31,82 +31,82 @@ class NormDetail:
     centred: bool = True
 
 
-Make = Callable[[Follows, Any, Any, Tensor], Found | None]
+Recognise = Callable[[Follows, Any, Any, Tensor], Operation | None]
 
 
-def _linear(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
+def _linear(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     x, weight, bias = (*args, *kwargs.values(), None)[:3]
     if not follows(x) or follows(weight) or follows(bias):
         return None
-    return Found("linear", (weight, bias), (x,))
+    return Operation("linear", (weight, bias), (x,))
 
 
-def _addmm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
+def _addmm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     if kwargs or len(args) != 3 or not follows(args[1]) or follows(args[0]) or follows(args[2]):
         return None
-    return Found("linear", (args[2].t(), args[0]), (args[1],))
+    return Operation("linear", (args[2].t(), args[0]), (args[1],))
 
 
-def _matmul(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
+def _matmul(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     left, right = args[:2]
     if follows(left) and not follows(right) and right.ndim == 2:
-        return Found("linear", (right.t(), None), (left,))
+        return Operation("linear", (right.t(), None), (left,))
     if follows(right) and not follows(left) and left.ndim == 2 and right.ndim >= 2:
-        return Found("mix", left, (right,))
+        return Operation("mix", left, (right,))
     return None
 
 
-def _add(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
+def _add(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     a, b = args[:2]
     if kwargs or not (follows(a) and follows(b)):
         return _by_constant(follows, args, kwargs, output)
-    return Found("add", None, (a, b)) if a.shape == b.shape else None
+    return Operation("add", None, (a, b)) if a.shape == b.shape else None
 
 
-def _multiply(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
+def _multiply(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     a, b = args[:2]
     if not (follows(a) and follows(b)):
         return _by_constant(follows, args, kwargs, output)
-    return Found("product", None, (a, b)) if a.shape == b.shape == output.shape else None
+    return Operation("product", None, (a, b)) if a.shape == b.shape == output.shape else None
 
 
-def _by_constant(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
+def _by_constant(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     """A followed tensor and constants, element by element: relevance stays where it is."""
     followed = [value for value in args if follows(value)]
     fits = len(followed) == 1 and followed[0].shape == output.shape
-    return Found("same", None, tuple(followed)) if fits else None
+    return Operation("same", None, tuple(followed)) if fits else None
 
 
-def _division(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
+def _division(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     return None if follows(args[1]) else _by_constant(follows, args, kwargs, output)
 
 
-def _layer_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
+def _layer_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     named = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
     if len(named["normalized_shape"]) != 1:
         return None
     norm = NormDetail(named.get("weight"), named.get("bias"), named.get("eps", 1e-5))
-    return Found("norm", norm, (named["input"],))
+    return Operation("norm", norm, (named["input"],))
 
 
-def _rms_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
+def _rms_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     named = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
     epsilon = named.get("eps")
     epsilon = torch.finfo(output.dtype).eps if epsilon is None else epsilon
     if len(named["normalized_shape"]) != 1:
         return None
-    return Found("rms", NormDetail(named.get("weight"), None, epsilon, centred=False), (named["input"],))
+    return Operation("rms", NormDetail(named.get("weight"), None, epsilon, centred=False), (named["input"],))
 
 
-def _like(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
-    return Found("same", None, (args[0],))
+def _like(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    return Operation("same", None, (args[0],))
 
 
-def _move(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Found | None:
-    return Found("move")
+def _move(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    return Operation("move")
 
 
-_NAMES: Mapping[Make, str] = {
+_NAMES: Mapping[Recognise, str] = {
     _linear: "linear",
     _addmm: "addmm",
     _matmul: "matmul __matmul__",
@@ -121,7 +121,7 @@ _NAMES: Mapping[Make, str] = {
     _move: "view reshape transpose swapaxes permute flatten unflatten squeeze unsqueeze __getitem__ narrow select "
     "split chunk unbind tensor_split split_with_sizes index_select cat concat stack expand roll t movedim",
 }
-FUNCTIONS: Mapping[str, Make] = {name: make for make, names in _NAMES.items() for name in names.split()}
+FUNCTIONS: Mapping[str, Recognise] = {name: recognise for recognise, names in _NAMES.items() for name in names.split()}
 
 OUT_OF_PLACE: Mapping[str, tuple[Callable[..., Any], str]] = {
     "__iadd__": (torch.add, "add"),
@@ -141,27 +141,21 @@ LIKE = frozenset(["to", "type_as"])
 """Functions that read nothing but the type of their second argument."""
 
 
-def module_step(module: nn.Module) -> Callable[[Any], tuple[Found, ...]] | None:
+def module_operations(module: nn.Module) -> Callable[[Any], tuple[Operation, ...]] | None:
     """What a module may be as a whole (the first that fits its numbers), None where it is seen function by function.
 
-    RMS norms are told by their class's name (`…RMSNorm`, `T5LayerNorm`), activations by where they are defined.
+    RMS norms are recognised by their class name (`…RMSNorm`, `T5LayerNorm`), activations by the module of their class.
     """
     kind = type(module)
     if kind.__name__.endswith("RMSNorm") or kind.__name__ == "T5LayerNorm":
         return None if isinstance(module, nn.RMSNorm) else _rms_module
-    where = kind.__module__
-    if where in ("torch.nn.modules.activation", "transformers.activations") and not isinstance(
-        module, nn.MultiheadAttention | nn.Softmax
-    ):
-        return _activation
+    activation = kind.__module__ in ("torch.nn.modules.activation", "transformers.activations")
+    if activation and not isinstance(module, nn.MultiheadAttention | nn.Softmax):
+        return lambda module: (Operation("same"),)
     return None
 
 
-def _activation(module: Any) -> tuple[Found, ...]:
-    return (Found("same"),)
-
-
-def _rms_module(module: Any) -> tuple[Found, ...]:
+def _rms_module(module: Any) -> tuple[Operation, ...]:
     """With its weight as the scale, or with one added to it (Gemma)."""
     names = ("variance_epsilon", "eps", "epsilon")
     epsilon = next((float(getattr(module, name)) for name in names if hasattr(module, name)), None)
@@ -169,4 +163,4 @@ def _rms_module(module: Any) -> tuple[Found, ...]:
     if epsilon is None:
         return ()
     scales = [weight] if weight is None else [weight.detach(), 1 + weight.detach()]
-    return tuple(Found("rms", NormDetail(scale, None, epsilon, centred=False)) for scale in scales)
+    return tuple(Operation("rms", NormDetail(scale, None, epsilon, centred=False)) for scale in scales)

@@ -42,7 +42,7 @@ class Structure:
 
 def structure(trace: Trace) -> Structure:
     """Find groups and cross attentions in a trace."""
-    found = Structure()
+    plan = Structure()
     order = {id(step): number for number, step in enumerate(trace.steps)}
     makers = {id(step.output): step for step in trace.steps}
     for step in trace.steps:
@@ -52,13 +52,12 @@ def structure(trace: Trace) -> Structure:
         for tensor in step.inputs:
             for projection in _projections(tensor, makers):
                 by_input[id(projection.inputs[0])][id(projection)] = projection
-        for mine in by_input.values():
-            members = tuple(sorted(mine.values(), key=lambda each: order[id(each)]))
-            group = Group(members, id(step))
-            found.groups |= {id(each): group for each in members}
+        for projections in by_input.values():
+            members = tuple(sorted(projections.values(), key=lambda member: order[id(member)]))
+            plan.groups |= dict.fromkeys(map(id, members), Group(members, id(step)))
         if step.detail.attention_site.site is Site.CROSS:
-            _note_cross(trace, found, step, order[id(step)], makers)
-    return found
+            _add_cross(plan, step, trace.steps[order[id(step)] + 1 :], makers)
+    return plan
 
 
 def _projections(tensor: Tensor, makers: dict[int, Step]) -> list[Step]:
@@ -76,29 +75,29 @@ def _projections(tensor: Tensor, makers: dict[int, Step]) -> list[Step]:
     return linear
 
 
-def _note_cross(trace: Trace, found: Structure, core: Step, number: int, makers: dict[int, Step]) -> None:
-    memories = {id(each.inputs[0]) for tensor in core.inputs[1:] for each in _projections(tensor, makers)}
-    ends = _sublayer(trace.steps[number + 1 :], core)
+def _add_cross(plan: Structure, attention: Step, after: list[Step], makers: dict[int, Step]) -> None:
+    memories = {id(step.inputs[0]) for tensor in attention.inputs[1:] for step in _projections(tensor, makers)}
+    ends = _sublayer(after, attention)
     if len(memories) != 1 or ends is None:
         return
     entering, leaving = ends
     memory = memories.pop()
-    found.memories.add(memory)
-    found.cross_from[id(entering)] = Cross(id(leaving), memory, id(core))
-    found.cross_to.add(id(leaving))
+    plan.memories.add(memory)
+    plan.cross_from[id(entering)] = Cross(id(leaving), memory, id(attention))
+    plan.cross_to.add(id(leaving))
 
 
-def _sublayer(steps: list[Step], core: Step) -> tuple[Tensor, Tensor] | None:
+def _sublayer(steps: list[Step], attention: Step) -> tuple[Tensor, Tensor] | None:
     """What enters and leaves the residual sublayer of an attention; a norm after the sum (post-norm) is part of it."""
-    reached = {id(core.output)}
+    reached = {id(attention.output)}
     for number, step in enumerate(steps):
-        mine = [id(tensor) in reached for tensor in step.inputs]
-        if step.kind == "add" and sum(mine) == 1:
-            entering = step.inputs[mine.index(False)]
-            readers = [each for each in steps[number + 1 :] if any(part is step.output for part in each.inputs)]
-            norms = [each for each in readers if each.kind in ("norm", "rms")]
-            post = len(norms) == 1 and not any(each.kind == "add" for each in readers)
+        from_attention = [id(tensor) in reached for tensor in step.inputs]
+        if step.kind == "add" and sum(from_attention) == 1:
+            entering = step.inputs[from_attention.index(False)]
+            readers = [reader for reader in steps[number + 1 :] if any(part is step.output for part in reader.inputs)]
+            norms = [reader for reader in readers if reader.kind in ("norm", "rms")]
+            post = len(norms) == 1 and not any(reader.kind == "add" for reader in readers)
             return entering, norms[0].output if post else step.output
-        if any(mine):
+        if any(from_attention):
             reached.add(id(step.output))
     return None

@@ -1,7 +1,7 @@
 """Voita et al. 2019's layer-wise relevance of heads, in closed form: `explain_voita`.
 
-The paper's own program, as it is since June 2021 ("version C"), forms (length · width)² Jacobians and runs once per
-target position. Here transitions are built in blocks, do not depend on the relevance, and serve all positions.
+The paper's own program, as it is since June 2021, forms (length · width)² Jacobians and runs once per target position.
+Here transitions are built in blocks, do not depend on the relevance, and serve all positions.
 
 For each explained position the start is 1.0 at one logit (the indicator, not the logit's value). Relevance of a head
 is read at its context as it enters the output projection, after mixing and gates. Relevance of the input is that of
@@ -23,15 +23,14 @@ from headscope.heads import Site
 from headscope.model.discovery import eval_mode
 from headscope.relevance.readout import Relevance, join_relevance
 from headscope.relevance.rulesets import Target
-from headscope.relevance.voita import start as voita_start
+from headscope.relevance.voita.propagation import Propagated, propagate
+from headscope.relevance.voita.rules import OutputUnits, VoitaRules, rule_dtype
+from headscope.relevance.voita.settings import VoitaSettings
+from headscope.relevance.voita.starting_relevance import model_output, quantity_of, starting_relevance
 from headscope.relevance.voita.trace import Trace, traced
-from headscope.relevance.voita.trace_walk import Units, WalkResult, WalkRules, walk
-from headscope.relevance.voita.voita_2019 import FirstRules
-from headscope.relevance.voita.voita_paper import PaperRules
-from headscope.relevance.voita.voita_rules import ProgramRules, VoitaSettings, wide
 
 BLOCK_BYTES = 2**28
-COPIES = 8  # of the widest states that a walk holds at a time, counting queries, keys and values
+COPIES = 8  # of the widest states that are held at a time, counting queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,14 @@ class VoitaRelevance:
 
         With `rescale_shifted` (version 2019) the total is kept.
         """
-        found = self.target_inputs
-        if found is None:
+        inputs = self.target_inputs
+        if inputs is None:
             return None
-        shifted = torch.nn.functional.pad(found[..., 1:], (0, 1))
+        shifted = torch.nn.functional.pad(inputs[..., 1:], (0, 1))
         if not self.rescale_shifted:
             return shifted
         total = shifted.sum(dim=-1, keepdim=True)
-        return torch.where(total > 0, shifted * found.sum(dim=-1, keepdim=True) / total.clamp(min=1e-30), shifted)
+        return torch.where(total > 0, shifted * inputs.sum(dim=-1, keepdim=True) / total.clamp(min=1e-30), shifted)
 
 
 def explain_voita(
@@ -97,11 +96,11 @@ def recorded_voita(
     checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings | None = None, target: Target = "top1"
 ) -> RecordedTrace:
     """The forward pass of `explain_voita`."""
-    quantity = voita_start.quantity_of(checkpoint, batch, target)
+    quantity = quantity_of(checkpoint, batch, target)
     return record_trace(
         checkpoint.model,
-        lambda: voita_start.output_of(checkpoint, batch, quantity),
-        lambda output: voita_start.start_of(checkpoint, batch, output, quantity),
+        lambda: model_output(checkpoint, batch, quantity),
+        lambda output: starting_relevance(checkpoint, batch, output, quantity),
         settings=settings,
     )
 
@@ -109,7 +108,7 @@ def recorded_voita(
 def explain(
     model: nn.Module,
     forward: Callable[[], Tensor],
-    start: Callable[[Tensor], Tensor | Units],
+    start: Callable[[Tensor], Tensor | OutputUnits],
     *,
     settings: VoitaSettings | None = None,
     block_bytes: int = BLOCK_BYTES,
@@ -117,7 +116,7 @@ def explain(
 ) -> VoitaRelevance:
     """Explain any output of a model: `forward` runs it once, `start` says what relevance its output begins with.
 
-    `start` gives a tensor [p …] with the output's shape, or `Units`. The model is left as it was.
+    `start` gives a tensor [p …] with the output's shape, or `OutputUnits`. The model is left as it was.
     CheckpointError where an operation has no rule.
     """
     return record_trace(model, forward, start, settings=settings).explained(block_bytes, neurons=neurons)
@@ -129,25 +128,28 @@ class RecordedTrace:
 
     trace: Trace
     output: Tensor
-    start: Tensor | Units
+    start: Tensor | OutputUnits
     settings: VoitaSettings
 
     def explained(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> VoitaRelevance:
         """Go back; the model is not run again, so that several of these can go on side by side."""
         if block_bytes < 1:
             raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
-        trace, output = self.trace, self.output
+        trace, dtype = self.trace, rule_dtype(self.output.dtype)
         with torch.inference_mode(False), torch.no_grad():
-            rules = _rules(self.settings, trace, wide(output.dtype), block_bytes)
+            rules = VoitaRules(self.settings, sentences=trace.sentences, dtype=dtype, block=block_bytes)
             size = _positions_at_once(trace, self.start, block_bytes)
-            parts = [_part(trace, walk(trace, output, part, rules), neurons) for part in _split(self.start, size)]
+            parts = [
+                _Part.of(trace, propagate(trace, self.output, positions, rules), neurons)
+                for positions in _split(self.start, size)
+            ]
         return _joined(trace, parts, self.start, self.settings)
 
 
 def record_trace(
     model: nn.Module,
     forward: Callable[[], Tensor],
-    start: Callable[[Tensor], Tensor | Units],
+    start: Callable[[Tensor], Tensor | OutputUnits],
     *,
     settings: VoitaSettings | None = None,
 ) -> RecordedTrace:
@@ -158,29 +160,21 @@ def record_trace(
         return RecordedTrace(trace, output, start(output), settings or VoitaSettings())
 
 
-def _rules(settings: VoitaSettings, trace: Trace, dtype: torch.dtype, block: int) -> WalkRules:
-    if settings.version == "2019":
-        return FirstRules(sentences=trace.sentences, dtype=dtype)
-    if settings.version == "paper":
-        return PaperRules(dtype=dtype, block=block)
-    return ProgramRules(settings, sentences=trace.sentences, dtype=dtype, block=block)
-
-
-def _positions_at_once(trace: Trace, start: Tensor | Units, block: int) -> int:
-    """How many explained positions the block budget allows: a walk holds a few copies of its widest states."""
-    values = start.values if isinstance(start, Units) else start
+def _positions_at_once(trace: Trace, start: Tensor | OutputUnits, block: int) -> int:
+    """How many explained positions the block budget allows: a few copies of the widest states are held."""
+    values = start.values if isinstance(start, OutputUnits) else start
     steps = [step for step in trace.steps if step.kind in ("root", "linear", "norm", "rms", "add")]
-    if isinstance(start, Units):
+    if isinstance(start, OutputUnits):
         steps = steps[:-1]  # the logits, of which single units are explained
     widest = max((step.output.numel() for step in steps), default=1)
     return max(1, block // (COPIES * widest * values.element_size()))
 
 
-def _split(start: Tensor | Units, size: int) -> list[Tensor | Units]:
+def _split(start: Tensor | OutputUnits, size: int) -> list[Tensor | OutputUnits]:
     if isinstance(start, Tensor):
         return list(torch.split(start, size))
-    parts = (torch.split(part, size) for part in (start.tokens, start.classes, start.values))
-    return [Units(*part) for part in zip(*parts, strict=True)]
+    columns = (torch.split(column, size) for column in (start.tokens, start.classes, start.values))
+    return [OutputUnits(*some) for some in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -191,27 +185,27 @@ class _Part:
     tokens: tuple[Tensor, ...]
     states: dict[str, Tensor]
 
+    @classmethod
+    def of(cls, trace: Trace, result: Propagated, neurons: bool) -> _Part:
+        roots = [result.roots[name] for name in trace.roots if name in result.roots]
+        states = dict(zip(("source", "target"), roots, strict=False))
+        if result.memory is not None:
+            states["memory"] = result.memory
+        tokens = tuple(root.abs().sum(dim=-1) for root in roots)
+        return cls(result.heads, tokens, states if neurons else {})
 
-def _part(trace: Trace, walked: WalkResult, neurons: bool) -> _Part:
-    roots = [walked.roots[name] for name in trace.roots if name in walked.roots]
-    states = dict(zip(("source", "target"), roots, strict=False))
-    if walked.memory is not None:
-        states["memory"] = walked.memory
-    tokens = tuple(root.abs().sum(dim=-1) for root in roots)
-    return _Part(walked.heads, tokens, states if neurons else {})
 
-
-def _joined(trace: Trace, parts: list[_Part], start: Tensor | Units, its: VoitaSettings) -> VoitaRelevance:
-    tokens = [torch.cat(each) for each in zip(*(part.tokens for part in parts), strict=True)]
+def _joined(trace: Trace, parts: list[_Part], start: Tensor | OutputUnits, settings: VoitaSettings) -> VoitaRelevance:
+    tokens = [torch.cat(sums) for sums in zip(*(part.tokens for part in parts), strict=True)]
     states = {name: torch.cat([part.states[name] for part in parts]) for name in parts[0].states}
-    if isinstance(start, Units):
+    if isinstance(start, OutputUnits):
         explained = start.values != 0
         classes = torch.where(explained, start.classes, -1)
     else:
         explained = start.reshape(len(start), trace.sentences, -1).ne(0).any(dim=-1)
         classes = torch.full_like(explained, -1, dtype=torch.long)
     return VoitaRelevance(
-        heads={place: join_relevance([part.heads[place] for part in parts]) for place in parts[0].heads},
+        heads={layer: join_relevance([part.heads[layer] for part in parts]) for layer in parts[0].heads},
         source_tokens=tokens[0] if tokens else None,
         target_inputs=tokens[1] if len(tokens) > 1 else None,
         source=states.get("source"),
@@ -219,5 +213,5 @@ def _joined(trace: Trace, parts: list[_Part], start: Tensor | Units, its: VoitaS
         memory=states.get("memory"),
         explained=explained,
         classes=classes,
-        rescale_shifted=its.version == "2019",
+        rescale_shifted=settings.version == "2019",
     )

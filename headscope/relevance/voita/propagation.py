@@ -1,0 +1,205 @@
+"""Hand relevance from the output of a recorded forward pass back to its inputs, step by step, by a set of rules.
+
+What does not depend on the rules is here: the order of the steps, projections that read the same input for one
+attention and count as one matrix, re-arrangements, what reaches a tensor on several ways, and the read-out.
+Relevance has a leading axis `p`, the explained positions: one pass serves all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from headscope.errors import CheckpointError
+from headscope.heads import Site
+from headscope.relevance.readout import Relevance
+from headscope.relevance.voita.rules import OutputUnits, VoitaRules, absolute_total
+from headscope.relevance.voita.trace import Step, Trace
+from headscope.relevance.voita.trace_structure import Structure, structure
+
+
+@dataclass
+class Propagated:
+    """Where relevance went: `heads` per (site, layer), `roots` [p b t d] by first block, `memory` [p b s d]."""
+
+    heads: dict[tuple[Site, int], Relevance] = field(default_factory=dict)
+    roots: dict[str, Tensor] = field(default_factory=dict)
+    memory: Tensor | None = None
+
+
+def propagate(trace: Trace, output: Tensor, start: Tensor | OutputUnits, rules: VoitaRules) -> Propagated:
+    """Hand `start` [p …] at the tensor `output` of a trace back to the inputs of the stacks.
+
+    CheckpointError for an output that was not recorded and for an operation that no rule is known for.
+    """
+    if not trace.follows(output):
+        raise CheckpointError("the output to explain does not come from the attention layers that were recorded")
+    propagation = _Propagation(trace, structure(trace), rules)
+    propagation.pending[id(output)] = [("", start)]
+    for step in reversed(trace.steps):
+        arrived = propagation.pending.pop(id(step.output), None)
+        if arrived is not None:
+            propagation.undo(step, propagation.complete(step.output, arrived))
+        propagation.finish_projections(step)
+    return propagation.result
+
+
+class _Propagation:
+    """The state of one way back.
+
+    - `pending`: relevance that reached a tensor so far, each with a label of the way it came, by the tensor's id.
+    - `projections`: relevance that waits for the other projections of its group, by group and step.
+    - `totals` [p b]: absolute relevance at the output of every cross attention's sublayer, by its id.
+    """
+
+    def __init__(self, trace: Trace, plan: Structure, rules: VoitaRules) -> None:
+        self.trace, self.plan, self.rules = trace, plan, rules
+        self.result = Propagated()
+        self.pending: dict[int, list[tuple[Any, Any]]] = {}
+        self.projections: dict[int, dict[int, Tensor]] = {}
+        self.totals: dict[int, Tensor] = {}
+
+    def send(self, to: Tensor, relevance: Tensor | None, label: Any = "") -> None:
+        """Leave relevance at a tensor until all that reaches it is there."""
+        if relevance is not None:
+            self.pending.setdefault(id(to), []).append((label, relevance))
+
+    def complete(self, tensor: Tensor, arrived: list[tuple[Any, Any]]) -> Any:
+        """All relevance of a tensor as one; read out where heads are, scaled where a cross attention ends."""
+        key = id(tensor)
+        relevance = arrived[0][1]
+        if len(arrived) > 1:
+            relevance = self.rules.gather([_dense(part, tensor) for _, part in arrived])
+        cross = self.plan.cross_from.get(key)
+        if cross is not None and cross.total in self.totals:
+            at_memory = self.pending.get(cross.memory, [])
+            for number, (label, part) in enumerate(at_memory):
+                if label == cross.label:
+                    factor = self.rules.joint(self.totals[cross.total], relevance, part)[..., None, None]  # [p b 1 1]
+                    at_memory[number] = (label, part * factor)
+                    relevance = relevance * factor
+        if key in self.plan.cross_to:
+            self.totals[key] = absolute_total(_dense(relevance, tensor), self.trace.sentences)
+        if key in self.plan.memories:
+            self.result.memory = relevance
+        if key in self.trace.contexts:
+            attention_site, _ = self.trace.contexts[key]
+            by_query = relevance.sum(dim=-1)  # [p b h t]
+            self.result.heads[attention_site.site, attention_site.layer] = Relevance(
+                raw=by_query.sum(dim=-1), absolute=relevance.abs().sum(dim=(-1, -2)), by_query=by_query
+            )
+        return relevance
+
+    def undo(self, step: Step, relevance: Any) -> None:
+        """Hand the relevance of a step's output to its inputs."""
+        for tensor in step.inputs:
+            if id(tensor) in self.trace.spoiled:
+                _refuse(self.trace.spoiled[id(tensor)])
+        if step.kind not in _UNDO:
+            _refuse(step.name)
+        if isinstance(relevance, OutputUnits) and step.kind not in ("linear", "same"):
+            relevance = relevance.dense(step.output.shape)
+        _UNDO[step.kind](self, step, relevance)
+
+    def finish_projections(self, step: Step) -> None:
+        """Undo projections that count as one matrix, once the first of them is reached."""
+        group = self.plan.groups.get(id(step))
+        if group is None or step is not group.steps[0]:
+            return
+        arrived = self.projections.pop(id(group), {})
+        members = [member for member in group.steps if id(member) in arrived]
+        if not members:
+            return
+        weights, biases = zip(*(member.detail for member in members), strict=True)
+        bias = None
+        if any(part is not None for part in biases):
+            bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
+        relevance = torch.cat([arrived[id(member)] for member in members], dim=-1)
+        self.send(step.inputs[0], self.rules.linear(relevance, step.inputs[0], torch.cat(weights), bias), group.label)
+
+    def _root(self, step: Step, relevance: Tensor) -> None:
+        self.result.roots[step.name] = relevance
+
+    def _linear(self, step: Step, relevance: Any) -> None:
+        group = self.plan.groups.get(id(step))
+        if group is not None:
+            self.projections.setdefault(id(group), {})[id(step)] = _dense(relevance, step.output)
+            return
+        rule = self.rules.unit if isinstance(relevance, OutputUnits) else self.rules.linear
+        self.send(step.inputs[0], rule(relevance, step.inputs[0], *step.detail))
+
+    def _norm(self, step: Step, relevance: Tensor) -> None:
+        self.send(step.inputs[0], self.rules.norm(relevance, step.inputs[0], step.detail))
+
+    def _two(self, step: Step, relevance: Tensor) -> None:
+        rule = self.rules.add if step.kind == "add" else self.rules.product
+        for tensor, part in zip(step.inputs, rule(relevance, *step.inputs), strict=True):
+            self.send(tensor, part)
+
+    def _mix(self, step: Step, relevance: Tensor) -> None:
+        self.send(step.inputs[0], self.rules.mix(relevance, step.detail, step.inputs[0]))
+
+    def _attention(self, step: Step, relevance: Tensor) -> None:
+        at_inputs = self.rules.attention(relevance, step.detail)
+        for tensor, part in zip(step.inputs, at_inputs[:3], strict=True):
+            if self.trace.follows(tensor):
+                self.send(tensor, part)
+        layer = step.detail.attention_site.site, step.detail.attention_site.layer
+        if layer in self.result.heads:
+            shares = {"value_share": at_inputs.value_share, "qk_share": at_inputs.qk_share}
+            self.result.heads[layer] = replace(self.result.heads[layer], **shares)
+
+    def _same(self, step: Step, relevance: Any) -> None:
+        self.send(step.inputs[0], relevance)
+
+    def _move(self, step: Step, relevance: Tensor) -> None:
+        for tensor, part in zip(step.inputs, moved_back(step, relevance), strict=True):
+            self.send(tensor, part)
+
+
+def moved_back(step: Step, relevance: Tensor) -> tuple[Tensor, ...]:
+    """Relevance [p …] of a re-arrangement's output, put back where its inputs were."""
+    function, args, kwargs, index = step.detail
+    with torch.enable_grad():
+        leaves = {id(tensor): tensor.detach().to(relevance.dtype).requires_grad_() for tensor in step.inputs}
+        args, kwargs = _replaced(args, leaves), {name: _replaced(value, leaves) for name, value in kwargs.items()}
+        output = function(*args, **kwargs)
+        output = output if index is None else output[index]
+        return torch.autograd.grad(output, list(leaves.values()), relevance, is_grads_batched=True)
+
+
+def _replaced(value: Any, leaves: dict[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return leaves.get(id(value), value)
+    if type(value) in (tuple, list):
+        return type(value)(_replaced(part, leaves) for part in value)
+    return value
+
+
+def _dense(relevance: Tensor | OutputUnits, tensor: Tensor) -> Tensor:
+    return relevance.dense(tensor.shape) if isinstance(relevance, OutputUnits) else relevance
+
+
+def _refuse(name: str) -> NoReturn:
+    raise CheckpointError(
+        f"no propagation rule is known for {name!r}, which this model applies to its states; "
+        "choose a gradient-based rule set (attnlrp, cp, gradient)"
+    )
+
+
+_UNDO: dict[str, Callable[[_Propagation, Step, Any], None]] = {
+    "root": _Propagation._root,
+    "linear": _Propagation._linear,
+    "norm": _Propagation._norm,
+    "rms": _Propagation._norm,
+    "add": _Propagation._two,
+    "product": _Propagation._two,
+    "mix": _Propagation._mix,
+    "attention": _Propagation._attention,
+    "same": _Propagation._same,
+    "move": _Propagation._move,
+}

@@ -1,0 +1,302 @@
+"""The rules of Voita et al.: one set of operations, and a table of what differs between the three versions.
+
+"2021" is their program since June 2021. Every operation is one map y = f(x) of all its inputs: impacts
+z_ji = f(0)_j / N + J_ji x_i, normalised over i with positive and negative impacts apart (alpha-beta, α = β = ½, both
+added) or together (eps mode), and the result rescaled so that total absolute relevance is what it was.
+
+"2019" is the program as first published in June 2019 (α = 1, β = 0), which its authors ask readers not to use: with
+inputs shifted to x' = x + ε, R_x = x' · ∂f(x')/∂x · R_y / f(x'), with max(W, ε) for the weights of linear maps and
+without their biases. After every operation absolute values are taken and scaled to the sum that came in.
+
+"paper" is the rule of the paper's appendix A (after Ding et al. 2017): contribution ratios W_uv u / Σ_u' W_u'v u' for
+weighted sums, u / Σ_u' u' for products. Nothing is rescaled. The paper leaves some choices open; here biases take no
+part in the ratios (a weighted sum conserves relevance), weights·V and query·key are sums of products, queries having
+been scaled first, and denominators get ε = 1e-9 with their sign, so that 0 / 0 is 0. Ratios have no bound where a
+denominator passes near zero: numbers of this version are rough in float32.
+
+Activations hand relevance on unchanged in all versions, norms and the softmax in the last two (2019: norms only).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headscope.relevance.voita.attention import (
+    AttentionRule,
+    attention_inputs,
+    by_group,
+    by_head,
+    core_attention,
+    gradient_attention,
+    ratio_attention,
+)
+from headscope.relevance.voita.core_rule import (
+    CoreRule,
+    positive_and_negative,
+    stabilised,
+    through_linear,
+    through_norm,
+    transition,
+)
+from headscope.relevance.voita.settings import VoitaSettings
+from headscope.relevance.voita.trace import AttentionDetail
+from headscope.relevance.voita.trace_functions import NormDetail
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleTable:
+    """What a version does where the versions differ.
+
+    - `attention`: the rule for a whole softmax attention.
+    - `core`: how impacts are normalised; None: relevance is divided by the plain sum of impacts.
+    - `epsilon`: stabiliser of rescaling and, if `stabilise`, of denominators.
+    - `shift` is added to all inputs; `smallest_weight` is the least that a weight of a linear map counts for.
+    - `bias`: whether the biases of linear maps have impacts.
+    - `norm`: the Jacobian of norms, "published" or "exact" (see `VoitaSettings`); None: norms are passed unchanged.
+    - `product`: relevance of a product goes to its factors equally or in proportion to their values.
+    - `rescale`: after each operation relevance gets the "absolute" total that came in (signs are kept; sums of what
+      reached a tensor on several ways and both ends of a cross attention are rescaled too), or is made "positive" with
+      the sum that came in, or is not rescaled.
+    """
+
+    attention: AttentionRule
+    core: CoreRule | None = None
+    epsilon: float
+    stabilise: bool = True
+    shift: float = 0.0
+    smallest_weight: float | None = None
+    bias: bool = False
+    norm: Literal["published", "exact"] | None = None
+    product: Literal["equal", "proportional"] = "equal"
+    rescale: Literal["absolute", "positive"] | None = None
+
+
+TABLES = {
+    "2019": RuleTable(
+        attention=partial(gradient_attention, shift=1e-7),
+        epsilon=1e-7,
+        stabilise=False,
+        shift=1e-7,
+        smallest_weight=1e-7,
+        rescale="positive",
+    ),
+    "paper": RuleTable(attention=partial(ratio_attention, epsilon=1e-9), epsilon=1e-9, product="proportional"),
+}
+
+
+def rule_table(settings: VoitaSettings) -> RuleTable:
+    """The table of a version; that of 2021 follows from the settings."""
+    if settings.version in TABLES:
+        return TABLES[settings.version]
+    core = CoreRule(settings.alpha, settings.beta, settings.epsilon, signed=settings.mode == "eps")
+    return RuleTable(
+        attention=partial(core_attention, core=core, constant=settings.attention_constant),
+        core=core,
+        epsilon=settings.epsilon,
+        bias=True,
+        norm=settings.norm_jacobian,
+        rescale="absolute",
+    )
+
+
+@dataclass(frozen=True)
+class OutputUnits:
+    """Relevance at single output units: `values` [p b] at (position `tokens` [p b], unit `classes` [p b])."""
+
+    tokens: Tensor
+    classes: Tensor
+    values: Tensor
+
+    def dense(self, shape: torch.Size) -> Tensor:
+        """The same as a tensor [p b t n]."""
+        relevance = self.values.new_zeros(len(self.values), *shape)
+        p, b = (torch.arange(n, device=relevance.device) for n in self.values.shape)
+        relevance[p[:, None], b[None], self.tokens, self.classes] = self.values
+        return relevance
+
+
+class AttentionRelevance(NamedTuple):
+    """What a rule hands to the inputs of an attention; None where nothing.
+
+    query [p b h t k], key and value [p b g s k]; `value_share` and `qk_share` [p b h] are the sums that go each way.
+    """
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    value_share: Tensor
+    qk_share: Tensor
+
+
+def rule_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision that rules compute in: at least float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def absolute_total(relevance: Tensor, sentences: int) -> Tensor:
+    """Σ|relevance| of every explained position and sentence: [p b] of [p …]."""
+    return relevance.abs().reshape(len(relevance), sentences, -1).sum(dim=-1)
+
+
+def _scaled(relevance: Tensor, factor: Tensor) -> Tensor:
+    """Relevance [p …] times a factor [p b] per sentence."""
+    p, b = factor.shape
+    return (relevance.reshape(p, b, -1) * factor[..., None]).view(relevance.shape)
+
+
+def _ratio(wanted: Tensor, actual: Tensor) -> Tensor:
+    """wanted / actual without a stabiliser, and 1 where there is nothing to scale."""
+    return torch.where(actual > 0, wanted / actual.clamp(min=torch.finfo(actual.dtype).tiny), 1)
+
+
+class VoitaRules:
+    """How relevance [p …] of an operation's output becomes that of its inputs, by the table of one version.
+
+    Inputs have the shapes without `p`. Totals are per sentence, as if each of the `sentences` went through the program
+    alone. `block` is the number of bytes that an intermediate of an attention may take.
+    """
+
+    def __init__(self, settings: VoitaSettings, *, sentences: int, dtype: torch.dtype, block: int) -> None:
+        self.table, self.sentences, self.dtype, self.block = rule_table(settings), sentences, dtype, block
+
+    def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Through x·weightᵀ + bias; weight [o i]."""
+        core = self.table.core
+        (states,), (weight, bias) = self._inputs(x), self._parameters(weight, bias)
+        states, at_outputs = states.flatten(0, -2), relevance.flatten(1, -2)  # [r i], [p r o]
+        if core is not None and not core.signed:
+            at_inputs = through_linear(at_outputs, states, weight, bias, core)
+        else:  # linear in z, so that no impact is formed
+            ratio = self._over(at_outputs, torch.nn.functional.linear(states, weight, bias))
+            at_inputs = (ratio @ weight).mul_(states)
+            if bias is not None:
+                at_inputs.add_((ratio @ (bias / x.shape[-1]))[..., None])
+        (at_inputs,) = self._by_token(at_outputs, at_inputs)
+        return self._rescaled(relevance, at_inputs.view(-1, *x.shape))[0]
+
+    def unit(self, start: OutputUnits, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same from single units."""
+        p, b = start.values.shape
+        batch = torch.arange(b, device=x.device).expand(p, b)
+        (states,) = self._inputs(x[batch, start.tokens])  # [p b i]
+        weight, bias = self._parameters(weight[start.classes], None if bias is None else bias[start.classes])
+        impact = weight * states if bias is None else weight * states + bias[..., None] / x.shape[-1]
+        at_units = start.values[..., None]
+        if self.table.core is None:
+            row = impact * self._over(at_units, impact.sum(dim=-1, keepdim=True))
+        else:
+            (row,) = self._by_token(at_units, transition(impact, self.table.core) * at_units)
+        at_inputs = row.new_zeros(p, *x.shape)
+        at_inputs[torch.arange(p, device=x.device)[:, None], batch, start.tokens] = row
+        return self._rescaled(at_units, at_inputs)[0]
+
+    def norm(self, relevance: Tensor, x: Tensor, norm: NormDetail) -> Tensor:
+        """Through a layer norm or RMS norm."""
+        if self.table.core is None or self.table.norm is None:
+            return relevance
+        rows = relevance.flatten(1, -2), x.to(self.dtype).flatten(0, -2)
+        published = self.table.norm == "published"
+        at_inputs = through_norm(*rows, norm, self.table.core, published=published).view_as(relevance)
+        return self._rescaled(relevance, *self._by_token(relevance, at_inputs))[0]
+
+    def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
+        """Through a + b."""
+        a, b = self._inputs(a, b)
+        if self.table.core is None:
+            ratio = self._over(relevance, a + b)
+            return self._rescaled(relevance, a * ratio, b * ratio)
+        left, right = transition(torch.stack([a, b], dim=-1), self.table.core).unbind(dim=-1)
+        parts = self._by_token(relevance, relevance * left, relevance * right)
+        return [self._rescaled(part, part)[0] for part in parts]
+
+    def product(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
+        """Through a · b, element by element. The impacts of both factors are a·b: J_a a = J_b b."""
+        if self.table.product == "proportional":
+            return self.add(relevance, a, b)
+        if self.table.core is None:
+            return self._rescaled(relevance, relevance, relevance)
+        impact = (a * b).to(self.dtype)
+        both = transition(torch.stack([impact, impact], dim=-1), self.table.core)[..., 0] * relevance
+        return self._by_token(relevance, both, both)
+
+    def mix(self, relevance: Tensor, matrix: Tensor, x: Tensor) -> Tensor:
+        """Through matrix · x, the matrix acting on the last axis but one; with bias 0 all impacts factor."""
+        core = self.table.core
+        (x,), (matrix, _) = self._inputs(x), self._parameters(matrix, None)
+        if core is None or core.signed:
+            return self._rescaled(relevance, x * (matrix.mT @ self._over(relevance, matrix @ x)))[0]
+        (up, down), (x_up, x_down) = positive_and_negative(matrix), positive_and_negative(x)
+        plus = relevance * (core.alpha / (up @ x_up + down @ x_down + core.epsilon))
+        minus = relevance * (core.beta / (up @ x_down + down @ x_up - core.epsilon))
+        at_inputs = x_up * (up.mT @ plus + down.mT @ minus) + x_down * (down.mT @ plus + up.mT @ minus)
+        return self._rescaled(relevance, at_inputs)[0]
+
+    def attention(self, relevance: Tensor, detail: AttentionDetail) -> AttentionRelevance:
+        """Through a whole softmax attention, relevance [p b h t k]; rescaled over all heads together."""
+        h, groups = detail.call.query.shape[1], detail.call.key.shape[1]
+        inputs = attention_inputs(detail.call, self.dtype)
+        at_inputs = self.table.attention(relevance.flatten(1, 2), inputs, self.block)
+        parts = self._rescaled(relevance, *(by_head(part, h) for part in at_inputs if part is not None))
+        *qk_shares, value_share = (part.sum(dim=(-1, -2)) for part in parts)  # [p b h]
+        value = self._grouped(parts[-1], groups)
+        if not qk_shares:
+            return AttentionRelevance(None, None, value, value_share, torch.zeros_like(value_share))
+        key = self._grouped(parts[1], groups)
+        return AttentionRelevance(parts[0], key, value, value_share, qk_shares[0] + qk_shares[1])
+
+    def gather(self, parts: list[Tensor]) -> Tensor:
+        """What reached one tensor on several ways, as one."""
+        total = torch.stack(parts).sum(dim=0)
+        if self.table.rescale != "absolute":
+            return total
+        wanted = sum((absolute_total(part, self.sentences) for part in parts), torch.zeros((), dtype=total.dtype))
+        return _scaled(total, _ratio(wanted, absolute_total(total, self.sentences)))
+
+    def joint(self, total: Tensor, own: Tensor, memory: Tensor) -> Tensor:
+        """Factor [p b] for what a cross attention's sublayer hands on, `total` [p b] having come in."""
+        if self.table.rescale != "absolute":
+            return torch.ones_like(total)
+        return _ratio(total, absolute_total(own, self.sentences) + absolute_total(memory, self.sentences))
+
+    def _inputs(self, *tensors: Tensor) -> list[Tensor]:
+        widened = [tensor.to(self.dtype) for tensor in tensors]
+        return [tensor + self.table.shift for tensor in widened] if self.table.shift else widened
+
+    def _parameters(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """A weight and a bias as they count in impacts."""
+        weight = weight.to(self.dtype)
+        if self.table.smallest_weight is not None:
+            weight = weight.clamp(min=self.table.smallest_weight)
+        return weight, bias.to(self.dtype) if bias is not None and self.table.bias else None
+
+    def _over(self, relevance: Tensor, total: Tensor) -> Tensor:
+        return relevance / (stabilised(total, self.table.epsilon) if self.table.stabilise else total)
+
+    def _by_token(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
+        """Parts [p … d] rescaled together to the absolute total of the reference, per token."""
+        if self.table.rescale != "absolute":
+            return list(parts)
+        size = sum(part.abs().sum(dim=-1, keepdim=True) for part in parts) + self.table.epsilon
+        factor = reference.abs().sum(dim=-1, keepdim=True) / size
+        return [part * factor for part in parts]
+
+    def _rescaled(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
+        """Parts rescaled together to the total of the reference, per sentence."""
+        if self.table.rescale is None:
+            return list(parts)
+        size = sum(absolute_total(part, self.sentences) for part in parts) + self.table.epsilon
+        if self.table.rescale == "absolute":
+            return [_scaled(part, absolute_total(reference, self.sentences) / size) for part in parts]
+        wanted = reference.reshape(len(reference), self.sentences, -1).sum(dim=-1)
+        return [_scaled(part.abs(), wanted / size) for part in parts]
+
+    def _grouped(self, relevance: Tensor, groups: int) -> Tensor:
+        """What the query heads of a group give to their common keys or values: [p b h s k] to [p b g s k]."""
+        if relevance.shape[2] == groups:
+            return relevance
+        return self.gather(list(by_group(relevance, groups).unbind(dim=3)))
