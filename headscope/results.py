@@ -6,15 +6,18 @@ import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from headscope.files.writing import written
+from headscope.version import VERSION
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,51 @@ class Signature:
         return Signature({**first, **{key: more.get(key, value) for key, value in self.entries.items()}})
 
 
+class _Checkpoint(Protocol):
+    """What a signature says of a checkpoint."""
+
+    format: str
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+def signature_of(
+    entries: Mapping[str, str],
+    *,
+    checkpoint: _Checkpoint | None = None,
+    data: tuple[str, object] | None = None,
+    off: Mapping[str, str] | None = None,
+    transformers: bool = False,
+    replicates: int | None = None,
+    seed: int | None = None,
+) -> Signature:
+    """`entries`, then what every signature says where it is given.
+
+    That is: the digest of the text and its number of sentences (`data`), the checkpoint with the heads that are `off`,
+    versions of torch and transformers, bootstrap `replicates`, `seed` and the version of headscope.
+    """
+    found = dict(entries)
+    if data is not None:
+        found["data"] = f"sha1={data[0][:12]},n={data[1]}"
+    if checkpoint is not None:
+        found["ckpt"] = f"{checkpoint.format}-sha256={checkpoint.digest[:12]}"
+        found |= off or {}
+        found["dtype"] = str(checkpoint.dtype).removeprefix("torch.")
+        found["device"] = checkpoint.device.type
+    found["torch"] = version("torch")
+    if transformers:
+        found["tf"] = version("transformers")
+    numbers = {"boot": replicates, "seed": seed}
+    return Signature(found | {key: str(value) for key, value in numbers.items() if value is not None} | {"v": VERSION})
+
+
 @dataclass(frozen=True)
 class ResultTable:
     """A table with the signature of its numbers."""
@@ -47,11 +95,6 @@ class ResultTable:
     def to_json(self) -> dict[str, Any]:
         """Signature and rows; NaN becomes null."""
         return {"signature": str(self.signature), "rows": json.loads(self.frame.to_json(orient="records"))}
-
-
-def write_json(path: Path, value: Any) -> Path:
-    """Write JSON, indented."""
-    return written(path, lambda place: place.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study
 from headscope.api.texts import Given
 from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus
 from headscope.engine.base import Options
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
@@ -23,8 +21,7 @@ from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.ranking.criterion import ScoringContext, column_named, criterion_named
 from headscope.pruning.ranking.rank_run import ranking_table
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.results import Signature
-from headscope.version import VERSION
+from headscope.results import Signature, signature_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,25 +116,13 @@ def measured_ranking(
         found = criterion.scores(ScoringContext(checkpoint, corpus, batching, Options(seed=seed)))
         step(1)
     shaped = {"seed": str(seed), **({"gates": at_work} if at_work else {})}
-    signature = _signature(checkpoint, corpus, {"by": f"{by}{'-lowest' if lowest else ''}", **shaped})
+    signature = signature_of(
+        {"m": "rank", "by": f"{by}{'-lowest' if lowest else ''}", **shaped},
+        data=None if corpus is None else (corpus.digest, corpus.count),
+        checkpoint=checkpoint,
+    )
     return Ranking(_signed(found, lowest), gates, by=by, signature=signature)
 
 
 def _signed(scores: Scores, lowest: bool) -> Scores:
     return {head: -value for head, value in scores.items()} if lowest else scores
-
-
-def _signature(checkpoint: Checkpoint, corpus: Corpus | None, shaped: dict[str, str]) -> Signature:
-    text = {} if corpus is None else {"data": f"sha1={corpus.digest[:12]},n={corpus.count}"}
-    return Signature(
-        {
-            "m": "rank",
-            **shaped,
-            **text,
-            "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
-            "dtype": str(checkpoint.dtype).removeprefix("torch."),
-            "device": checkpoint.device.type,
-            "torch": importlib.metadata.version("torch"),
-            "v": VERSION,
-        }
-    )

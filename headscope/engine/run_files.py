@@ -16,9 +16,10 @@ from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
 from headscope.engine.study import AnalysisResult
 from headscope.files.output_kind import OutputKind
+from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
-from headscope.results import ResultTable, Signature, write_arrays, write_json, write_pickle
+from headscope.results import ResultTable, Signature, signature_of, write_arrays, write_pickle
 from headscope.version import VERSION
 
 ANALYSIS = OutputKind(
@@ -36,23 +37,18 @@ def run_signature(
 ) -> Signature:
     """What shapes every number of a run; the entry `m` (the analysis) is put first for each table."""
     count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
-    return Signature(
+    return signature_of(
         {
             "eos": "incl" if settings["keep_special"] else "excl",
             "unit": "piece",
             "len": f"{settings['limit']}-{settings['long']}",
-            "data": f"sha1={corpus.digest[:12]},n={count}",
-            "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
-            **({"mask": settings["mask"]} if settings.get("mask") else {}),
-            **({"gates": settings["gates"]} if settings.get("gates") else {}),
-            "dtype": str(checkpoint.dtype).removeprefix("torch."),
-            "device": checkpoint.device.type,
-            "torch": importlib.metadata.version("torch"),
-            "tf": importlib.metadata.version("transformers"),
-            "boot": str(settings["bootstrap"]),
-            "seed": str(settings["seed"]),
-            "v": VERSION,
-        }
+        },
+        data=(corpus.digest, count),
+        checkpoint=checkpoint,
+        off={name: settings[name] for name in ("mask", "gates") if settings.get(name)},
+        transformers=True,
+        replicates=settings["bootstrap"],
+        seed=settings["seed"],
     )
 
 

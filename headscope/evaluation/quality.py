@@ -7,7 +7,6 @@ as fairseq's and story-of-heads' own numbers do: the two are never mixed, and ea
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +32,7 @@ from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
-from headscope.results import Signature
-from headscope.version import VERSION
+from headscope.results import Signature, signature_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -329,21 +327,13 @@ def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -
     whole = done is None or done == corpus.count
     count = f"{corpus.count}" if whole else f"{done} of {corpus.count} (interrupted)"
     hidden = {"hide": config.hiding} if hides(checkpoint) else {"eos": "incl"} if checkpoint.two_sided else {}
-    return Signature(
-        {
-            "m": "+".join(opened.metrics),
-            **(checkpoint.search_facts(opened.options) | {"text": config.text} if translates(opened.metrics) else {}),
-            **hidden,
-            "len": f"{opened.reading.limit}-{config.long}",
-            "data": f"sha1={corpus.digest[:12]},n={count}",
-            "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
-            **({"mask": ",".join(map(str, opened.off))} if opened.off else {}),
-            "dtype": str(checkpoint.dtype).removeprefix("torch."),
-            "device": checkpoint.device.type,
-            "torch": importlib.metadata.version("torch"),
-            "tf": importlib.metadata.version("transformers"),
-            "boot": str(config.bootstrap),
-            "seed": str(config.seed),
-            "v": VERSION,
-        }
+    search = checkpoint.search_facts(opened.options) | {"text": config.text} if translates(opened.metrics) else {}
+    return signature_of(
+        {"m": "+".join(opened.metrics), **search, **hidden, "len": f"{opened.reading.limit}-{config.long}"},
+        data=(corpus.digest, count),
+        checkpoint=checkpoint,
+        off={"mask": ",".join(map(str, opened.off))} if opened.off else None,
+        transformers=True,
+        replicates=config.bootstrap,
+        seed=config.seed,
     )

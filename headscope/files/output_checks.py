@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headscope.errors import OutputError
-from headscope.files.output_kind import RECORDS, Contents, OutputKind, contents, read_record
+from headscope.files.output_kind import RECORDS, Contents, OutputKind, contents
+from headscope.files.reading import read_record
 
 _FILES = (
     *("source", "target", "valid_source", "valid_target", "valid_labels", "frequencies", "frequency_corpus", "hp"),

@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import DataError
-from headscope.files.reading import read_object
+from headscope.files.reading import read_record
 from headscope.files.writing import TEMPORARY
 
 RECORDS = ("run.json", "pruning.json", "sweep.json", "lambdas.json", "conversion.json", "demo.json")
@@ -93,14 +92,6 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
         known = set()
     foreign = [name for name in files if name not in known]
     return Contents(tuple(sorted(known)), tuple(foreign), said, record)
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none."""
-    try:
-        return read_object(path)
-    except DataError:
-        return {}
 
 
 def _named(name: str, record: Mapping[str, Any]) -> bool:

@@ -75,6 +75,14 @@ def read_object(path: Path, *, error: Kind = DataError, name: str = "") -> dict[
     return found
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """`read_object` of a run's record; empty where the file is missing or broken."""
+    try:
+        return read_object(path)
+    except DataError:
+        return {}
+
+
 def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
     """The lines of an open file, in memory that does not grow with them; DataError for one that never ends."""
     for number in itertools.count(1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -14,8 +13,9 @@ from typing import Any
 from headscope.errors import OutputError
 from headscope.files.interrupts import deferred
 from headscope.files.locks import held
-from headscope.files.output_kind import RECORDS, OutputKind, contents, fits, read_record
-from headscope.files.writing import TEMPORARY, writing, written
+from headscope.files.output_kind import RECORDS, OutputKind, contents, fits
+from headscope.files.reading import read_record
+from headscope.files.writing import TEMPORARY, write_json, writing
 
 OLD, BUILD = f"{TEMPORARY}old", f"{TEMPORARY}build-"
 """Names of what is on its way out and in: `.headscope-old-NAME`, `.headscope-build-NAME-…`."""
@@ -118,9 +118,7 @@ def discard(folder: Path, kind: OutputKind, *, keep: tuple[str, ...] = ()) -> No
 def seal(made: Path, kind: OutputKind, record: dict[str, Any], out: Path) -> None:
     """Write the record of a directory that will be `out`: its kind, and all its files."""
     files = {path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file()}
-    content = kind.described(record, sorted(files | {kind.record}))
-    text = json.dumps(content, indent=2) + "\n"
-    written(made / kind.record, lambda path: path.write_text(text, encoding="utf-8"))
+    write_json(made / kind.record, kind.described(record, sorted(files | {kind.record})))
     relocate(made, out)
 
 
@@ -131,8 +129,7 @@ def relocate(made: Path, out: Path) -> None:
         before = read_record(path)
         after = _renamed(before, names)
         if after != before:
-            text = json.dumps(after, indent=2) + "\n"
-            written(path, lambda place, text=text: place.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+            write_json(path, after)
 
 
 def _aside(out: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -72,6 +73,11 @@ def written(path: Path, write: Callable[[Path], object]) -> Path:
                     made.unlink(missing_ok=True)
             raise
     return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Write JSON, indented."""
+    return written(path, lambda place: place.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
 
 
 def save_torch(value: Any, path: Path) -> None:

@@ -7,7 +7,6 @@ its new weights, where it was trained. It is built beside its place and swapped 
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.learning.trainable import Freeze
 from headscope.pruning.removal.export import choose_export
-from headscope.results import Signature
+from headscope.results import Signature, signature_of
 from headscope.version import VERSION
 
 SAMPLED = 512  # sentences whose unknown pieces are counted
@@ -277,18 +276,13 @@ def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -
 def selection_signature(method: str, opened: OpenedSelection, config: PruningOptions, **more: str) -> Signature:
     """What shapes a choice."""
     checkpoint, corpus = opened.checkpoint, opened.corpus
-    text = {} if corpus is None else {"data": f"sha1={corpus.digest[:12]},n={corpus.count}"}
-    return Signature(
+    return signature_of(
         {
             "m": f"prune.{method}",
             **more,
             "sites": "+".join(dict.fromkeys(site.value for site, _ in opened.gating.counts)),
-            **text,
-            "ckpt": f"{checkpoint.format}-sha256={checkpoint.digest[:12]}",
-            "dtype": str(checkpoint.dtype).removeprefix("torch."),
-            "device": checkpoint.device.type,
-            "torch": importlib.metadata.version("torch"),
-            "seed": str(config.seed),
-            "v": VERSION,
-        }
+        },
+        data=None if corpus is None else (corpus.digest, corpus.count),
+        checkpoint=checkpoint,
+        seed=config.seed,
     )

@@ -21,10 +21,11 @@ from headscope.config import plain_options
 from headscope.distributed import Processes, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.interrupts import ending_signals, note
+from headscope.files.writing import write_json
 from headscope.formats.base import pick_device
 from headscope.model.parameter_counts import parameters_by_part
 from headscope.model.threads import threads_for_pass
-from headscope.results import Signature, write_json
+from headscope.results import Signature, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig
 from headscope.training.data.prepare import Prepared, prepare
@@ -298,7 +299,7 @@ def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str])
 
 def _signature(run: TrainingRun, options: Mapping[str, Any]) -> Signature:
     config = run.config
-    return Signature(
+    return signature_of(
         {
             "m": f"train.{run.variant.name}",
             **{name: str(value) for name, value in options.items() if value is not None},
@@ -307,10 +308,8 @@ def _signature(run: TrainingRun, options: Mapping[str, Any]) -> Signature:
             "lr": f"{config.schedule}-{config.lr:g}-{config.warmup}",
             "precision": config.precision,
             "device": run.device.type,
-            "torch": importlib.metadata.version("torch"),
-            "seed": str(config.seed),
-            "v": VERSION,
-        }
+        },
+        seed=config.seed,
     )
 
 

@@ -8,7 +8,6 @@ only read.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,7 +38,7 @@ from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.savings import Size, Timing, size, timings
 from headscope.pruning.removal.verify import Verification, max_abs_difference, reference, require, tolerance_of, verify
-from headscope.results import Signature
+from headscope.results import Signature, signature_of
 from headscope.version import VERSION
 
 RECORD = "pruning.json"
@@ -276,7 +275,7 @@ def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:
 
 def _signature(checkpoint: Checkpoint, export: Export, removal: RemovalPlan, data: InputTexts) -> Signature:
     before, after = checkpoint.layout, removal.layout
-    return Signature(
+    return signature_of(
         {
             "m": "prune.remove",
             "export": export.name,
@@ -286,8 +285,6 @@ def _signature(checkpoint: Checkpoint, export: Export, removal: RemovalPlan, dat
             "data": data.name,
             "device": str(checkpoint.device),
             "dtype": str(checkpoint.dtype).removeprefix("torch."),
-            "torch": importlib.metadata.version("torch"),
-            "tf": importlib.metadata.version("transformers"),
-            "v": VERSION,
-        }
+        },
+        transformers=True,
     )

@@ -16,8 +16,8 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 import torch
 
 from headscope.config import plain_value
-from headscope.errors import CheckpointError, ConfigError, DataError
-from headscope.files.reading import read_object
+from headscope.errors import CheckpointError, ConfigError
+from headscope.files.reading import read_record
 from headscope.files.serialize import read_toml
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
@@ -165,10 +165,7 @@ def _found(config: SweepConfig) -> dict[str, Any]:
 
 
 def _of_run(folder: Path) -> dict[str, Any]:
-    try:
-        found = read_object(folder / "run.json")
-        if found["kind"] != "training":
-            raise KeyError("kind")
-        return dict(found["config"])
-    except (DataError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"--recipe {folder} is no run of `headscope train`: it lacks a run.json of one") from None
+    record = read_record(folder / "run.json")
+    if record.get("kind") != "training" or not isinstance(record.get("config"), dict):
+        raise ConfigError(f"--recipe {folder} is no run of `headscope train`: it lacks a run.json of one")
+    return dict(record["config"])

@@ -19,8 +19,9 @@ import pandas as pd
 from headscope.errors import ConfigError
 from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import OutputKind, contents, read_record
-from headscope.files.writing import written
+from headscope.files.output_kind import OutputKind, contents
+from headscope.files.reading import read_record
+from headscope.files.writing import write_json, written
 from headscope.formats.native import DIRECTORY
 from headscope.heads import SITES
 from headscope.progress import Progress, no_progress
@@ -36,7 +37,7 @@ from headscope.pruning.sweep.work import (
     until,
     work,
 )
-from headscope.results import Signature, write_json
+from headscope.results import Signature
 from headscope.training.files.outputs import TRAINING
 from headscope.version import VERSION
 
