@@ -126,7 +126,7 @@ def test_shrunk_equals_masked_in_memory_cached_searched_and_reloaded(
         assert found.searches == 4
     assert shrunk.layout == removal.layout != checkpoint.layout
     (tmp_path / "small").mkdir()
-    export.write(shrunk, tmp_path / "small", Companions())
+    write_checkpoint(shrunk, tmp_path / "small", Companions())
     again = open_checkpoint(str(tmp_path / "small"), dtype=dtype_of(architecture))
     assert again.layout == removal.layout
     with through_attend(again.model):

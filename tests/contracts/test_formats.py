@@ -1,0 +1,202 @@
+"""What every checkpoint format promises: it opens, saves, writes a model without some heads, and refuses garbage.
+
+`one_file` is a format of another package (tests/plugin), registered for these tests.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headscope.config import Companions
+from headscope.errors import ConfigError, HeadscopeError, OutputError
+from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, open_checkpoint, write_checkpoint
+from headscope.formats.convert import convert, goals
+from headscope.formats.native import NATIVE
+from headscope.formats.probe import Probe
+from headscope.heads import HeadId
+from headscope.model.interface import through_attend
+from headscope.model.removal_plan import plan_removal
+from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
+from headscope.pruning.removal.verify import max_abs_difference, reference
+from tests.oracles import checkpoints, fairseq, story
+from tests.oracles.plugin import registered
+
+ADDED = "one_file"
+NAMES = [*FORMATS.names(), ADDED]
+HP = {"res_steps": "nlda", "rescale_emb": False, "num_layers": 2, "num_heads": 2, "hid_size": 10}
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    with registered(FORMATS, ADDED) if request.param == ADDED else nullcontext():
+        yield request.param
+
+
+def native(folder: Path) -> Path:
+    NATIVE.save(checkpoints.small(self_mixing="alpha.v1"), folder)
+    return folder
+
+
+def mhr(folder: Path) -> Path:
+    fairseq.dictionaries(folder)
+    return fairseq.write(folder / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE, alphas=("all",)))
+
+
+def hugging(folder: Path) -> Path:
+    made = checkpoints.hugging("bert")
+    made.model.save_pretrained(folder)  # type: ignore[operator]
+    made.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def gated(folder: Path) -> Path:
+    folder.mkdir()
+    hp = HP | {"concrete_heads": ["enc-self"]}
+    np.savez(folder / "model.npz", **story.make(hp, (7, 11), 13, seed=5))  # type: ignore[arg-type]
+    (folder / "hp.json").write_text(json.dumps(hp))
+    for side, count in (("src", 7), ("dst", 11)):
+        pieces = ["_BOS_", "_EOS_", "_UNK_", *(f"{side}{n}" for n in range(3, count))]
+        (folder / f"{side}.voc.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    return folder / "model.npz"
+
+
+def one_file(folder: Path) -> Path:
+    checkpoint = checkpoints.small(decoder_only=True)
+    checkpoint.path = "model.safetensors"
+    return FORMATS.get(ADDED).save(checkpoint, folder).path
+
+
+WRITTEN: dict[str, Callable[[Path], Path]] = {
+    "native": native,
+    "fairseq": mhr,
+    "huggingface": hugging,
+    "story_of_heads": gated,
+    ADDED: one_file,
+}
+
+
+def opened(path: Path, **options: Any) -> Checkpoint:
+    return open_checkpoint(str(path), device="cpu", **options)
+
+
+def logits(checkpoint: Checkpoint, data: InputTexts) -> list[torch.Tensor]:
+    with through_attend(checkpoint.model):
+        return [outputs(checkpoint.model, batch) for batch in data.feeds]
+
+
+def equal(one: Checkpoint, other: Checkpoint) -> bool:
+    first, second = one.model.state_dict(), other.model.state_dict()
+    return list(first) == list(second) and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_every_format_has_an_example_here(name: str) -> None:
+    made = FORMATS.get(name)
+    assert made.name == name and name in WRITTEN
+    assert made.summary and type(made).__doc__
+    assert len({export.name for export in made.exports}) == len(made.exports) > 0
+
+
+def test_it_is_recognised_and_opened(name: str, tmp_path: Path) -> None:
+    path = WRITTEN[name](tmp_path / "whole")
+    assert [other for other, candidate in FORMATS if candidate.recognise(path)] == [name]
+    checkpoint = opened(path)
+    assert (checkpoint.format, checkpoint.path, checkpoint.in_memory) == (name, str(path), False)
+    assert checkpoint.digest == opened(path).digest and sum(checkpoint.layout.values())
+
+
+def test_what_is_saved_is_the_same_when_it_is_opened(name: str, tmp_path: Path) -> None:
+    checkpoint = opened(WRITTEN[name](tmp_path / "whole"))
+    saved = FORMATS.get(name).save(checkpoint, tmp_path / "again")
+    assert saved.format == name and (saved.path == tmp_path / "again" or saved.path.parent == tmp_path / "again")
+    again = opened(saved.path)
+    assert again.format == name and again.layout == checkpoint.layout and equal(again, checkpoint)
+    data = texts(checkpoint, None, None, sentences=4)
+    assert all(torch.equal(*both) for both in zip(logits(checkpoint, data), logits(again, data), strict=True))
+    with pytest.raises(OutputError, match="--force"):
+        FORMATS.get(name).save(checkpoint, tmp_path / "again")
+    FORMATS.get(name).save(checkpoint, tmp_path / "again", force=True)
+    assert equal(opened(saved.path), checkpoint)
+
+
+def test_without_heads_it_is_written_as_if_they_were_masked_or_refused_with_the_reason(
+    name: str, tmp_path: Path
+) -> None:
+    checkpoint = opened(WRITTEN[name](tmp_path / "whole"), dtype="float64")
+    heads = [HeadId(site, layer, 0) for (site, layer), count in checkpoint.layout.items() if layer == 1 and count]
+    data = texts(checkpoint, None, None, sentences=4)
+    before = {key: tensor.clone() for key, tensor in checkpoint.model.state_dict().items()}
+    refusals = 0
+    for export in FORMATS.get(name).exports:
+        plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
+        (folder := tmp_path / export.name).mkdir()
+        try:
+            made = export.build(checkpoint, plan)
+        except ConfigError as error:
+            assert len(str(error)) > 40 and "\n" not in str(error)
+            refusals += 1
+            continue
+        saved = write_checkpoint(made, folder, Companions())
+        assert saved.format == name or (saved.notes and saved.format in saved.notes[0])
+        again = opened(saved.path, format=saved.format, dtype="float64")
+        assert again.layout == made.layout
+        assert (made.layout == checkpoint.layout) is (export.name == "masked")
+        for batch, found in zip(data.feeds, logits(again, data), strict=True):
+            assert max_abs_difference(found, reference(checkpoint, heads, batch)) < 1e-6  # files may be in float32
+    assert refusals < len(FORMATS.get(name).exports)
+    after = checkpoint.model.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before), "the whole checkpoint stays as it was"
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files without which a checkpoint cannot be opened."""
+    if path.is_file():
+        return [path]
+    return [file for file in path.iterdir() if file.suffix in (".safetensors", ".toml") or file.name == "config.json"]
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "noise"])
+def test_garbage_is_refused_in_one_line(name: str, damage: str, tmp_path: Path) -> None:
+    path = WRITTEN[name](tmp_path / "whole")
+    for file in files_of(path):
+        content = file.read_bytes()
+        spoilt = {"empty": b"", "half": content[: len(content) // 2], "noise": random.Random(7).randbytes(997)}[damage]
+        file.write_bytes(spoilt)
+        assert isinstance(FORMATS.get(name).recognise(path), bool)
+        for format in (name, None):
+            with pytest.raises(HeadscopeError) as caught:
+                opened(path, format=format)
+            assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+        file.write_bytes(content)
+    opened(path)
+
+
+def test_what_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "nothing"):
+        assert not FORMATS.get(name).recognise(path)
+        with pytest.raises(HeadscopeError) as caught:
+            opened(path, format=name)
+        assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_a_conversion_gives_the_same_logits_or_is_refused(name: str, tmp_path: Path) -> None:
+    checkpoint = opened(mhr(tmp_path / "whole"), dtype="float64")
+    made: CheckpointFormat[Any] = FORMATS.get(name)
+    assert made.converts is (name in goals())
+    if made.converts:
+        done = convert(checkpoint, tmp_path / "out", goal=name)
+        assert done.difference < 1e-5 and opened(tmp_path / "out").format == name
+        return
+    with pytest.raises(ConfigError, match=f"cannot convert to '{name}'; available: native, huggingface"):
+        convert(checkpoint, tmp_path / "out", goal=name)
+    with pytest.raises(ConfigError, match=f"cannot be converted to {name}"):
+        made.convert(checkpoint, tmp_path, Probe(*[torch.empty(0)] * 3))

@@ -1,0 +1,25 @@
+"""What the package in tests/plugin adds to headscope, for the time of a test and without installing it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from headscope.registry import Registry
+
+
+@contextmanager
+def registered(registry: Registry[Any], module: str) -> Iterator[None]:
+    """Within the block `registry` has what a module of the package registers; afterwards what it had before."""
+    registry.names()
+    before = dict(registry._found), dict(registry._where)
+    name = f"tests.plugin.headscope_plugin.{module}"
+    try:
+        importlib.import_module(name)
+        yield
+    finally:
+        sys.modules.pop(name, None)
+        registry._found, registry._where = before
