@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -13,7 +12,7 @@ from headscope.bootstrap import Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.mixing.alpha import Alpha
+from headscope.model.mixing.base import head_matrices
 
 Place = tuple[Site, int]
 
@@ -90,12 +89,7 @@ class Alphas(Analysis):
 
 def alphas_of(checkpoint: Checkpoint) -> dict[Place, Tensor]:
     """The mixing matrix [h h] of every (site, layer) that has one and has heads, in float64."""
-    modules: Iterable[tuple[Site, int, str, Any]] = getattr(checkpoint.model, "attention_modules", tuple)()
-    return {
-        (site, layer): module.mixing.alpha.detach().cpu().double()
-        for site, layer, _, module in modules
-        if isinstance(module.mixing, Alpha) and module.heads
-    }
+    return {place: matrix.detach().cpu().double() for place, matrix in head_matrices(checkpoint.model).items()}
 
 
 def _entries(found: dict[Place, Tensor]) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from headscope.engine.base import Analysis, HeadBatch, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import repeat_groups
+from headscope.model.mixing.base import mixings_of
 
 
 @analysis
@@ -69,20 +70,15 @@ def output_slices(checkpoint: Checkpoint) -> dict[tuple[Site, int], Tensor | str
     A fixed linear mixing is folded in.
     """
     found: dict[tuple[Site, int], Tensor | str] = {}
-    mixings = {
-        (site, layer): module
-        for site, layer, _, module in getattr(checkpoint.model, "attention_modules", tuple)()
-        if module.mixing is not None and module.heads
-    }
+    mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model)}
     for place, its in checkpoint.projections.items():
         if its.output is None:
             found[place] = "its heads' slices of the output projection cannot be told"
-        elif place in mixings:
-            with torch.no_grad():
-                weight = mixings[place].mixing.fold(its.output.weight)
-            found[place] = "its heads are mixed depending on the input"
-            if weight is not None:
-                found[place] = torch.stack([weight.detach()[:, unit].T for unit in its.output.units])
-        else:
+        elif place not in mixings:
             found[place] = its.output.matrices()
+        elif mixings[place].foldable:
+            weight = mixings[place].fold(its.output.weight.detach()).detach()
+            found[place] = torch.stack([weight[:, unit].T for unit in its.output.units])
+        else:
+            found[place] = "its heads are mixed depending on the input"
     return found

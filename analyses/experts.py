@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -19,6 +19,7 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, 
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.mixing.base import mixings_of
 from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, most_responsible, using
 
 Place = tuple[Site, int]
@@ -57,10 +58,11 @@ class ExpertUse(Analysis):
         return None if gated else "is for models that mix experts by gates; this one does not"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        modules: Any = getattr(checkpoint.model, "attention_modules", tuple)()
-        found = {(site, layer): module.mixing for site, layer, _, module in modules}
+        gated = {id(mixture) for mixture in experts_of(checkpoint.model) if mixture.gate is not None}
         self.mixtures = {
-            place: its for place, its in found.items() if isinstance(its, Experts) and its.gate is not None
+            (site, layer): cast(Experts, mixing)
+            for site, layer, mixing in mixings_of(checkpoint.model)
+            if id(mixing) in gated
         }
         self.vocabulary = checkpoint.vocabulary
         sides = {True: getattr(checkpoint, "source", None), False: getattr(checkpoint, "target", None)}

@@ -11,7 +11,8 @@ from headscope.bootstrap import Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.mixing.gates import HardConcrete, HeadGates, open_probability
+from headscope.model.mixing.base import mixings_of
+from headscope.model.mixing.gates import open_probability
 
 
 @analysis
@@ -37,8 +38,8 @@ class Gates(Analysis):
         return None if any(True for _ in _gates(checkpoint)) else "is for models with head gates; this one has none"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        for site, layer, gates in _gates(checkpoint):
-            for name, values in gate_numbers(gates).items():
+        for site, layer, gates, logits in _gates(checkpoint):
+            for name, values in gate_numbers(gates, logits).items():
                 array = values.double().cpu().numpy()
                 self.found.setdefault(name, {})[site, layer] = Estimate(array, array, array)
 
@@ -46,10 +47,10 @@ class Gates(Analysis):
         return AnalysisReport(columns=[Column(name, estimates) for name, estimates in self.found.items()])
 
 
-def gate_numbers(gates: HeadGates) -> dict[str, Tensor]:
-    """Every column of one layer, [h] each."""
-    value = gates.gates().detach().double()
-    log_a = gates.log_a.detach().double() if isinstance(gates, HardConcrete) else torch.full_like(value, torch.nan)
+def gate_numbers(values: Tensor, logits: Tensor | None) -> dict[str, Tensor]:
+    """Every column of one layer, [h] each, of gates [h] and their parameters [h], if they have any."""
+    value = values.detach().double()
+    log_a = torch.full_like(value, torch.nan) if logits is None else logits.detach().double()
     return {
         "gate": value,
         "gate_log_a": log_a,
@@ -58,7 +59,7 @@ def gate_numbers(gates: HeadGates) -> dict[str, Tensor]:
     }
 
 
-def _gates(checkpoint: Checkpoint) -> Iterator[tuple[Site, int, HeadGates]]:
-    for site, layer, _, module in getattr(checkpoint.model, "attention_modules", tuple)():
-        if isinstance(module.mixing, HeadGates) and module.heads:
-            yield site, layer, module.mixing
+def _gates(checkpoint: Checkpoint) -> Iterator[tuple[Site, int, Tensor, Tensor | None]]:
+    for site, layer, mixing in mixings_of(checkpoint.model):
+        if (values := mixing.gates()) is not None:
+            yield site, layer, values, mixing.gate_logits()

@@ -1,4 +1,4 @@
-"""A package of somebody else's, installed beside headscope, adds an analysis, a criterion and a variant."""
+"""A package of somebody else's, installed beside headscope, adds one of every kind (contract tests try them in process)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ for command in json.loads(sys.argv[1]):
         run()
     except SystemExit as end:
         assert not end.code, command
+from headscope.formats.base import FORMATS
+from headscope.model.mixing.base import MIXINGS
+
+assert "one_file" in FORMATS.names() and "neighbour.v1" in MIXINGS.names()
 """
 
 

@@ -70,7 +70,7 @@ def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
     places = [
         (site, layer, module.mixing)
         for site, layer, _, module in checkpoint.model.attention_modules()
-        if module.mixing.active
+        if module.mixing.experts
     ]
     assert len(gates) == len(places) == 6 and len(tokens) > 9
     for site, layer, mixture in places[:4]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -10,8 +13,18 @@ from headscope.heads import all_heads
 from headscope.model.gating import masked
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext
 from tests.oracles import speakers
+from tests.oracles.plugin import registered
 
+ADDED = "last_layer"
+every = pytest.mark.parametrize("name", [*CRITERIA.names(), ADDED], indirect=True)
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """`last_layer` is a criterion of another package (tests/plugin)."""
+    with registered(CRITERIA, ADDED) if request.param == ADDED else nullcontext():
+        yield request.param
 
 
 def test_the_names_that_the_command_line_promises() -> None:
@@ -19,7 +32,7 @@ def test_the_names_that_the_command_line_promises() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "native-pre"])
-@pytest.mark.parametrize("name", CRITERIA.names())
+@every
 def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> None:
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     made = CRITERIA.get(name)()
@@ -32,7 +45,7 @@ def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> Non
     assert made.scores(question) == scores
 
 
-@pytest.mark.parametrize("name", CRITERIA.names())
+@every
 def test_scores_depend_on_heads_that_are_gone_where_that_is_said(name: str) -> None:
     its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre")
     made, gone = CRITERIA.get(name)(), list(all_heads(its.layout))[:1]

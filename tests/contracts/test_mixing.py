@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 from headscope.errors import ConfigError
-from headscope.heads import Site
+from headscope.heads import HeadId, Site
 from headscope.model.attention import repeat_groups, tapped
 from headscope.model.capture import capture
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing, resolve
+from headscope.model.native.folding import folded_weights
 from headscope.model.native.transformer import Transformer
-from tests.oracles import native
+from headscope.model.removal_plan import plan_removal
+from headscope.pruning.removal.model_inputs import texts
+from headscope.pruning.removal.verify import verify
+from tests.oracles import checkpoints, native
+from tests.oracles.plugin import registered
 
-NAMES = MIXINGS.names()
-every = pytest.mark.parametrize("name", NAMES)
+ADDED = "neighbour.v1"
+every = pytest.mark.parametrize("name", [*MIXINGS.names(), ADDED], indirect=True)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """`neighbour.v1` is a mixing of another package (tests/plugin)."""
+    with registered(MIXINGS, "neighbour") if request.param == ADDED else nullcontext():
+        yield request.param
 
 
 def modules(model: Transformer) -> list[Mixing]:
@@ -111,12 +125,41 @@ def test_folding_gives_the_same_model(name: str) -> None:
     masks = {"source_mask": source_mask, "target_mask": target_mask}
     expected = model(source, target, **masks)
     for _, _, _, attention in model.attention_modules():
-        folded = attention.mixing.fold(attention.output.weight.detach())
-        if folded is None:
-            pytest.skip(f"{name} is not fixed and linear")
-        attention.output.weight = torch.nn.Parameter(folded)
+        if not attention.mixing.foldable:
+            with pytest.raises(NotImplementedError, match="not foldable"):
+                attention.mixing.fold(attention.output.weight)
+            with pytest.raises(ConfigError, match="depends on its input"):
+                folded_weights(model)
+            return
+        attention.output.weight = torch.nn.Parameter(attention.mixing.fold(attention.output.weight.detach()))
         attention.mixing = None
     torch.testing.assert_close(model(source, target, **masks), expected, rtol=0, atol=1e-10)
+
+
+@every
+def test_heads_can_be_removed_where_it_is_foldable(name: str) -> None:
+    checkpoint = checkpoints.small(self_mixing=name)
+    checkpoint.model = disturbed(name)
+    heads = [HeadId(Site.ENCODER_SELF, 0, 1), HeadId(Site.CROSS, 0, 0)]
+    plan = plan_removal(checkpoint.attention_sites, heads)
+    if not all(module.foldable for module in modules(checkpoint.model)):
+        with pytest.raises(ConfigError, match="depends on its input"):
+            checkpoint.without_heads(plan)
+        return
+    for made in (checkpoint.without_heads(plan), checkpoint.with_zeroed_heads(plan)):
+        assert not modules(made.model)
+        assert verify(checkpoint, made, heads, texts(checkpoint, None, None, sentences=4)).difference < 1e-10
+
+
+@every
+def test_it_answers_for_itself(name: str) -> None:
+    for module in modules(disturbed(name)):
+        h = module.heads
+        assert module.matrix is None or module.matrix.shape == (h, h)
+        gates, logits = module.gates(), module.gate_logits()
+        assert gates is None or (gates.shape == (h,) and module.foldable)
+        assert logits is None or (gates is not None and logits.shape == (h,))
+        assert module.experts == 0 or (h > 1 and module.matrix is None and gates is None)
 
 
 @every

@@ -17,7 +17,7 @@ batches searched, so that decoder rows are what the fork saves: the last decodin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -41,7 +41,7 @@ from headscope.model.attention import AttentionCall
 from headscope.model.capture import observing
 from headscope.model.decoding.search import search
 from headscope.model.discovery import AttentionSite
-from headscope.model.mixing.alpha import Alpha
+from headscope.model.mixing.base import head_matrices
 
 Rows = Literal["corpus", "batch", "generate"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
@@ -173,12 +173,8 @@ def _sides(site: Site, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
     """The alpha matrix [h h] of every module that mixes heads with one; empty for models that do not."""
-    modules: Iterable[tuple[Site, int, str, Any]] = getattr(checkpoint.model, "attention_modules", tuple)()
-    return {
-        (site, layer): module.mixing.alpha.detach().float().cpu().numpy().copy()
-        for site, layer, _, module in modules
-        if isinstance(module.mixing, Alpha) and module.heads
-    }
+    matrices = head_matrices(checkpoint.model)
+    return {place: matrix.detach().float().cpu().numpy().copy() for place, matrix in matrices.items()}
 
 
 def _batches(

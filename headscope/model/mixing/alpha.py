@@ -25,6 +25,14 @@ class Alpha(Mixing):
         b, h, t, k = context.shape
         return torch.matmul(self.alpha, context.reshape(b, h, t * k)).view(b, h, t, k)
 
+    @property
+    def foldable(self) -> bool:
+        return True
+
+    @property
+    def matrix(self) -> Tensor:
+        return self.alpha
+
     def fold(self, w_o: Tensor) -> Tensor:
         """W_O · (alpha ⊗ I): column block j is Σ_i W_O[:, block i] · alpha[i, j]."""
         blocks = w_o.view(len(w_o), self.heads, self.d_value)  # [d h k]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
+from headscope.heads import Site
 from headscope.registry import Registry, unknown
 
 
@@ -33,10 +34,14 @@ class Mixing(nn.Module, ABC):
 
     `identity_at_start`: a fresh instance changes nothing. `folds_in_training`: `fold` is always the same as
     `forward`, with gradients; training then mixes the output projection, which is smaller than the contexts.
+    What analyses, swaps and removals need to know they ask the mixing: `foldable`, `matrix`, `gates`, `gate_logits` and
+    `experts`, which all answer "no" here.
     """
 
     identity_at_start: ClassVar[bool] = True
     folds_in_training: ClassVar[bool] = False
+    experts: int = 0
+    """Number of experts, sets of heads, that a gate mixes (see `headscope.model.mixing.experts`)."""
 
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__()
@@ -50,9 +55,39 @@ class Mixing(nn.Module, ABC):
         """What this mixing adds to the training loss, None where it adds nothing."""
         return None
 
-    def fold(self, w_o: Tensor) -> Tensor | None:
-        """Output weights [d h·k] that do the mixing too; None where the mixing is not fixed and linear."""
+    @property
+    def foldable(self) -> bool:
+        """Whether the mixing is linear in the contexts and fixed; else it depends on the input."""
+        return False
+
+    def fold(self, w_o: Tensor) -> Tensor:
+        """Output weights [d h·k] that do the mixing too, where it is `foldable`."""
+        raise NotImplementedError(f"{type(self).__name__} is not foldable")
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """The parameter [h h] that mixes heads linearly, row i for the new head i."""
         return None
+
+    def gates(self) -> Tensor | None:
+        """Fixed factors of heads [h]."""
+        return None
+
+    def gate_logits(self) -> Tensor | None:
+        """Parameters log α [h] of hard concrete gates, whose values at test time are `gates`."""
+        return None
+
+
+def mixings_of(model: nn.Module) -> Iterator[tuple[Site, int, Mixing]]:
+    """(site, layer, mixing) of every attention module that mixes heads; nothing for transformers' models."""
+    for site, layer, _, module in getattr(model, "attention_modules", tuple)():
+        if module.mixing is not None and module.heads:
+            yield site, layer, module.mixing
+
+
+def head_matrices(model: nn.Module) -> dict[tuple[Site, int], Tensor]:
+    """The matrix [h h] of every (site, layer) whose heads one mixes."""
+    return {(site, layer): mixing.matrix for site, layer, mixing in mixings_of(model) if mixing.matrix is not None}
 
 
 M = TypeVar("M", bound=type[Mixing])

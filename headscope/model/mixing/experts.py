@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import combinations
 from math import comb
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -93,18 +93,17 @@ class Experts(Mixing):
         super().__init__(heads=heads, d_value=d_value, d_model=d_model)
         if window < 0:
             raise ConfigError(f"window of the gate is {window}; give a number of positions, or 0 for all of them")
-        self.active = heads > 1
         self.size = size or heads - 1
-        self.experts = count_experts(heads, self.size) if self.active else 0
+        self.experts = count_experts(heads, self.size) if heads > 1 else 0
         self.window = window
         self.mode: Mode = "soft"
         self.gate: Gate | None = None
-        if self.active and not uniform:
+        if self.experts and not uniform:
             units = hidden or max(min(d_model // 2, HIDDEN), 1)
             self.gate = Gate(d_model, self.experts, hidden=units, norm=norm, dropout=dropout)
 
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
-        factors = self.factors(queries) if self.active else None
+        factors = self.factors(queries) if self.experts else None
         return context if factors is None else context * factors.transpose(1, 2)[..., None].to(context.dtype)
 
     def factors(self, queries: Queries) -> Tensor | None:
@@ -144,9 +143,13 @@ class Experts(Mixing):
         found: Tensor = self.gate(means, real, learning=learning, causal=queries.causal)
         return found
 
-    def fold(self, w_o: Tensor) -> Tensor | None:
+    @property
+    def foldable(self) -> bool:
         """Evenly mixed experts are plain attention; with a gate the mixture depends on the input."""
-        return w_o if self.gate is None else None
+        return self.gate is None
+
+    def fold(self, w_o: Tensor) -> Tensor:
+        return w_o if self.foldable else super().fold(w_o)
 
 
 def most_responsible(log_gates: Tensor) -> Tensor:
@@ -156,7 +159,7 @@ def most_responsible(log_gates: Tensor) -> Tensor:
 
 def experts_of(model: nn.Module) -> list[Experts]:
     """The mixtures of a model that have something to mix."""
-    return [module for module in model.modules() if isinstance(module, Experts) and module.active]
+    return [cast(Experts, module) for module in model.modules() if isinstance(module, Mixing) and module.experts]
 
 
 @contextmanager
@@ -168,5 +171,5 @@ def using(modules: Iterable[Experts], mode: Mode) -> Iterator[None]:
             module.mode = mode
         yield
     finally:
-        for module, its in before:
-            module.mode = its
+        for module, mode_before in before:
+            module.mode = mode_before

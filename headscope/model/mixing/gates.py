@@ -32,6 +32,10 @@ class HeadGates(Mixing):
         """The factors [h]."""
         raise NotImplementedError
 
+    @property
+    def foldable(self) -> bool:
+        return True
+
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         return context * self.gates()[:, None, None]
 
@@ -53,6 +57,9 @@ class HardConcrete(HeadGates):
 
     def gates(self) -> Tensor:
         return hard_concrete(self.log_a)
+
+    def gate_logits(self) -> Tensor:
+        return self.log_a
 
 
 @mixing("alive.v1")

@@ -14,5 +14,9 @@ class Plain(Mixing):
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         return context
 
+    @property
+    def foldable(self) -> bool:
+        return True
+
     def fold(self, w_o: Tensor) -> Tensor:
         return w_o

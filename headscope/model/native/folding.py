@@ -12,21 +12,20 @@ from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 
+@torch.no_grad()
 def folded_weights(model: Transformer) -> dict[str, Tensor]:
     """The state dict of `model` with every mixing folded into its output projection (see `Mixing.fold`)."""
     state = {key: value.detach() for key, value in model.state_dict().items()}
     for site, layer, name, module in model.attention_modules():
         if module.mixing is None:
             continue
-        with torch.no_grad():
-            weight = module.mixing.fold(module.output.weight)
-        if weight is None:
+        if not module.mixing.foldable:
             raise ConfigError(
                 f"the mixing of {site.value}.{layer} is {type(module.mixing).__name__}, which depends on its input; "
                 "it cannot be folded into the output projection"
             )
         state = {key: value for key, value in state.items() if not key.startswith(f"{name}.mixing.")}
-        state[f"{name}.output.weight"] = weight.detach().contiguous()
+        state[f"{name}.output.weight"] = module.mixing.fold(module.output.weight).detach().contiguous()
     return state
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.mixing.gates import HeadGates
+from headscope.model.mixing.base import mixings_of
 from headscope.model.native.transformer import Transformer
 
 Freeze = Literal["none", "encoder", "decoder", "model"]
@@ -26,7 +26,8 @@ def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parame
     model = checkpoint.model
     if freeze == "model":
         return []
-    own_gates = {id(p) for part in model.modules() if isinstance(part, HeadGates) for p in part.parameters()}
+    gates = [mixing for _, _, mixing in mixings_of(model) if mixing.gates() is not None]
+    own_gates = {id(parameter) for mixing in gates for parameter in mixing.parameters()}
     every = [parameter for parameter in model.parameters() if id(parameter) not in own_gates]
     if freeze == "none":
         return every

@@ -94,7 +94,7 @@ class Operations(TorchFunctionMode):
 
         def mixed(context: Tensor, queries: Queries) -> Tensor:
             with self.one_unit():
-                factors = module.factors(queries) if module.active else None
+                factors = module.factors(queries)
                 if factors is None:
                     return context
                 if _depends(factors):

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.model.mixing.alpha import Alpha
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 from headscope.training.swaps.swaps import ParameterSlice, Swap, swap_parameters
@@ -113,8 +112,8 @@ def fork_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_module(prefix: str, module: Attention) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(module.mixing, Alpha):
-        yield f"{prefix}.alphas", module.mixing.alpha
+    if module.mixing is not None and (matrix := module.mixing.matrix) is not None:
+        yield f"{prefix}.alphas", matrix
     for name, projection in (("k_proj", module.key), ("v_proj", module.value), ("q_proj", module.query)):
         yield f"{prefix}.{name}.weight", projection.weight
         if projection.bias is not None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, describe_heads
-from headscope.model.mixing.alpha import Alpha
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 
@@ -102,8 +101,8 @@ def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False
     if output:
         width = module.d_value
         yield ParameterSlice(module.output.weight, slice(head * width, (head + 1) * width), 1)
-    if matrix and isinstance(module.mixing, Alpha):
-        yield from (ParameterSlice(module.mixing.alpha, slice(head, head + 1), dim) for dim in (0, 1))
+    if matrix and module.mixing is not None and (alpha := module.mixing.matrix) is not None:
+        yield from (ParameterSlice(alpha, slice(head, head + 1), dim) for dim in (0, 1))
 
 
 @torch.no_grad()

@@ -198,10 +198,9 @@ def mixing_modules(stack: StackConfig) -> StackConfig:
 
 def matrices_of(model: Transformer) -> dict[Site, list[Tensor]]:
     """The mixing matrices [h h] of every site that has some, by layer; none for layers without heads."""
-    from headscope.model.mixing.alpha import Alpha
+    from headscope.model.mixing.base import head_matrices
 
-    found: dict[Site, list[Tensor]] = {}
-    for site, _, _, module in model.attention_modules():
-        if isinstance(module.mixing, Alpha) and module.heads:
-            found.setdefault(site, []).append(module.mixing.alpha)
-    return found
+    matrices: dict[Site, list[Tensor]] = {}
+    for (site, _), matrix in head_matrices(model).items():
+        matrices.setdefault(site, []).append(matrix)
+    return matrices
