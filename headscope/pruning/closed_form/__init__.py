@@ -1,0 +1,1 @@
+"""Removal of heads without training: which go, and what makes up for them, in closed form."""

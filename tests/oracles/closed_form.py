@@ -1,0 +1,144 @@
+"""Removal of columns in closed form, the slow way: least squares over tokens, and contexts read off by hooks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from headscope.data.corpus import Sentence
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from tests.oracles import speakers
+
+Array = Any
+
+# The least squares.
+
+
+def refitted(
+    inputs: Array, weight: Array, removed: Sequence[int], *, damping: float, affine: bool
+) -> tuple[Array, Array]:
+    """V [d m] with zeros in `removed` and a shift [d] that leave the least mean ‖W x − V x − shift‖² + λ‖W − V‖².
+
+    inputs [n m], weight [d m]; one call of lstsq with a row for every token, and one for every weight.
+    """
+    tokens, columns = inputs.shape
+    kept = [column for column in range(columns) if column not in removed]
+    ones = np.ones((tokens, 1)) if affine else np.zeros((tokens, 0))
+    ridge = np.sqrt(damping) * np.eye(columns)
+    rows = np.concatenate([np.concatenate([inputs[:, kept], ones], 1) / np.sqrt(tokens), _padded(ridge[:, kept], ones)])
+    targets = np.concatenate([inputs @ weight.T / np.sqrt(tokens), ridge @ weight.T])
+    solution = np.linalg.lstsq(rows, targets, rcond=None)[0]
+    found = np.zeros_like(weight)
+    found[:, kept] = solution[: len(kept)].T
+    return found, solution[len(kept) :].sum(axis=0)
+
+
+def _padded(rows: Array, ones: Array) -> Array:
+    return np.concatenate([rows, np.zeros((len(rows), ones.shape[1]))], 1)
+
+
+def error(inputs: Array, weight: Array, other: Array, shift: Array, fisher: Array | None = None) -> float:
+    """Mean over tokens of eᵀ F e, e = W x − V x − shift."""
+    total = 0.0
+    for x in inputs:
+        e = weight @ x - other @ x - shift
+        total += e @ e if fisher is None else e @ fisher @ e
+    return total / len(inputs)
+
+
+def best_sets(
+    inputs: Array, weight: Array, blocks: Sequence[Sequence[int]], *, damping: float, affine: bool
+) -> list[float]:
+    """The least damped error of removing 1, 2, … blocks, by trying all sets of each size."""
+    used = inputs - inputs.mean(axis=0) if affine else inputs
+    found = []
+    for size in range(1, len(blocks) + 1):
+        errors = []
+        for chosen in combinations(blocks, size):
+            removed = [column for block in chosen for column in block]
+            other, shift = refitted(inputs, weight, removed, damping=damping, affine=affine)
+            lost = weight - other
+            errors.append(error(used, weight, other, 0 * shift) + damping * (lost * lost).sum())
+        found.append(min(errors))
+    return found
+
+
+# The moments.
+
+OUTPUTS = re.compile(r"(attention\.output\.dense|attn\.(o_proj|out_proj)|Attention\.o|(self|cross)_attention\.output)$")
+CROSS = ("encoder_attn", "EncDecAttention", "cross_attention")
+
+
+@dataclass
+class Seen:
+    """What passed the output projection of each (site, layer): inputs [n m], gradients of its outputs [n d]."""
+
+    inputs: dict[tuple[Site, int], list[Array]] = field(default_factory=dict)
+    outputs: list[tuple[tuple[Site, int], Tensor]] = field(default_factory=list)
+    gradients: dict[tuple[Site, int], list[Array]] = field(default_factory=dict)
+
+
+def place_of(name: str, checkpoint: Checkpoint) -> tuple[Site, int]:
+    """The site and layer of a module, by its name."""
+    number = re.search(r"\d+", name)
+    assert number is not None
+    if any(part in name for part in CROSS):
+        return Site.CROSS, int(number[0])
+    encoder = "encoder." in name if checkpoint.two_sided else not checkpoint.decodes
+    return Site.ENCODER_SELF if encoder else Site.DECODER_SELF, int(number[0])
+
+
+@contextmanager
+def watching(checkpoint: Checkpoint) -> Iterator[Seen]:
+    """Within the block every output projection's inputs and outputs are kept."""
+    seen, hooks = Seen(), []
+    for name, part in checkpoint.model.named_modules():
+        if OUTPUTS.search(name):
+            where = place_of(name, checkpoint)
+
+            def hook(_: Any, inputs: Any, output: Tensor, where: tuple[Site, int] = where) -> None:
+                seen.inputs.setdefault(where, []).append(inputs[0].detach().double().numpy()[0])
+                if output.requires_grad:
+                    output.retain_grad()
+                    seen.outputs.append((where, output))
+
+            hooks.append(part.register_forward_hook(hook))
+    try:
+        yield seen
+    finally:
+        for each in hooks:
+            each.remove()
+
+
+def contexts(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[tuple[Site, int], Array]:
+    """Inputs [n m] of every output projection, sentence by sentence without padding."""
+    with watching(checkpoint) as seen:
+        for sentence in sentences:
+            speakers.asked(kind, sentence, hide=False).logits(checkpoint)
+    return {where: np.concatenate(rows) for where, rows in seen.inputs.items()}
+
+
+def output_gradients(
+    kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]
+) -> tuple[dict[tuple[Site, int], Array], int]:
+    """d loss / d output [n d] of every output projection, and the number of predictions."""
+    predictions = 0
+    with watching(checkpoint) as seen:
+        for sentence in sentences:
+            asked = speakers.asked(kind, sentence)
+            asked.loss(checkpoint).backward()
+            predictions += len(asked.labels)
+            for where, output in seen.outputs:
+                assert output.grad is not None
+                seen.gradients.setdefault(where, []).append(output.grad.double().numpy()[0])
+            seen.outputs.clear()
+    checkpoint.model.zero_grad(set_to_none=True)
+    return {where: np.concatenate(rows) for where, rows in seen.gradients.items()}, predictions
