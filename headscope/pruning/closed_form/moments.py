@@ -1,0 +1,296 @@
+"""Moments of the concatenated contexts of every attention module over a text, in one pass and constant memory.
+
+The contexts are the inputs x [m] of the output projection W_O, head after head: after gates, and after mixing unless
+the mixing is folded into W_O (see `OutputProjection`). With an objective also the Fisher matrix of the projection's
+outputs: Σ g gᵀ over tokens, g [d] the gradient of the objective by the output at a token. Every real token counts,
+special ones too; padding does not. Sums are in float64 whatever the model's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.attribution.objectives.base import OBJECTIVES, Objective, ObjectiveOutput, choose_objective
+from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Batch
+from headscope.distributed import Processes
+from headscope.engine.gram_matrix import gram
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.formats.finite import refuse_overflow
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.discovery import CallTracker, eval_mode, track_calls
+from headscope.model.gradients import frozen_parameters, gradients_of
+from headscope.model.threads import threads_for_pass
+from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections, weight_owners
+
+ALONE = Processes()
+Place = tuple[Site, int]
+
+
+@dataclass
+class ContextMoments:
+    """Sums over `tokens` contexts x [m]: `total` Σ x, `products` Σ x xᵀ [m m], `norms` [h] Σ ‖x_h‖ of each head.
+
+    `fisher` is Σ g gᵀ [d d] where gradients were asked for.
+    """
+
+    tokens: int
+    total: Tensor
+    products: Tensor
+    norms: Tensor
+    fisher: Tensor | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """E x [m]."""
+        return self.total / self.tokens
+
+    @property
+    def second(self) -> Tensor:
+        """E x xᵀ [m m]."""
+        return self.products / self.tokens
+
+    @property
+    def covariance(self) -> Tensor:
+        """E x xᵀ − E x E xᵀ [m m]."""
+        return self.second - torch.outer(self.mean, self.mean)
+
+    def moved(self, device: str | torch.device) -> ContextMoments:
+        """The same on another device."""
+        fisher = None if self.fisher is None else self.fisher.to(device)
+        return ContextMoments(
+            self.tokens, self.total.to(device), self.products.to(device), self.norms.to(device), fisher
+        )
+
+    def merge(self, other: ContextMoments) -> ContextMoments:
+        """The sums over the tokens of both."""
+        both = None if self.fisher is None or other.fisher is None else self.fisher + other.fisher
+        return ContextMoments(
+            self.tokens + other.tokens,
+            self.total + other.total,
+            self.products + other.products,
+            self.norms + other.norms,
+            both,
+        )
+
+
+@dataclass
+class Moments:
+    """Moments of every (site, layer) that a text reached, its sentences, and the predictions of the objective."""
+
+    sites: dict[Place, ContextMoments] = field(default_factory=dict)
+    sentences: int = 0
+    predictions: float = 0.0
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of both texts together, or of the shares of two processes."""
+        sites = dict(self.sites)
+        for place, moments in other.sites.items():
+            sites[place] = sites[place].merge(moments) if place in sites else moments
+        return Moments(sites, self.sentences + other.sentences, self.predictions + other.predictions)
+
+    def of(self, projection: OutputProjection) -> ContextMoments | None:
+        """The moments of a module over all layers that it serves; None where the text did not reach it."""
+        found = [self.sites[place] for place in projection.places if place in self.sites]
+        return reduce(ContextMoments.merge, found) if found else None
+
+
+def collect_moments(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    *,
+    batching: BatchingOptions | None = None,
+    objective: str | None = None,
+    seed: int = 1,
+    processes: Processes = ALONE,
+) -> Moments:
+    """The moments of a corpus; with `objective` ("" for the model's default one) also Fisher matrices.
+
+    Of several `processes` each reads its share of the batches, and all have the moments of the whole corpus. A
+    two-sided model that is given no target shows its encoder only. ConfigError for a target that the model cannot
+    read, NumericalError where contexts are not finite.
+    """
+    if corpus.has_target and not checkpoint.two_sided:
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
+    chosen = None
+    if objective is not None:
+        name = choose_objective(objective, checkpoint, has_target=corpus.has_target)
+        chosen = OBJECTIVES.get(name)(seed=seed)
+    batching = batching or BatchingOptions()
+    stream = batches(
+        corpus,
+        checkpoint,
+        tokens=batching.tokens,
+        limit=sentence_limit(checkpoint, batching),
+        long=batching.long,
+        losses=Omissions(),
+        labels=chosen is not None
+        and checkpoint.decodes
+        and checkpoint.predicts == "words"
+        and corpus.has_target is checkpoint.two_sided,
+    )
+    collector = _Collector(checkpoint, chosen)
+    with eval_mode(checkpoint.model), collector.observing():
+        for number, batch in enumerate(stream):
+            if number % processes.world == processes.rank:
+                collector.add(batch)
+    return reduce(Moments.merge, processes.all(collector.finished()))
+
+
+class _Collector:
+    """Adds up batch after batch, on the model's device (the CPU where that has no float64)."""
+
+    def __init__(self, checkpoint: Checkpoint, objective: Objective | None) -> None:
+        self.checkpoint, self.objective = checkpoint, objective
+        self.device = torch.device("cpu") if checkpoint.device.type == "mps" else checkpoint.device
+        self.moments = Moments()
+        projections = output_projections(checkpoint)
+        self.before_mixing = {place for each in projections if each.mixing_folded for place in each.places}
+        owners = {name: part for name, part in weight_owners(checkpoint.model).values()}
+        self.owners = {place: owners[each.owner] for each in projections for place in each.places}
+        self.real = torch.empty(0)
+        self.waiting: dict[nn.Module, Place] = {}
+        self.outputs: list[tuple[Place, Tensor]] = []
+        self.counting = self.differentiating = False
+        self.place: Place | None = None
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Entered around the whole corpus."""
+        model = self.checkpoint.model
+        with ExitStack() as stack:
+            tracker = stack.enter_context(track_calls(model))
+            stack.enter_context(tapped(lambda call, context: self._begin(tracker, call, context), before_mixing=True))
+            stack.enter_context(tapped(self._after_mixing))
+            if self.objective is not None:
+                stack.enter_context(frozen_parameters(model))
+                for owner in set(self.owners.values()):
+                    stack.callback(owner.register_forward_hook(self._output).remove)
+            yield
+
+    def add(self, batch: Batch) -> None:
+        """One pass over a batch, or one for contexts and one for gradients where the objective alters the text."""
+        batch = batch.to(self.checkpoint.device)
+        with threads_for_pass(self.checkpoint.model, batch.positions):
+            if self.objective is None or self.objective.alters(self.checkpoint):
+                self._pass(batch)
+            if self.objective is not None:
+                self._differentiate(batch, self.objective)
+        self.moments.sentences += len(batch.indices)
+
+    def _pass(self, batch: Batch) -> None:
+        self.batch, self.counting = batch, True
+        with torch.no_grad():
+            self.checkpoint.forward(batch)
+        self.counting = False
+        self._refuse_overflow(batch)
+
+    def _differentiate(self, batch: Batch, objective: Objective) -> None:
+        ready = objective.prepared(self.checkpoint, batch)
+        self.batch, self.outputs = ready, []
+        self.counting, self.differentiating = not objective.alters(self.checkpoint), True
+        with torch.enable_grad():
+            outcome = objective.evaluate(self.checkpoint, objective.output(self.checkpoint, ready), ready)
+            values = explained_values(outcome, batch.indices.tolist(), seed=objective.seed)
+        self.counting = self.differentiating = False
+        places, outputs = [place for place, _ in self.outputs], [output for _, output in self.outputs]
+        self.outputs = []
+        for place, gradient in zip(places, gradients_of(values, outputs), strict=True):
+            products = gram(self._rows(place, gradient))
+            its = self.moments.sites[place]
+            its.fisher = products if its.fisher is None else its.fisher + products
+        self.moments.predictions += float(outcome.counts.sum())
+        self._refuse_overflow(batch)
+
+    def _begin(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> None:
+        """A tap before mixing: which place this call is."""
+        its = tracker.attention_site(call.module)
+        self.place = None if its is None or not its.heads else (its.site, its.layer)
+        if self.place is None:
+            return
+        if self.place in self.before_mixing and self.counting:
+            self._count(self.place, context)
+        if self.differentiating and self.place in self.owners:
+            self.waiting[self.owners[self.place]] = self.place
+
+    def _after_mixing(self, _: AttentionCall, context: Tensor) -> None:
+        if self.place is not None and self.place not in self.before_mixing and self.counting:
+            self._count(self.place, context)
+
+    def _output(self, module: nn.Module, _: Any, output: Tensor) -> Tensor | None:
+        """A forward hook on W_O: the model goes on with a copy, so that what is differentiated stays as it is."""
+        place = self.waiting.pop(module, None)
+        if place is None:
+            return None
+        output.requires_grad_()
+        self.outputs.append((place, output))
+        return output.clone()
+
+    @torch.no_grad()
+    def _count(self, place: Place, context: Tensor) -> None:
+        flat = self._rows(place, context.transpose(1, 2).flatten(2))  # [n m]
+        heads = flat.view(len(flat), context.shape[1], -1)
+        sums = ContextMoments(len(flat), flat.sum(dim=0), gram(flat), heads.norm(dim=-1).sum(dim=0))
+        if place not in self.moments.sites:
+            self.moments.sites[place] = sums
+            return
+        its = self.moments.sites[place]
+        its.tokens += sums.tokens
+        its.total += sums.total
+        its.products += sums.products
+        its.norms += sums.norms
+
+    def _rows(self, place: Place, values: Tensor) -> Tensor:
+        """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
+        batch = self.batch
+        text = batch.source if batch.target is None or place[0] is Site.ENCODER_SELF else batch.target
+        if values.shape[:-1].numel() != text.real.numel():
+            raise CheckpointError(
+                f"{place[0]}.{place[1]} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "
+                "its moments cannot be counted token by token"
+            )
+        rows = values.detach().reshape(-1, values.shape[-1])[text.real.flatten()]
+        return rows.to(self.device).double()
+
+    def _refuse_overflow(self, batch: Batch) -> None:
+        for its in self.moments.sites.values():
+            if not bool(its.total.isfinite().all()):
+                refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
+
+    def finished(self) -> Moments:
+        """The moments, on the CPU."""
+        sites = {place: its.moved("cpu") for place, its in self.moments.sites.items()}
+        return Moments(sites, self.moments.sentences, self.moments.predictions)
+
+
+def explained_values(outcome: ObjectiveOutput, numbers: Sequence[int], *, seed: int) -> Tensor:
+    """What is differentiated for the Fisher matrix [b]: the objective's values, or a probe of its vectors.
+
+    An objective that compares vectors v [b d] loses 1 − cos(v, v') ≈ ½ ‖(I − u uᵀ) (v' − v)‖² / ‖v‖², u = v / ‖v‖:
+    its gradient is zero, its curvature is not. The gradient of z · v with z from N(0, (I − u uᵀ) / ‖v‖²) has that
+    curvature as its second moment. z follows from the seed and the sentence's number.
+    """
+    if outcome.vector is None:
+        return outcome.values
+    vector = outcome.vector.detach()
+    noise = torch.stack([_noise(vector.shape[1], number, seed) for number in numbers]).to(vector)
+    length = vector.norm(dim=-1, keepdim=True)
+    direction = vector / length
+    probe = (noise - (noise * direction).sum(dim=-1, keepdim=True) * direction) / length
+    values: Tensor = (outcome.vector * probe).sum(dim=-1)
+    return values
+
+
+def _noise(size: int, number: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+    return torch.randn(size, generator=generator, dtype=torch.float64)

@@ -1,0 +1,296 @@
+"""Moments of contexts and Fisher matrices, against hooks and one sentence at a time without padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, reduce
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from headscope.attribution.objectives.representation import Representation
+from headscope.data.batching import BatchingOptions, Omissions, batches
+from headscope.data.corpus import Corpus
+from headscope.distributed import Processes
+from headscope.errors import ConfigError, NumericalError
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId, Site
+from headscope.model.gating import gated
+from headscope.pruning.closed_form.moments import Moments, collect_moments, explained_values
+from headscope.pruning.closed_form.output_projections import output_projections
+from tests.contracts import architectures
+from tests.oracles import checkpoints, speakers, tiny
+from tests.oracles import closed_form as oracle
+
+KINDS = ("bert", "llama", "t5", "marian", "native-post")
+WITH_LOSS = (*KINDS, "native-pre")
+
+
+def near(found: Tensor, expected: Any, tolerance: float = 1e-9) -> None:
+    expected = torch.as_tensor(expected)
+    assert found.shape == expected.shape and found.dtype == torch.float64
+    assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
+
+
+@cache
+def moments(kind: str, *, tokens: int = 2048, objective: str | None = None) -> Moments:
+    batching = BatchingOptions(tokens=tokens)
+    return collect_moments(speakers.checkpoint(kind), speakers.corpus(kind), batching=batching, objective=objective)
+
+
+def alike(first: Moments, second: Moments, tolerance: float = 1e-11) -> None:
+    assert first.sites.keys() == second.sites.keys()
+    assert (first.sentences, first.predictions) == (second.sentences, second.predictions)
+    for place, its in first.sites.items():
+        other = second.sites[place]
+        assert its.tokens == other.tokens
+        for name in ("total", "products", "norms"):
+            near(getattr(its, name), getattr(other, name), tolerance)
+        assert (its.fisher is None) is (other.fisher is None)
+        if its.fisher is not None and other.fisher is not None:
+            near(its.fisher, other.fisher, tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_over_the_inputs_of_every_output_projection(kind: str) -> None:
+    """Batches of several lengths, so that there is padding in the middle: it counts nowhere."""
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    expected, found = oracle.contexts(kind, checkpoint, corpus), moments(kind)
+    with_heads = {place for place, heads in checkpoint.layout.items() if heads}
+    assert found.sites.keys() == with_heads <= expected.keys() and found.sentences == corpus.count
+    for place in with_heads:
+        its, heads, rows = found.sites[place], checkpoint.layout[place], expected[place]
+        assert its.tokens == len(rows) and its.fisher is None
+        near(its.total, rows.sum(axis=0))
+        near(its.products, sum(np.outer(row, row) for row in rows))
+        near(its.mean, rows.mean(axis=0))
+        near(its.covariance, np.cov(rows.T, bias=True))
+        near(
+            its.norms,
+            [np.linalg.norm(rows[:, part], axis=1).sum() for part in np.split(np.arange(rows.shape[1]), heads)],
+        )
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gpt2", "native-pre"])
+def test_a_batch_of_many_sentences_is_as_many_batches_of_one(kind: str) -> None:
+    alike(moments(kind, objective=""), moments(kind, tokens=1, objective=""), 1e-9)
+
+
+def test_a_batch_with_padding_was_among_them() -> None:
+    corpus = speakers.corpus("bert")
+    stream = list(batches(corpus, speakers.checkpoint("bert"), tokens=2048, limit=97, losses=Omissions()))
+    padded = [batch for batch in stream if not batch.source.real.all()]
+    assert padded and any(not batch.source.real[0].all() for batch in padded)
+    assert max(len(batch.indices) for batch in stream) > 1
+
+
+def test_mixed_heads_are_seen_before_a_mixing_that_is_folded() -> None:
+    """W_O with the mixing folded in times contexts before it is W_O times contexts after it."""
+    checkpoint = speakers.checkpoint("native-pre")
+    after, found = oracle.contexts("native-pre", checkpoint, speakers.corpus("native-pre")), moments("native-pre")
+    for projection in output_projections(checkpoint):
+        (place,) = projection.places
+        assert projection.mixing_folded
+        plain = checkpoint.model.get_submodule(projection.owner).weight.detach().numpy()  # type: ignore[union-attr]
+        rows = after[place] @ plain.T
+        its = found.of(projection)
+        assert its is not None and its.tokens == len(rows)
+        near(projection.weight @ its.mean, rows.mean(axis=0))
+        near(projection.weight @ its.second @ projection.weight.T, rows.T @ rows / len(rows))
+        if checkpoint.layout[place] > 1:
+            assert np.abs(its.mean.numpy() - after[place].mean(axis=0)).max() > 1e-3
+
+
+def test_mixed_heads_are_seen_after_a_mixing_that_depends_on_the_input() -> None:
+    made = checkpoints.small(self_mixing="experts.v1")
+    corpus = Corpus("", 3, "", lambda: iter(_letters(3)), has_target=True)
+    found = collect_moments(made, corpus)
+    seen = _by_hooks(made, corpus)
+    assert any(not projection.mixing_folded for projection in output_projections(made))
+    for place, its in found.sites.items():
+        near(its.products, seen[place].T @ seen[place])
+
+
+@pytest.mark.parametrize("kind", WITH_LOSS)
+def test_fisher_matrices_of_the_training_criterion(kind: str) -> None:
+    """Σ g gᵀ of the loss at every token; a masked model reads hidden tokens for it, contexts are of the plain text."""
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    gradients, predictions = oracle.output_gradients(kind, checkpoint, corpus)
+    found = moments(kind, objective="loss")
+    assert found.predictions == predictions
+    for place, its in found.sites.items():
+        rows = gradients[place]
+        assert its.fisher is not None and len(rows) == its.tokens
+        near(its.fisher, rows.T @ rows)
+        near(its.products, moments(kind).sites[place].products, 1e-11)
+
+
+def test_the_probe_has_the_curvature_of_the_cosine() -> None:
+    """For an objective that compares vectors: E (z · δ)² is 2 (1 − cos) for a small change δ."""
+    checkpoint = speakers.checkpoint("bert")
+    (batch,) = batches(speakers.corpus("bert", count=1), checkpoint, tokens=99, limit=97, losses=Omissions())
+    outcome = Representation().outcome(checkpoint, batch)
+    assert outcome.vector is not None
+    vector = outcome.vector.detach()
+    change = 1e-4 * torch.randn(vector.shape, generator=torch.Generator().manual_seed(1)).to(vector)
+    lost = 2 * float(1 - torch.cosine_similarity(vector, vector + change)[0])
+    asked = replace(outcome, vector=vector.requires_grad_())
+    pushes = []
+    for number in range(4001):
+        (probe,) = torch.autograd.grad(explained_values(asked, [number], seed=1).sum(), vector)
+        pushes.append(float((probe * change).sum()) ** 2)
+    assert np.mean(pushes) == pytest.approx(lost, rel=0.1)
+
+
+def test_gates_are_seen() -> None:
+    checkpoint, corpus = speakers.checkpoint("bert"), speakers.corpus("bert")
+    with gated(checkpoint.model, [HeadId(Site.ENCODER_SELF, 1, 2)]):
+        its = collect_moments(checkpoint, corpus).sites[Site.ENCODER_SELF, 1]
+    before = moments("bert").sites[Site.ENCODER_SELF, 1]
+    assert not its.products[10:].any() and its.norms[2] == 0
+    near(its.products[:10, :10], before.products[:10, :10], 1e-11)
+
+
+def test_processes_share_a_corpus_and_halves_add_up() -> None:
+    checkpoint, corpus = speakers.checkpoint("marian"), speakers.corpus("marian")
+    sentences = list(corpus)
+    parts = [sentences[:4], sentences[4:]]
+    halves = [
+        collect_moments(checkpoint, replace(corpus, count=len(part), read=lambda part=part: iter(part)), objective="")
+        for part in parts
+    ]
+    alike(reduce(Moments.merge, halves), moments("marian", objective=""))
+
+    class Alone(Processes):
+        def all(self, value: Any) -> list[Any]:
+            return [value]
+
+    batching = BatchingOptions(tokens=17)
+    shares = [
+        collect_moments(checkpoint, corpus, batching=batching, objective="", processes=Alone(rank, 3))
+        for rank in range(3)
+    ]
+    assert all(0 < share.sentences < corpus.count for share in shares)
+    alike(reduce(Moments.merge, shares), moments("marian", tokens=17, objective=""))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    checkpoint = speakers.checkpoint("llama")
+    checkpoint.model.train()
+    hooks = [len(part._forward_hooks) for part in checkpoint.model.modules()]
+    collect_moments(checkpoint, speakers.corpus("llama"), objective="")
+    assert checkpoint.model.training and all(weight.requires_grad for weight in checkpoint.model.parameters())
+    assert hooks == [len(part._forward_hooks) for part in checkpoint.model.modules()]
+    assert all(weight.grad is None for weight in checkpoint.model.parameters())
+    checkpoint.model.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_other_types_are_in_float64(dtype: torch.dtype) -> None:
+    checkpoint = speakers.checkpoint("llama", seed=11)
+    exact = collect_moments(checkpoint, speakers.corpus("llama"))
+    checkpoint.model.to(dtype)
+    for place, its in collect_moments(checkpoint, speakers.corpus("llama"), objective="").sites.items():
+        assert its.products.dtype == torch.float64 and its.fisher is not None and its.fisher.dtype == torch.float64
+        near(its.products, exact.sites[place].products, 1e-4 if dtype is torch.float32 else 0.2)
+        assert torch.equal(its.products, its.products.T)
+
+
+def test_an_encoder_alone_where_there_is_no_target() -> None:
+    corpus = speakers.corpus("t5")
+    found = collect_moments(
+        speakers.checkpoint("t5"),
+        replace(corpus, has_target=False, read=lambda: (s._replace(target=None) for s in corpus.read())),
+        objective="",
+    )
+    assert {site for site, _ in found.sites} == {Site.ENCODER_SELF}
+    assert all(its.fisher is not None for its in found.sites.values())
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leave out --target"):
+        collect_moments(speakers.checkpoint("bert"), speakers.corpus("marian"))
+    broken = speakers.checkpoint("bert", seed=12)
+    with torch.no_grad():
+        broken.model.get_parameter("bert.embeddings.word_embeddings.weight")[30:] = torch.inf
+    with pytest.raises(NumericalError, match=r"arise at"):
+        collect_moments(broken, speakers.corpus("bert"))
+
+
+# Which columns of which matrix.
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "modernbert", "gpt2", "llama", "qwen3", "t5", "marian"])
+def test_units_and_weights_of_every_architecture(name: str) -> None:
+    """Groups of heads together; ALBERT's layers share one module; W times a context is what the module gives."""
+    architecture = architectures.BY_NAME[name]
+    from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+
+    model = architectures.build(architecture)
+    made = HuggingFaceCheckpoint(path=name, model=model, tokenizer=tiny.tokenizer([], []), digest="0" * 64)
+    found = output_projections(made)
+    assert sum(len(projection.places) for projection in found) == len(made.layout)
+    for projection in found:
+        heads = [head for unit in projection.units for head in unit]
+        assert len(heads) == sum(made.layout[place] for place in projection.places)
+        assert sorted(projection.blocks.flatten().tolist()) == list(range(projection.weight.shape[1]))
+        owner = model.get_submodule(projection.owner)
+        x = torch.randn(3, projection.weight.shape[1])
+        plain = owner(x).double() - (owner.bias.double() if projection.has_bias else 0)
+        near(plain.detach(), x.double() @ projection.weight.T, 1e-5)
+        assert projection.columns({heads[0]}).numel() == (
+            projection.blocks.shape[1] if len(projection.units[0]) == 1 else 0
+        )
+        assert projection.columns(set(projection.units[-1])).tolist() == projection.blocks[-1].tolist()
+    assert {projection.has_bias for projection in found} == {name in ("bert", "albert", "gpt2", "marian")}
+    if name in ("llama", "qwen3"):
+        assert all(len(unit) == 3 for projection in found for unit in projection.units)
+    if name == "albert":
+        assert len(found) == 1 and len(found[0].places) == 3 and all(len(unit) == 3 for unit in found[0].units)
+
+
+def test_layers_that_share_a_module_share_moments() -> None:
+    made = _albert()
+    found = collect_moments(made, speakers.corpus("bert"), objective="")
+    (projection,) = output_projections(made)
+    its, parts = found.of(projection), [found.sites[place] for place in projection.places]
+    assert its is not None and its.tokens == sum(part.tokens for part in parts)
+    near(its.products, sum(part.products for part in parts))
+    assert its.fisher is not None
+    near(its.fisher, sum(part.fisher for part in parts))  # type: ignore[misc]
+    assert not torch.allclose(parts[0].products, parts[1].products)
+
+
+def _albert() -> Checkpoint:
+    import transformers
+
+    def make() -> Any:
+        config = transformers.AlbertConfig(
+            vocab_size=speakers.V,
+            hidden_size=15,
+            embedding_size=11,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            intermediate_size=17,
+            max_position_embeddings=97,
+        )
+        return transformers.AlbertForMaskedLM(config)
+
+    return speakers.wrapped(make, speakers.SPEAKERS["bert"])
+
+
+def _letters(count: int) -> list[Any]:
+    from headscope.data.corpus import Sentence
+
+    texts = zip(checkpoints.SOURCES, checkpoints.TARGETS, strict=True)
+    return [Sentence(number, *pair) for number, pair in enumerate(texts)][:count]
+
+
+def _by_hooks(checkpoint: Any, corpus: Corpus) -> dict[tuple[Site, int], Any]:
+    with oracle.watching(checkpoint) as seen, torch.no_grad():
+        for batch in batches(corpus, checkpoint, tokens=1, limit=50, losses=Omissions()):
+            checkpoint.forward(batch)
+    return {place: np.concatenate(rows) for place, rows in seen.inputs.items()}
