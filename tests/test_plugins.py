@@ -1,4 +1,4 @@
-"""A package of somebody else's, installed beside headscope, adds one of every kind (contract tests try them in process)."""
+"""A package of somebody else's, installed beside headscope, adds one of each kind: an analysis, a format, a variant …"""
 
 from __future__ import annotations
 
