@@ -1,4 +1,4 @@
-"""A package of somebody else's, installed beside headscope, adds one of each kind: an analysis, a format, a variant …"""
+"""A package of somebody else's, installed beside headscope, adds an analysis, a format, a criterion and the like."""
 
 from __future__ import annotations
 
