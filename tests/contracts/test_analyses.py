@@ -147,7 +147,7 @@ def test_special_tokens_can_be_kept(name: str, kind: str) -> None:
 def test_batches_do_not_matter(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Gemma's norms compute in float32, whatever the model's type, and gradients go through them
     within = 1e-6 if kind == "gemma" and ANALYSES.get(name).needs & {"objective", "gradient"} else 1e-10
-    its = made(kind, name, least=19)
+    its = made(kind, name, least=11)
     alone = study(kind, name, tokens=1, its=its)
     same_numbers(study(kind, name, tokens=10**9, its=its), alone, within=within)
     monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)
@@ -156,7 +156,7 @@ def test_batches_do_not_matter(name: str, kind: str, monkeypatch: pytest.MonkeyP
 
 @every_kind
 def test_reports_made_side_by_side_are_those_made_one_after_the_other(kind: str) -> None:
-    checkpoint, corpus = made(kind, least=5)
+    checkpoint, corpus = made(kind, "ablation")  # few sentences: every analysis makes its own passes
 
     def found(threads: int) -> AnalysisResult:
         torch.set_num_threads(threads)
