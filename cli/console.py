@@ -39,9 +39,9 @@ def print_json(value: Any) -> None:
 
 def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
+        return {key: _without_nan(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
+        return [_without_nan(entry) for entry in value]
     return None if isinstance(value, float) and value != value else value
 
 

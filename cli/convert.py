@@ -28,19 +28,14 @@ def convert(
     Matrices that mix heads are folded into the output projections for Hugging Face. What was written is read
     again and must give the same logits, else nothing is left behind; so is what the format cannot express.
     """
-    from headscope.config import CheckpointOptions
-    from headscope.files.output_checks import inputs_of
-    from headscope.formats.base import open_configured
-    from headscope.formats.convert import convert as run
+    from headscope.api.loading import load
     from headscope.formats.convert import goals
     from headscope.registry import unknown
 
     if to not in goals():
         raise typer.BadParameter(unknown("format", to, goals()), param_hint="--to")
-    options = CheckpointOptions(
-        checkpoint=checkpoint, device="cpu", dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe
-    )
-    done = run(open_configured(options), out, goal=to, inputs=inputs_of(options.companions), force=force)
+    model = load(checkpoint, device="cpu", dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
+    done = model.convert(out, to=to, force=force)
     if json:
         console.print_json(
             {

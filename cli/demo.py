@@ -30,32 +30,32 @@ def demo(
     from headscope.cli.prune_options import show_choice
     from headscope.cli.summary import summary
 
-    found = run_demonstration(out, force=force, progress=console.progress)
+    result = run_demonstration(out, force=force, progress=console.progress)
     screen = console.out()
     screen.rule("1  What the heads do")
-    for part in summary(found.analysis):
+    for part in summary(result.analysis):
         screen.print(part)
     screen.rule("2  Which can go")
-    show_choice(found.choice, json=False)
+    show_choice(result.choice, json=False)
     screen.rule("3  Without them")
-    show_removed(found.removed)
-    screen.print(_scores(found))
-    for figure in found.figures:
+    show_removed(result.removed)
+    screen.print(_scores(result))
+    for figure in result.figures:
         screen.print(f"look at: {figure}", markup=False, soft_wrap=True)
 
 
-def _scores(found: Demonstration) -> Table:
+def _scores(result: Demonstration) -> Table:
     """BLEU and perplexity of captions that nothing has learnt from, before and after."""
     from rich import box
     from rich.table import Table
 
-    sizes = found.removed.before.attention_heads, found.removed.after.attention_heads
+    sizes = result.removed.before.attention_heads, result.removed.after.attention_heads
     title = f"100 captions that nothing has learnt from, with {sizes[0]} heads and with {sizes[1]}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for column in ("before", "95 %", "after", "95 %"):
         table.add_column(column, justify="right")
-    for old, new in zip(found.before.scores, found.after.scores, strict=True):
+    for old, new in zip(result.before.scores, result.after.scores, strict=True):
         ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
         table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
     return table

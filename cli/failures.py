@@ -44,10 +44,10 @@ def in_one_line() -> Iterator[None]:
             from headscope.cli.mhr_options import answer
 
             command = refused.ctx.info_name if refused.ctx is not None else ""
-            if said := answer(refused.option_name, command or ""):
-                raise ConfigError(said) from None
-        asked = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
-        raise ConfigError(f"{_one_line(refused.format_message()).rstrip('.')}{asked}") from None
+            if hint := answer(refused.option_name, command or ""):
+                raise ConfigError(hint) from None
+        see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
+        raise ConfigError(f"{_one_line(refused.format_message()).rstrip('.')}{see_help}") from None
 
 
 def speaks() -> bool:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from headscope.cli.failures import described, in_one_line, one_process, speaks
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, options_as_flags
 from headscope.files import interrupts
 from headscope.model.process_settings import process_settings
 
@@ -104,7 +104,7 @@ def main(
 def run() -> None:
     """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130, SIGTERM with 143."""
     try:
-        with interrupts.listening(), process_settings():
+        with interrupts.listening(), process_settings(), options_as_flags():
             _run()
     except OSError as error:  # what nobody expected, or stdout itself
         sys.stdout = None  # else Python would try again at exit, and say so

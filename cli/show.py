@@ -1,4 +1,4 @@
-"""`headscope show`: what a checkpoint is, before anything is measured."""
+"""`headscope show`: format, architecture, attention and parameters of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,47 +20,42 @@ def show(
     json: Json = False,
 ) -> None:
     """Print format, architecture, sites × layers × heads, parameters by part, tokenizer, fitting analyses."""
-    from headscope.config import CheckpointOptions
-    from headscope.engine.overview import checkpoint_overview
-    from headscope.formats.base import open_configured
-    from headscope.heads import select_heads
+    from headscope.api.loading import load
 
-    opened = open_configured(
-        CheckpointOptions(checkpoint=checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
-    )
-    found = checkpoint_overview(opened)
+    model = load(checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
+    overview = model.overview()
     if mask:
-        found["mask"] = [str(head) for head in select_heads(mask, opened.layout)]
+        overview["mask"] = [str(head) for head in model.select(mask)]
     if json:
-        console.print_json(found)
+        console.print_json(overview)
     else:
-        _print(found)
+        _print(overview)
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(overview: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     for name in ("path", "format", "architecture", "model_type", "dtype", "limit", "digest"):
-        table.add_row(name.replace("_", " "), str(found[name]))
-    if "mask" in found:
-        table.add_row("mask", ", ".join(found["mask"]))
-    tokenizer = found["tokenizer"]
+        table.add_row(name.replace("_", " "), str(overview[name]))
+    if "mask" in overview:
+        table.add_row("mask", ", ".join(overview["mask"]))
+    tokenizer = overview["tokenizer"]
     table.add_row("tokenizer", f"{tokenizer['class']}, {tokenizer['vocabulary']:,} pieces" if tokenizer else "none")
     screen = console.out()
     screen.print(table)
     heads = Table("site", "layers", "heads", "width", "key/value groups", title="attention", box=box.SIMPLE_HEAD)
-    for site in found["sites"]:
+    for site in overview["sites"]:
         heads.add_row(*(_short(site[name]) for name in ("site", "layers", "heads", "width", "groups")))
     screen.print(heads)
     parts = Table("part", "parameters", title="parameters", box=box.SIMPLE_HEAD)
-    for name, count in found["parameters"].items():
+    for name, count in overview["parameters"].items():
         parts.add_row(name, f"{count:,}")
     screen.print(parts)
     fitting = Table("analysis", "fits", "what it measures", title="analyses", box=box.SIMPLE_HEAD)
-    for each in found["analyses"]:
-        fitting.add_row(each["name"], "yes" if each["fits"] else each["why"], each["summary"])
+    for analysis in overview["analyses"]:
+        fitting.add_row(analysis["name"], "yes" if analysis["fits"] else analysis["why"], analysis["summary"])
     screen.print(fitting)
 
 

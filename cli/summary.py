@@ -88,8 +88,8 @@ def _rankings(finished: Finished) -> Table:
 def _remarks(finished: Finished) -> Iterator[str]:
     study = finished.study
     yield f"{study.sentences} sentences, {len(study.heads)} heads, {study.seconds:.1f} s"
-    for each in study.left_out:
-        yield f"left out: {each.analysis} ({each.why})"
+    for left_out in study.left_out:
+        yield f"left out: {left_out.analysis} ({left_out.why})"
     if study.losses.truncated:
         yield f"cut off at the length limit: {study.losses.truncated} sentences (--max-length, --long)"
     for why, count in study.losses.unaligned.items():

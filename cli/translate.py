@@ -77,8 +77,7 @@ def translate(
     config: Config = None,
 ) -> None:
     """Translate: headscope translate CKPT < text > text. Empty lines stay empty."""
-    from headscope.config import CheckpointOptions
-    from headscope.formats.base import open_configured
+    from headscope.api.loading import load
     from headscope.formats.translate_options import TranslateOptions
 
     if greedy and (beam or 1) > 1:
@@ -93,26 +92,20 @@ def translate(
         keep_pieces=keep_bpe,
         scores=scores,
     )
-    opened = open_configured(
-        CheckpointOptions(checkpoint=checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
-    )
-    _translate(opened, options, mask, batch_tokens, 1 if sys.stdin.isatty() else window)
+    model = load(checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
+    with model.masked(mask or ()):
+        _translate(model.checkpoint, options, batch_tokens, 1 if sys.stdin.isatty() else window)
 
 
-def _translate(
-    checkpoint: Checkpoint, options: TranslateOptions, mask: str | None, batch_tokens: int, window: int
-) -> None:
+def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: int, window: int) -> None:
     from headscope.data.unknown_subwords import UnknownPieces
     from headscope.evaluation.translation import decoded_lines, translate_lines
     from headscope.files.reading import lines_of
-    from headscope.heads import select_heads
-    from headscope.model.gating import masked
 
     limit = checkpoint.reads(options.longest)
-    off = select_heads(mask, checkpoint.layout) if mask else []
     cut: list[int] = []
     unknown = UnknownPieces()
-    with masked(checkpoint.model, off), console.counter("translating") as step:
+    with console.counter("translating") as step:
         lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin"))
         found = translate_lines(
             checkpoint,

@@ -2,6 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_OPTIONS_AS_FLAGS: ContextVar[bool] = ContextVar("headscope_options_as_flags", default=False)
+
+
+@contextmanager
+def options_as_flags() -> Iterator[None]:
+    """Within the block the API's errors write options as the command line does: `--max-length`, not `max_length`."""
+    token = _OPTIONS_AS_FLAGS.set(True)
+    try:
+        yield
+    finally:
+        _OPTIONS_AS_FLAGS.reset(token)
+
+
+def flags_are_kept() -> bool:
+    """Whether errors write options as the command line does."""
+    return _OPTIONS_AS_FLAGS.get()
+
 
 class HeadscopeError(Exception):
     """Something the user can fix: the message says what came, what is allowed and what to do next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import types
 from collections.abc import Callable, Iterator
@@ -70,10 +71,9 @@ def test_methods_take_every_option_of_their_config(function: Any, more: Any, opt
 
 def test_commands_take_what_methods_take() -> None:
     for name in ("analyze", "evaluate"):
-        method = dict(getattr(hs.Model, name).__wrapped__.__annotations__)
-        function = dict(getattr(hs, name).__annotations__)
-        del function["model"]
-        assert function == method
+        method, function = (list(inspect.signature(getattr(of, name)).parameters.values()) for of in (hs.Model, hs))
+        assert [function[0].name, *function[1:]] == ["model", *method[1:]]
+        assert getattr(hs, name).__doc__ == getattr(hs.Model, name).__doc__
 
 
 # Analyses.
@@ -248,6 +248,11 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
     assert pair.translate(SOURCES, beam=3) == pair.translate(caption_files[0], beam=3) == expected
     assert pair.translate(["", *SOURCES[:2], " "], beam=3) == ["", *expected[:2], ""]
     assert pair.translate(SOURCES[:4], mask="cross.*.*") != expected[:4]
+    several = pair.translations(SOURCES[:4], beam=3, nbest=2)
+    assert [best[0].text for best in several] == expected[:4]
+    assert all(first.score >= second.score for first, second in several)
+    with pytest.raises(ConfigError, match="unknown option of translate 'beams'; did you mean 'beam'"):
+        pair.translate(SOURCES[:1], beams=3)
 
 
 # What goes wrong.

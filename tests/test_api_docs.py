@@ -34,7 +34,7 @@ def test_every_block_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(names["pruned"].heads) == 60 and len(names["each"]) == 9
     printed = capsys.readouterr().out
     assert "unknown analysis 'confidance'; did you mean 'confidence'?" in printed
-    written = {"heads.pdf", "run", "similarity.svg", "small", "gates", "trained"}
+    written = {"heads.pdf", "run", "similarity.svg", "small", "converted", "gates", "trained"}
     assert {path.name for path in tmp_path.iterdir()} == written
 
 

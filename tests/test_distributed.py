@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 TRAININGS = """
 import sys
 from pathlib import Path
-from headscope.distributed import together
+from headscope.distributed import process_group
 from headscope.training.config import TrainConfig
 from headscope.training.trainer import train
 from headscope.training.variants.baseline import Baseline
@@ -25,7 +25,7 @@ from headscope.training.variants.baseline import Baseline
 folder, out = map(Path, sys.argv[1:])
 texts = {"source": folder / "source", "target": folder / "target"}
 sizes = {"vocab_size": 40, "d_model": 8, "d_ffn": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-with together() as processes:
+with process_group() as processes:
     for seed in (1, 2):
         train(
             TrainConfig(

@@ -2,78 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from headscope.api.loading import load
 from headscope.api.model import Model
-from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, configured, in_python
+from headscope.api.options import PathName, configured, in_python
 from headscope.api.progress import Report, TrainingReport, progress_of
-from headscope.api.selection import Heads
 from headscope.api.study import Study
-from headscope.api.texts import Text
 from headscope.errors import ConfigError
-from headscope.evaluation.quality import Evaluation
 from headscope.pruning.selection import Selection
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
-    from typing_extensions import Unpack
 
     from headscope.training.trainer import TrainingResult
 
 
-def analyze(
-    model: PathName | nn.Module | Model,
-    text: Text | None = None,
-    *,
-    target: Text | None = None,
-    parse: PathName | None = None,
-    only: str | Iterable[str] | None = None,
-    importance: bool = False,
-    mask: Heads | None = None,
-    out: PathName | None = None,
-    figures: bool = True,
-    force: bool = False,
-    progress: Report = False,
-    **options: Unpack[AnalyzeMore],
-) -> Study:
-    """`load(model).analyze(text, …)`, for a model that is needed once; see `Model.analyze`."""
-    return load(model).analyze(
-        text,
-        target=target,
-        parse=parse,
-        only=only,
-        importance=importance,
-        mask=mask,
-        out=out,
-        figures=figures,
-        force=force,
-        progress=progress,
-        **options,
-    )
+P = ParamSpec("P")
+R = TypeVar("R")
+Source: TypeAlias = "PathName | nn.Module | Model"
+"""What `load` opens."""
 
 
-def evaluate(
-    model: PathName | nn.Module | Model,
-    text: Text,
-    *,
-    target: Text | None = None,
-    metrics: str | Iterable[str] = (),
-    tokenised: bool = False,
-    mask: Heads | None = None,
-    progress: Report = False,
-    **options: Unpack[EvaluateMore],
-) -> Evaluation:
-    """`load(model).evaluate(text, …)`, for a model that is needed once; see `Model.evaluate`."""
-    return load(model).evaluate(
-        text, target=target, metrics=metrics, tokenised=tokenised, mask=mask, progress=progress, **options
-    )
+def of_loaded(method: Callable[Concatenate[Model, P], R]) -> Callable[Concatenate[Source, P], R]:
+    """A method of `Model` as a function: its first parameter is what `load` takes, the others are the method's."""
+
+    def function(model: Source, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(load(model), *args, **kwargs)
+
+    function.__name__, function.__doc__, signature = method.__name__, method.__doc__, inspect.signature(method)
+    own, *others = signature.parameters.values()
+    first = own.replace(name="model", annotation="PathName | nn.Module | Model")
+    function.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]
+    return function  # type: ignore[return-value]  # `model` may also be named
+
+
+analyze = of_loaded(Model.analyze)
+evaluate = of_loaded(Model.evaluate)
 
 
 @in_python

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from headscope.api.options import configured, python_words
 from headscope.api.progress import Report, progress_of
-from headscope.api.selection import Heads, heads_option
+from headscope.api.selection import Heads, head_ids_of, heads_option
 from headscope.api.texts import Text, given, one_text
 from headscope.config import EvaluateOptions
+from headscope.errors import ConfigError
 from headscope.evaluation.each_head import score_each_head
 from headscope.evaluation.quality import Evaluation, OpenedEvaluation, matched, score_corpus
 from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.files.lines import raw_lines
 from headscope.formats.base import Checkpoint
-from headscope.formats.translate_options import TranslateOptions
+from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.discovery import eval_mode
+from headscope.model.gating import masked
+from headscope.registry import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class TranslateMore(TypedDict, total=False):
+    """Options of `Model.translate`; `headscope.formats.base.TranslateOptions` says what they mean."""
+
+    beam: int | None
+    lenpen: float | None
+    max_len_a: float | None
+    max_len_b: int | None
+    max_length: int | None
+    keep_pieces: bool
+    mask: Heads | None
+    batch_tokens: int
+    progress: Report
 
 
 def evaluation_of(
@@ -70,17 +87,25 @@ def _opened(
     return matched(checkpoint, corpus, chosen)
 
 
+_SEARCH = {"lenpen": "power", "max_len_a": "max_ratio", "max_len_b": "max_extra", "max_length": "longest"}
+
+
 def translations_of(
-    checkpoint: Checkpoint, text: Text, options: TranslateOptions, *, tokens: int, progress: Report
-) -> list[str]:
-    """The best translation of every sentence."""
+    checkpoint: Checkpoint, text: Text, options: dict[str, Any], *, nbest: int, scores: bool
+) -> list[list[Translation]]:
+    """The best translations of every sentence; `options` are those of `TranslateMore`."""
+    if strange := sorted(set(options) - set(TranslateMore.__annotations__)):
+        raise ConfigError(unknown("option of translate", strange[0], sorted(TranslateMore.__annotations__)))
+    mask, report = options.pop("mask", None), options.pop("progress", False)
+    tokens = options.pop("batch_tokens", 2048)
+    search = {_SEARCH.get(name, name): value for name, value in options.items()}
+    chosen = configured(TranslateOptions, {**search, "best": nbest, "scores": scores}, function="translate")
+    off = [] if mask is None else head_ids_of(mask, checkpoint.layout)
     source = one_text(text)
-    lines: Iterable[str] = source if not isinstance(source, (str, Path)) else _file_lines(Path(source))
-    total = len(source) if not isinstance(source, (str, Path)) else 0
-    with eval_mode(checkpoint.model), progress_of(progress)("translating", total) as step:
-        found = translate_lines(checkpoint, lines, options=options, tokens=tokens, progress=step)
-        return [best[0].text for best in found]
+    lines, total = (_file_lines(Path(source)), 0) if isinstance(source, (str, Path)) else (iter(source), len(source))
+    with eval_mode(checkpoint.model), masked(checkpoint.model, off), progress_of(report)("translating", total) as step:
+        return list(translate_lines(checkpoint, lines, options=chosen, tokens=tokens, progress=step))
 
 
-def _file_lines(path: Path) -> Iterable[str]:
+def _file_lines(path: Path) -> Iterator[str]:
     return decoded_lines(raw_lines(path), name=str(path))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from headscope.api.evaluation import evaluation_of, head_scores_of, translations_of
+from headscope.api.evaluation import TranslateMore, evaluation_of, head_scores_of, translations_of
 from headscope.api.open_model import OpenModel
 from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, in_python
 from headscope.api.progress import Report
@@ -16,11 +17,13 @@ from headscope.api.study import Study, study_of
 from headscope.api.texts import Text, given
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
+from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError
 from headscope.evaluation.quality import Evaluation, TextMode
-from headscope.formats.translate_options import TranslateOptions
+from headscope.files.output_checks import inputs_of
+from headscope.formats.convert import Converted, convert
+from headscope.formats.translate_options import Translation
 from headscope.heads import HeadId
-from headscope.model.gating import masked
 from headscope.pruning.removal.remove import Removed, Shrunk
 from headscope.pruning.removal.verify import Verification
 
@@ -202,31 +205,46 @@ class Model(OpenModel):
         return head_scores_of(self.checkpoint, text, target, chosen, gates=self.gates, progress=progress)
 
     @in_python
-    def translate(
-        self,
-        text: Text,
-        *,
-        beam: int | None = None,
-        lenpen: float | None = None,
-        max_len_a: float | None = None,
-        max_len_b: int | None = None,
-        keep_pieces: bool = False,
-        mask: Heads | None = None,
-        batch_tokens: int = 2048,
-        progress: Report = False,
-    ) -> list[str]:
+    def translate(self, text: Text, **options: Unpack[TranslateMore]) -> list[str]:
         """The best translation of every sentence, in their order; an empty one stays empty.
 
         beam, lenpen: hypotheses that are followed, power of the length penalty; default: the checkpoint's own.
         max_len_a, max_len_b: n source tokens give at most a · n + b tokens.
-        keep_pieces: leave the pieces of words apart.
+        max_length: subwords of a sentence, longer ones are cut; default: the model's limit, or 1024.
+        keep_pieces: leave the subwords apart.
         mask: heads that are off meanwhile.
+        batch_tokens, progress: positions of a batch; see `analyze`.
         """
-        options = TranslateOptions(
-            beam=beam, power=lenpen, max_ratio=max_len_a, max_extra=max_len_b, keep_pieces=keep_pieces
-        )
-        with masked(self.model, [] if mask is None else head_ids_of(mask, self.layout)):
-            return translations_of(self.checkpoint, text, options, tokens=batch_tokens, progress=progress)
+        found = translations_of(self.checkpoint, text, {**options}, nbest=1, scores=False)
+        return [best[0].text for best in found]
+
+    @in_python
+    def translations(self, text: Text, *, nbest: int = 1, **options: Unpack[TranslateMore]) -> list[list[Translation]]:
+        """The `nbest` best translations of every sentence with their scores, best first: `text` and `score` of each.
+
+        options: those of `translate`. What `headscope translate --nbest N --scores` writes.
+        """
+        return translations_of(self.checkpoint, text, {**options}, nbest=nbest, scores=True)
+
+    @in_python
+    def overview(self) -> dict[str, Any]:
+        """Format, architecture, attention by site, parameters by part, tokenizer, fitting analyses.
+
+        What `headscope show --json` prints. CheckpointError where the model's heads cannot be seen.
+        """
+        return checkpoint_overview(self.checkpoint)
+
+    @in_python
+    def convert(self, folder: PathName, *, to: str, force: bool = False) -> Converted:
+        """Write a fairseq, MHR, story-of-heads or native Transformer in another format: what `headscope convert` does.
+
+        folder: holds nothing, unless `force` says that an earlier conversion in it is to be replaced.
+        to: "native", "huggingface", or a format of another package.
+
+        ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
+        what was written and read again gives other logits; then nothing is left behind.
+        """
+        return convert(self.checkpoint, Path(folder), goal=to, inputs=inputs_of(self._companions), force=force)
 
 
 class SmallModel(Model):

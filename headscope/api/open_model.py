@@ -53,6 +53,11 @@ class OpenModel:
         """Every head, in the order of sites, layers and heads."""
         return list(all_heads(self.layout))
 
+    @in_python
+    def select(self, heads: Heads) -> list[HeadId]:
+        """The heads that names select, such as "encoder-self.2.*,cross.0.1"; ConfigError for a name that fits none."""
+        return head_ids_of(heads, self.layout)
+
     @property
     def gates(self) -> str:
         """The gates and masks that are at work now, as signatures name them; empty where there are none."""

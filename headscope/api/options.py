@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.errors import ConfigError, HeadscopeError, flags_are_kept
 from headscope.registry import unknown
 
 C = TypeVar("C")
@@ -137,10 +137,12 @@ def _words(kind: Any) -> str:
 
 @contextmanager
 def python_errors() -> Iterator[None]:
-    """Errors within the block name options as Python writes them (`max_length`, not `--max-length`)."""
+    """Errors within the block name options as Python writes them (`max_length`), in commands as `--max-length`."""
     try:
         yield
     except HeadscopeError as error:
+        if flags_are_kept():
+            raise
         error.args = (python_words(str(error)),)
         raise
 
