@@ -1,4 +1,4 @@
-"""Where the command line prints: results on stdout, progress and errors on stderr."""
+"""Output of the command line: results on stdout, progress and errors on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headscope demo`: the whole mission on the trained model that ships."""
+"""`headscope demo`: analysis and pruning of the small trained model that ships."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def demo(
 
 
 def _scores(result: Demonstration) -> Table:
-    """BLEU and perplexity of captions that nothing has learnt from, before and after."""
+    """BLEU and perplexity of captions that were not used for learning, before and after."""
     from rich import box
     from rich.table import Table
 

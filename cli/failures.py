@@ -1,4 +1,4 @@
-"""What a command that fails says, in one line, and which of several processes says it."""
+"""Errors of commands as one line on stderr, printed by one of the processes of torchrun."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = timedelta(seconds=10)
 
 
 def described(error: BaseException) -> str | None:
-    """The line for an error that the user can do something about; None for a mistake of the program."""
+    """The message for an error that the user can fix; None for a bug of headscope."""
     if isinstance(error, HeadscopeError):
         return _one_line(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _memory(str(error))):
@@ -30,9 +30,9 @@ def described(error: BaseException) -> str | None:
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """ConfigError for an option or argument that click refuses, instead of its lines; help stays what it is.
+    """Turns click's usage errors into a ConfigError of one line; `--help` is not touched.
 
-    An option of the MHR fork or of fairseq is answered with ours.
+    For an option of the MHR fork or of fairseq the message names the option of headscope.
     """
     try:
         yield
@@ -51,10 +51,10 @@ def in_one_line() -> Iterator[None]:
 
 
 def speaks() -> bool:
-    """Whether this process is to say why a command fails: of those of one torchrun, the first to ask."""
+    """Whether this process reports the error: of the processes of one torchrun, the first that calls this."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return True
-    with suppress(Exception):  # no store, or it has gone: then better said twice than never
+    with suppress(Exception):  # no store any more: better reported twice than never
         from torch import distributed
 
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -64,9 +64,9 @@ def speaks() -> bool:
 
 
 def one_process(context: typer.Context, *, shared: tuple[str, ...]) -> None:
-    """Under torchrun, refuse a sub-command that is not among the `shared` ones: the first process says so, others end.
+    """Under torchrun, refuse a sub-command that is not `shared`: rank 0 raises ConfigError, the other ranks exit.
 
-    Those share their work; of the others every process would do, print and write the same.
+    Commands that are not shared would do, print and write the same in every process.
     """
     name = context.invoked_subcommand
     if name is None or name in shared or int(os.environ.get("WORLD_SIZE", "1")) == 1:

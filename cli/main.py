@@ -25,9 +25,9 @@ COMMANDS = {
     "convert": "convert",
     "demo": "demo",
 }
-"""Every command, which is a module of this folder, and what it is called there: a function, or an app of its own."""
+"""The module of each command in this folder, and the name in it: a function, or a typer app with sub-commands."""
 SHARED = ("analyze", "train", "prune")
-"""Those that several processes of one torchrun do together (of `prune` see there)."""
+"""Commands that run under torchrun in several processes (which methods of `prune`, its module says)."""
 
 EPILOG = """\
 Start here:  headscope demo
@@ -37,9 +37,9 @@ headscope plot heads run --out heads.pdf"""
 
 
 class Commands(TyperGroup):
-    """The commands; each is imported when it is asked for, so that one's help does not wait for the others.
+    """The commands; each is imported on first use, so that its help does not wait for the imports of the others.
 
-    ConfigError in one line for what click refuses; for options of the MHR fork and of fairseq it names ours.
+    What click refuses becomes a ConfigError in one line; for options of the MHR fork and fairseq it names headscope's.
     """
 
     def make_context(self, *given: Any, **options: Any) -> Any:
@@ -62,11 +62,11 @@ class Commands(TyperGroup):
             from headscope.registry import unknown
 
             raise ConfigError(unknown("command", cmd_name, list(COMMANDS)))
-        found = getattr(import_module(f"headscope.cli.{cmd_name}"), COMMANDS[cmd_name])
-        if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False)
-            found.command()(function)
-        command = typer.main.get_command(found)
+        target = getattr(import_module(f"headscope.cli.{cmd_name}"), COMMANDS[cmd_name])
+        if not isinstance(target, typer.Typer):
+            function, target = target, typer.Typer(add_completion=False)
+            target.command()(function)
+        command = typer.main.get_command(target)
         command.name = cmd_name
         return command
 
@@ -133,7 +133,7 @@ def _run() -> None:
 
 
 def _flush() -> None:
-    """Whatever is left to print, while it can still be told if that fails."""
+    """Flush stdout while a failure can still be reported."""
     if sys.stdout is not None:
         sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""What `headscope analyze` says at the end: heads by function, the sharpest, what was left out and why."""
+"""The summary that `headscope analyze` prints: heads by function, the most confident heads, analyses left out."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _sharpest(finished: Finished) -> Table:
 
 
 def _rankings(finished: Finished) -> Table:
-    """The rankings, the most faithful first; `chance` is what random orders give, with its spread."""
+    """The rankings, the most faithful first; `chance` is the mean area of random orders ± its standard deviation."""
     title = "rankings by faithfulness: area between removing the most and the least important heads first"
     table = _table(title, "", "ranking", "area", "95 %", "chance", "with ablation", "with itself, shuffled")
     for row in finished.study.tables["faithfulness_rankings"].itertuples():

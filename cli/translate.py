@@ -107,7 +107,7 @@ def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: 
     unknown = UnknownPieces()
     with console.counter("translating") as step:
         lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin"))
-        found = translate_lines(
+        translations = translate_lines(
             checkpoint,
             lines,
             options=options,
@@ -117,7 +117,7 @@ def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: 
             unknown=unknown,
             progress=step,
         )
-        done, complete = _write(found, options, window)
+        done, complete = _write(translations, options, window)
     for warning in unknown.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
         console.say(warning)
     if not complete:
@@ -128,12 +128,12 @@ def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: 
         console.say(f"cut off at {limit} pieces (--max-length): {len(cut)} lines ({shown})")
 
 
-def _write(found: Iterator[list[Translation]], options: TranslateOptions, window: int) -> tuple[int, bool]:
-    """Write translations as they come; how many lines, and whether that is all of them (no Ctrl-C)."""
+def _write(translations: Iterator[list[Translation]], options: TranslateOptions, window: int) -> tuple[int, bool]:
+    """Write translations as they are computed; returns the number of lines, and False if Ctrl-C ended it."""
     number = 0
     try:
-        for each in found:
-            sys.stdout.buffer.write(b"".join(line.encode() + b"\n" for line in _written(number, each, options)))
+        for nbest in translations:
+            sys.stdout.buffer.write(b"".join(line.encode() + b"\n" for line in _written(number, nbest, options)))
             number += 1
             if number % window == 0:
                 sys.stdout.buffer.flush()
@@ -147,6 +147,6 @@ def _write(found: Iterator[list[Translation]], options: TranslateOptions, window
 
 
 def _written(number: int, translations: Sequence[Translation], options: TranslateOptions) -> Iterator[str]:
-    for each in translations:
-        score = f"{each.score:.4f}\t" if options.scores else ""
-        yield (f"{number}\t" if options.best > 1 else "") + score + each.text
+    for translation in translations:
+        score = f"{translation.score:.4f}\t" if options.scores else ""
+        yield (f"{number}\t" if options.best > 1 else "") + score + translation.text

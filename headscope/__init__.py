@@ -1,6 +1,6 @@
-"""headscope: what the attention heads of a trained Transformer do, how much each one matters, which can go.
+"""headscope: analysis and pruning of the attention heads of trained Transformers.
 
-`import headscope as hs`, then `hs.load`; nothing heavy is imported before a name of the API is used.
+`import headscope as hs`, then `hs.load`; heavy modules are imported on first use of a name of the API.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def __getattr__(name: str) -> Any:
         return import_module("headscope.assets")
     for table in (_LIGHT, _HEAVY):
         if name in table:  # all of them at once: a module of the same name is no longer in the way then
-            globals().update({each: getattr(import_module(f"headscope.{file}"), each) for each, file in table.items()})
+            globals().update(
+                {public: getattr(import_module(f"headscope.{file}"), public) for public, file in table.items()}
+            )
             return globals()[name]
     raise AttributeError(f"module 'headscope' has no attribute {name!r}")
 

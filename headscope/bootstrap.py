@@ -1,10 +1,10 @@
-"""Running sums over a corpus in memory that does not grow with it, and bootstrap intervals from them.
+"""Running sums over a corpus in bounded memory, and bootstrap intervals from them.
 
 Every number that headscope prints is a ratio of sums over the corpus (Σ value / Σ count: a mean over all
 tokens, not a mean of sentence means) or a function of such ratios. Sums are kept per *group* of
 sentences: sentence i belongs to group i mod G with G = 1024, so for up to 1024 sentences a group is one
 sentence and the intervals are the ordinary bootstrap over sentences (Efron 1979); beyond that the groups
-are resampled, which estimates the same spread with 1023 degrees of freedom. Statistics with many
+are resampled, which estimates the same variance with 1023 degrees of freedom. Statistics with many
 cells (`Ratio.coarse`) use 256 groups, and fewer where they would take more than `BUDGET`.
 """
 
@@ -23,23 +23,23 @@ from torch import Tensor
 GROUPS = 1024
 COARSE = 256
 FOLDS = 8
-BUDGET = 512 * 2**20  # bytes that the group sums of one statistic may take, all layers together
-CELLS = 4096  # of statistics that are resampled in one go
+BUDGET = 512 * 2**20  # bytes of the group sums of one statistic, all layers together
+CELLS = 4096  # of statistics that are resampled in one matrix product
 REPLICATES = 1000
 LEVEL = 0.95
-EXACT = 2**21  # whole numbers up to eight times this are exact in float32; no replicate draws that much more
+EXACT = 2**21  # integers up to 8 times this are exact in float32; no replicate's count is 8 times the corpus's
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """What one batch adds to a statistic: totals [b *cells] and counts that broadcast to it.
+    """The contribution of one batch to a statistic: totals [b *cells] and counts that broadcast to them.
 
-    With `whole=True` the leading axis has one entry for the whole batch (a moment matrix, say), which
+    With `whole=True` the leading axis has one entry for the whole batch (such as a moment matrix), which
     is added to the batch's fold instead of to its sentences' groups. With `centred=True` the last axis
-    is a histogram of offsets around its middle and may be longer in one batch than in another. With
-    `coarse=True` (many cells) it is kept for 256 groups of sentences at most.
+    is a histogram of offsets around its middle, whose length may differ between batches. With
+    `coarse=True` (many cells) at most 256 groups of sentences are kept.
     """
 
     total: Tensor
@@ -61,7 +61,7 @@ class GroupSums:
         self.whole_numbers = False
 
     def add(self, indices: Tensor, ratio: Ratio) -> None:
-        """Add what a batch found; `indices` [b] are the sentences' numbers in the corpus."""
+        """Add the ratio of one batch; `indices` [b] are the sentences' numbers in the corpus."""
         total, count = ratio.total.cpu(), ratio.count.cpu()
         if self.used == 0:
             self.groups = min(self.groups, COARSE) if ratio.coarse else self.groups
@@ -85,7 +85,7 @@ class GroupSums:
         self.count.index_add_(0, slots, count.double())
 
     def merge(self, other: GroupSums) -> None:
-        """Add what was summed up elsewhere, over other sentences of the same corpus."""
+        """Add the sums over other sentences of the same corpus, such as those of another process."""
         while self.groups > other.groups:
             self.halve()
         while other.groups > self.groups:
@@ -108,7 +108,7 @@ class GroupSums:
 
 
 def widened(cells: Tensor, width: int) -> Tensor:
-    """Pad the last axis with zeros on both sides to `width`, its middle staying in the middle."""
+    """Pad the last axis with zeros on both sides to `width`."""
     missing = width - cells.shape[-1]
     return torch.nn.functional.pad(cells, (missing // 2, missing // 2)) if missing else cells
 
@@ -132,7 +132,7 @@ class Bootstrap:
         self.seed = seed
         self.replicates = replicates
         self._drawn: dict[tuple[int, torch.dtype], Tensor] = {}
-        self._drawing = RLock()  # reports are made side by side
+        self._drawing = RLock()  # reports are made in several threads
 
     def draws(self, groups: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """How often each of `groups` groups is drawn in each replicate: [replicates groups]."""
@@ -157,33 +157,35 @@ class Bootstrap:
         """Sums of groups [g *cells] over the corpus and over each replicate: [1 + r *cells]; products in `dtype`."""
         flat = groups.flatten(1).T  # [c g]
         corpus = flat.sum(dim=-1)
-        found = torch.zeros(len(flat), 1 + self.replicates, dtype=torch.float64)  # cells first: they are sorted next
+        sums = torch.zeros(len(flat), 1 + self.replicates, dtype=torch.float64)  # cells first: rows are sorted next
         occurring = flat.any(dim=-1).nonzero()[:, 0]  # the cells of rare offsets are zero everywhere
-        found[:, 0] = corpus
+        sums[:, 0] = corpus
         drawn = flat[occurring].to(dtype) @ self.draws(len(groups), dtype).T
-        found[:, 1:].index_copy_(0, occurring, drawn.double())
-        return found.T.view(-1, *groups.shape[1:])
+        sums[:, 1:].index_copy_(0, occurring, drawn.double())
+        return sums.T.view(-1, *groups.shape[1:])
 
     def ratio(self, kept: GroupSums) -> Estimate:
         """Σ value / Σ count with its interval; NaN where nothing was counted."""
         return self.function(lambda total, count: total / count, kept)
 
     def ratios(self, kept: Sequence[GroupSums]) -> list[Estimate]:
-        """`ratio` of each: those of the same shape in one go, which costs little more than one of them."""
-        found: dict[int, Estimate] = {}
+        """`ratio` of each statistic; those of one shape are resampled together, at little more than the cost of one."""
+        estimates: dict[int, Estimate] = {}
         alike: dict[tuple[Any, ...], list[int]] = {}
-        for number, one in enumerate(kept):
-            alike.setdefault((one.used, one.whole_numbers, one.total.shape, one.count.shape), []).append(number)
+        for number, statistic in enumerate(kept):
+            alike.setdefault(
+                (statistic.used, statistic.whole_numbers, statistic.total.shape, statistic.count.shape), []
+            ).append(number)
         for (_, _, cells, counts), numbers in alike.items():
             many = max(1, CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
             for part in (numbers[first : first + many] for first in range(0, len(numbers), many)):
                 if len(part) == 1:
-                    found[part[0]] = self.ratio(kept[part[0]])
+                    estimates[part[0]] = self.ratio(kept[part[0]])
                     continue
                 stacked = self.ratio(side_by_side([kept[number] for number in part]))
                 bounds = zip(stacked.value, stacked.low, stacked.high, strict=True)
-                found |= {number: Estimate(*each) for number, each in zip(part, bounds, strict=True)}
-        return [found[number] for number in range(len(kept))]
+                estimates |= {number: Estimate(*values) for number, values in zip(part, bounds, strict=True)}
+        return [estimates[number] for number in range(len(kept))]
 
     def function(self, of: Callable[[Tensor, Tensor], Tensor], kept: GroupSums) -> Estimate:
         """Any function of a statistic's totals and counts (both with a leading replicate axis)."""
@@ -191,33 +193,33 @@ class Bootstrap:
 
 
 def side_by_side(kept: Sequence[GroupSums]) -> GroupSums:
-    """Sums of several statistics of the same groups as those of one, with the statistic as its first cell axis."""
-    found, first = GroupSums(groups=kept[0].groups, budget=kept[0].budget), kept[0]
-    found.used, found.whole_numbers = first.used, first.whole_numbers
-    found.total = torch.stack([one.total for one in kept], dim=1)
-    found.count = torch.stack([one.count for one in kept], dim=1)
-    return found
+    """Several statistics of the same groups as one, with the statistics along the first cell axis."""
+    stacked, first = GroupSums(groups=kept[0].groups, budget=kept[0].budget), kept[0]
+    stacked.used, stacked.whole_numbers = first.used, first.whole_numbers
+    stacked.total = torch.stack([statistic.total for statistic in kept], dim=1)
+    stacked.count = torch.stack([statistic.count for statistic in kept], dim=1)
+    return stacked
 
 
 def added_together(ratios: Sequence[Ratio]) -> Ratio:
-    """What a batch adds to several statistics of one shape, as what it adds to `side_by_side` of them."""
+    """The contributions of a batch to several statistics of one shape, as that to `side_by_side` of them."""
     total, count = ([getattr(ratio, name) for ratio in ratios] for name in ("total", "count"))
     return Ratio(torch.stack(total, dim=1), torch.stack(count, dim=1))
 
 
 def unstack(kept: GroupSums) -> list[GroupSums]:
-    """The statistics that `side_by_side` puts into one, each in tensors of its own."""
-    found = []
+    """Inverse of `side_by_side`; every statistic has tensors of its own."""
+    statistics = []
     for total, count in zip(kept.total.unbind(dim=1), kept.count.unbind(dim=1), strict=True):
-        one = GroupSums(groups=kept.groups, budget=kept.budget)
-        one.used, one.whole_numbers = kept.used, kept.whole_numbers
-        one.total, one.count = total.clone(), count.clone()
-        found.append(one)
-    return found
+        statistic = GroupSums(groups=kept.groups, budget=kept.budget)
+        statistic.used, statistic.whole_numbers = kept.used, kept.whole_numbers
+        statistic.total, statistic.count = total.clone(), count.clone()
+        statistics.append(statistic)
+    return statistics
 
 
 def interval(samples: Tensor) -> Estimate:
-    """The first row is the value, the others its replicates; replicates that are NaN are left out."""
+    """Value and interval of samples [1 + replicates *cells], the value first; NaN replicates are left out."""
     value, replicates = samples[0].numpy(), samples[1:]
     tail = (1 - LEVEL) / 2
     flat = replicates.reshape(len(replicates), -1).T.contiguous()  # [cells r]
@@ -231,9 +233,9 @@ def interval(samples: Tensor) -> Estimate:
 
 def _quantile(ordered: Tensor, counted: Tensor, share: float) -> Array:
     """Linearly interpolated quantile of the first `counted` entries of each sorted row."""
-    place = (counted - 1).clamp(min=0).double() * share
-    lower = place.floor().long()
+    rank = (counted - 1).clamp(min=0).double() * share
+    lower = rank.floor().long()
     upper = torch.minimum(lower + 1, (counted - 1).clamp(min=0))
     below, above = (ordered.gather(1, index[:, None])[:, 0] for index in (lower, upper))
-    found: Array = (below + (above - below) * (place - lower)).numpy()
-    return found
+    quantile: Array = (below + (above - below) * (rank - lower)).numpy()
+    return quantile

@@ -1,7 +1,7 @@
-"""How large the numbers of options may be: one table for all commands, which configs check and `--help` shows.
+"""Upper bounds of numeric options: one table for all commands, which configs check and `--help` shows.
 
-What memory or time is a multiple of has a bound of its own here. Every other whole number ends below 2³¹, every
-other number within float32, and none is infinite or NaN. How small a number may be, each config says itself.
+Options that memory or time grow with have a bound of their own. Every other integer is below 2³¹, every other number
+within float32, and none is infinite or NaN. Lower bounds are in each config.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ MOST: Mapping[str, float] = {
 
 
 def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes: str = "--") -> None:
-    """ConfigError for a number among the fields of a config that is larger than any command can use, or none.
+    """ConfigError for a number among the fields of a config that exceeds its bound, or is infinite or NaN.
 
-    `flags` names the options of fields that are called otherwise on the command line; `dashes` stands before others.
+    `flags` maps fields to options of another name; the other options are `dashes` and the name of the field.
     """
     for name, value in _numbers(config):
         option = (flags or {}).get(name) or (f"--{name.replace('_', '-')}" if dashes else name)
@@ -71,12 +71,12 @@ def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes
 
 
 def _numbers(config: Any) -> Iterator[tuple[str, float]]:
-    """Names and values of the fields that are numbers, or several."""
-    for each in fields(config):
-        value = getattr(config, each.name)
+    """Names and values of the fields that are numbers or tuples of numbers."""
+    for field in fields(config):
+        value = getattr(config, field.name)
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, (int, float)) and not isinstance(part, bool):
-                yield each.name, part
+                yield field.name, part
 
 
 def _short(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Several processes under torchrun: who am I, sums over all, one of us writes."""
+"""Processes of torchrun: rank, sums over all processes, gathering; rank 0 writes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor, distributed
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=1)
-"""How long processes wait for each other: one may parse or validate a whole corpus meanwhile."""
+"""Time-out of collectives: one process may parse or validate a whole corpus while the others wait."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process's number and how many there are; a single process needs no torch.distributed."""
+    """Rank and number of processes; a single process needs no torch.distributed."""
 
     rank: int = 0
     world: int = 1
 
     @property
     def main(self) -> bool:
-        """Whether this process writes and speaks."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
@@ -35,43 +35,43 @@ class Processes:
             return values
         table = torch.tensor(values, dtype=torch.float64, device=_device())
         distributed.all_reduce(table)
-        found: list[float] = table.tolist()
-        return found
+        sums: list[float] = table.tolist()
+        return sums
 
     def broadcast(self, value: T | None) -> T:
-        """What the first process says."""
+        """The value of rank 0."""
         if self.world == 1:
             assert value is not None
             return value
         box: list[Any] = [value]
         distributed.broadcast_object_list(box, device=_device())
-        found: T = box[0]
-        return found
+        received: T = box[0]
+        return received
 
     def all(self, value: T) -> list[T]:
-        """What every process says."""
+        """The values of all processes, by rank."""
         if self.world == 1:
             return [value]
-        found: list[Any] = [None] * self.world
-        distributed.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.world
+        distributed.all_gather_object(values, value)
+        return values
 
     def gather(self, value: T) -> list[T]:
-        """What every process says, told to the first one; to the others what they say themselves."""
+        """On rank 0 the values of all processes; on the others a list of their own."""
         if self.world == 1:
             return [value]
-        found: list[Any] | None = [None] * self.world if self.main else None
-        distributed.gather_object(value, found)
-        return [value] if found is None else found
+        values: list[Any] | None = [None] * self.world if self.main else None
+        distributed.gather_object(value, values)
+        return [value] if values is None else values
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         if self.world > 1:
             distributed.barrier()
 
 
 def join_processes() -> Processes:
-    """Take part in what torchrun started, if it did: nccl on GPUs, else gloo."""
+    """Join the process group of torchrun, if there is one: nccl on GPUs, else gloo."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return Processes()
@@ -83,16 +83,16 @@ def join_processes() -> Processes:
 
 
 def leave_processes() -> None:
-    """End what `join_processes` began."""
+    """Leave the process group."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 @contextmanager
 def process_group() -> Iterator[Processes]:
-    """What torchrun started, within the block; within another such block that one's processes, which go on after it.
+    """Within the block this process is part of torchrun's process group; blocks within a block share the group.
 
-    Processes of one torchrun can meet only once: trainings one after the other belong into one such block.
+    The group can be joined only once per torchrun: several trainings in a row belong into one block.
     """
     begins = not (distributed.is_available() and distributed.is_initialized())
     try:
@@ -112,10 +112,10 @@ def _nccl() -> bool:
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
     """The states of the generators that dropout draws from."""
-    found = {"cpu": torch.get_rng_state()}
+    states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The errors a user can fix. The command line prints their one line and exits with status 2."""
+"""Errors that a user can fix: the command line prints their one line and exits with status 2."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def flags_are_kept() -> bool:
 
 
 class HeadscopeError(Exception):
-    """Something the user can fix: the message says what came, what is allowed and what to do next."""
+    """An error that the user can fix: the message says what was given, what is allowed and what to do."""
 
 
 class ConfigError(HeadscopeError):
-    """An option or a config file holds something that is not allowed."""
+    """A value of an option or config file is not allowed."""
 
 
 class CheckpointError(HeadscopeError):
@@ -37,7 +37,7 @@ class CheckpointError(HeadscopeError):
 
 
 class NumericalError(HeadscopeError):
-    """NaN or infinite numbers arise while a model runs; the message names the layer."""
+    """A forward or backward pass gives NaN or infinite numbers; the message names the layer."""
 
 
 class DataError(HeadscopeError):
@@ -45,8 +45,8 @@ class DataError(HeadscopeError):
 
 
 class OutputError(HeadscopeError):
-    """Writing would overwrite something, or the place to write to cannot be used."""
+    """Writing would overwrite something, or the output cannot be written."""
 
 
 class TrainingError(HeadscopeError):
-    """Training cannot go on: the loss is no number."""
+    """Training cannot continue: the loss is NaN or infinite."""

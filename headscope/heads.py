@@ -1,4 +1,4 @@
-"""Where attention happens, how a head is written, and which heads a list of names selects.
+"""Attention sites, names of heads, and the heads that a list of names selects.
 
 Axis legend, used by every shape comment of the project:
 
@@ -72,16 +72,16 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
         names = ",".join(read_text(Path(names), error=ConfigError).split())
     chosen: dict[HeadId, None] = {}
     for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
-        found = [head for head in all_heads(layout) if _matches(name, head)]
-        if not found:
+        selected = [head for head in all_heads(layout) if _matches(name, head)]
+        if not selected:
             raise ConfigError(f"no head of this model is called {name[:60]!r}; it has {describe_heads(layout)}")
-        chosen.update(dict.fromkeys(found))
+        chosen.update(dict.fromkeys(selected))
     return list(chosen)
 
 
 def all_heads(layout: Layout) -> Iterable[HeadId]:
     """Every head, in the order of sites, layers, heads."""
-    for site, layer in sorted(layout, key=lambda place: (SITES.index(place[0]), place[1])):
+    for site, layer in sorted(layout, key=lambda key: (SITES.index(key[0]), key[1])):
         for head in range(layout[site, layer]):
             yield HeadId(site, layer, head)
 
@@ -90,7 +90,7 @@ def describe_heads(layout: Layout) -> str:
     """`encoder-self 6 × 12, cross 6 × 8`; head counts that differ between layers are listed."""
     parts = []
     for site in SITES:
-        counts = [layout[place] for place in sorted(layout, key=lambda p: p[1]) if place[0] is site]
+        counts = [layout[key] for key in sorted(layout, key=lambda p: p[1]) if key[0] is site]
         if counts:
             heads = str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))
             parts.append(f"{site} {len(counts)} × {heads}")

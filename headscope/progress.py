@@ -1,4 +1,4 @@
-"""How long work tells whoever started it how far it is."""
+"""Progress reports of long work: callbacks, and a bar."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Entered with what is done and how much of it there is, it gives a function to call with each step's share."""
+"""Called with a title and a total; within the context manager, call its value with the size of each step."""
 
 
 def no_progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """Shows nothing."""
+    """A `Progress` that shows nothing."""
     return nullcontext(lambda count: None)
 
 
 def reported(callback: Callable[[str, int, int], object]) -> Progress:
-    """Calls `callback(what, done, total)` at the beginning of some work and after each step of it."""
+    """A `Progress` that calls `callback(what, done, total)` at the start and after each step."""
 
     @contextmanager
     def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:

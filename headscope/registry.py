@@ -1,6 +1,6 @@
-"""Named variants: one file each, found by a folder walk or as entry points of installed packages.
+"""Registries of named variants: modules of a folder, and entry points of installed packages.
 
-Duplicates are refused, misspellings answered.
+Duplicate names are errors; an unknown name gives an error with the nearest one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Maps names to variants of one kind, filled by importing every file of one package.
+    """Maps names to variants of one kind, filled by importing every module of one package.
 
-    `kind` is the word that errors use ("analysis"); `package` is the folder that is walked the first
-    time a name is asked for. Then the entry points of `group` are loaded, which other installed packages declare:
-    modules that register what they define, as the files of the folder do. Registering a name twice is an error that
-    names both places.
+    `kind` is what errors call a variant ("analysis"); `package` is imported with all its modules on the first look-up.
+    Then the entry points of `group` are loaded, which other installed packages declare: modules that register their
+    variants, as the modules of `package` do. Registering a name twice is an error that names both modules.
     """
 
     def __init__(self, kind: str, *, package: str, group: str) -> None:
@@ -35,7 +34,7 @@ class Registry(Generic[T]):
         self._walked = False
 
     def register(self, name: str, variant: T, *, where: str) -> T:
-        """Add `variant` under `name`; `where` (a module name) is for the message when it is taken."""
+        """Add `variant` under `name`; `where` is its module, for the error of a duplicate."""
         if name in self._found:
             raise ConfigError(
                 f"{self.kind} {name!r} is registered twice: in {self._where[name]} and in {where}; rename one of them"
@@ -72,7 +71,7 @@ class Registry(Generic[T]):
 
 
 def _load(point: EntryPoint, kind: str) -> None:
-    """Import what another package adds; ConfigError that names the package where it cannot be imported."""
+    """Load an entry point; ConfigError that names its package where that fails."""
     try:
         point.load()
     except Exception as error:
@@ -84,7 +83,7 @@ def _load(point: EntryPoint, kind: str) -> None:
 
 
 def unknown(kind: str, name: str, available: list[str]) -> str:
-    """The message for a name that is not in `available`: the nearest one, then all of them."""
+    """The message for a name that is not in `available`, with the nearest one and all of them."""
     near = get_close_matches(name, available, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {name!r}; {hint}available: {', '.join(available)}"

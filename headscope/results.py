@@ -1,4 +1,4 @@
-"""What a run leaves behind: tables, arrays and a signature, written whole or not at all."""
+"""Results of a run: tables, arrays and signatures, written atomically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Signature:
         return "|".join(f"{key}:{value}" for key, value in self.entries.items())
 
     def having(self, **more: str) -> Signature:
-        """The same with some entries put first (or replaced in place)."""
+        """A copy with entries replaced, or added at the front."""
         first = {key: value for key, value in more.items() if key not in self.entries}
         return Signature({**first, **{key: more.get(key, value) for key, value in self.entries.items()}})
 
@@ -99,11 +99,11 @@ class ResultTable:
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> Path:
     """Write numpy arrays as a compressed .npz."""
-    return written(path, lambda place: np.savez_compressed(place, **arrays))
+    return written(path, lambda temporary: np.savez_compressed(temporary, **arrays))
 
 
 def write_pickle(path: Path, value: Any) -> Path:
     """Write a pickle of plain containers and numpy arrays, protocol 3 as the MHR fork does; numpy 1 opens it too."""
     new, old = (f"cnumpy.{core}.multiarray\n_reconstruct\n".encode() for core in ("_core", "core"))
     content = pickle.dumps(value, protocol=3).replace(new, old)
-    return written(path, lambda place: place.write_bytes(content))
+    return written(path, lambda temporary: temporary.write_bytes(content))

@@ -58,7 +58,7 @@ def prune(
     progress: Report = False,
     **options: Any,
 ) -> Selection:
-    """Choose which heads go, by a ranking or by gates that learn it, and write that: `headscope prune METHOD`.
+    """Choose heads to remove, by a ranking or by learned gates, and write the choice: `headscope prune METHOD`.
 
     checkpoint: a path or a hub id.
     method: "rank" (`by=`, `keep=` or `fraction=`), "l0" (`strength=` or `keep=`) or "subset" (`keep=`).
@@ -109,7 +109,7 @@ def train(
     options: those of the command, with underscores: `source=`, `target=`, `valid_source=`, `preset="tiny"`, and the
         variant's own; see `headscope.training.config.TrainConfig` and the files in `headscope.training.variants`.
 
-    ConfigError for unknown options, TrainingError where the loss is no number.
+    ConfigError for unknown options, TrainingError where the loss is NaN or infinite.
     """
     from headscope.training.composed import find_variant
     from headscope.training.config import TrainConfig, preset
@@ -129,8 +129,8 @@ def train(
 
 
 def _split(options: Mapping[str, Any], cls: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options that are fields of a class, and the others."""
-    names = {each.name for each in fields(cls)}
+    """The options that are fields of a config class, and the others."""
+    names = {option.name for option in fields(cls)}
     return (
         {name: value for name, value in options.items() if name in names},
         {name: value for name, value in options.items() if name not in names},
@@ -154,7 +154,7 @@ def plot(
         of two; training (`axis=`) of runs of `train`; pruning (`figure=`, `functions=`) of runs of `prune`.
     out: a .png, .svg or .pdf file to write; `dpi` is for PNG, `force` replaces a file that is there.
 
-    ConfigError for an unknown figure or option, MissingTable where the run did not measure what it shows.
+    ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
     """
     from headscope.report.layout.save import check_path, write_figure
 

@@ -1,4 +1,4 @@
-"""The whole mission on the model that ships: what its heads do, which matter, which can go, and what that costs."""
+"""The demonstration on the model that ships: analysis, learned choice of heads, removal, BLEU before and after."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ DEMONSTRATION = OutputKind(
     "demo.json",
     (*ANALYSIS.within("analysis"), *CHOICE.within("gates"), *REMOVAL.within("pruned"), "text/*.en", "text/*.de"),
 )
-LEARN = 140  # captions that gates learn from; the others are translated
-KEEP = 12  # of the 24 heads of encoder self attention, where Voita et al. 2019 find the most to spare
+LEARN = 140  # captions that gates are learned from; the others are translated
+KEEP = 12  # of the 24 heads of encoder self attention, where Voita et al. 2019 prune the most
 UPDATES = 200
-TOKENS = 1024  # of an update: twice as many take twice as long and choose heads that are no better
+TOKENS = 1024  # per update: twice as many take twice as long and do not improve the choice
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What came of it; `before` and `after` are scores of the captions that nothing has learnt from."""
+    """Results of all steps; `before` and `after` are scores of captions that were not used for learning."""
 
     analysis: Finished
     choice: Selection
@@ -46,16 +46,16 @@ class Demonstration:
 
 
 def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no_progress) -> Demonstration:
-    """Analyse the model on the sample corpus, learn which heads stay, cut the others out, translate before and after.
+    """Analyse the model on the sample corpus, learn which heads to keep, remove the others, evaluate before and after.
 
-    Everything lies in `out`: `analysis` (relevance, functions, figures), `gates`, `pruned` (the smaller checkpoint) and
-    `text`. OutputError where `out` holds results and `force` is not given.
+    `out` has the folders `analysis` (relevance, functions, figures), `gates`, `pruned` (the smaller checkpoint) and
+    `text`. OutputError where `out` has results and `force` is not given.
     """
     with Build(out, DEMONSTRATION, force=force) as build:
         with build.writing() as made:
-            found = _run(made, progress)
+            demonstration = _run(made, progress)
         build.finish({"headscope": VERSION})
-    return _moved(found, made, out)
+    return _moved(demonstration, made, out)
 
 
 def _run(out: Path, progress: Progress) -> Demonstration:
@@ -102,42 +102,42 @@ def _run(out: Path, progress: Progress) -> Demonstration:
     return Demonstration(analysis, choice, removed, before, after, tuple(analysis.figures))
 
 
-def _moved(found: Demonstration, made: Path, out: Path) -> Demonstration:
-    """The same with the paths that its files have now."""
+def _moved(demonstration: Demonstration, made: Path, out: Path) -> Demonstration:
+    """A copy with paths below `out` instead of `made`."""
 
     def at(path: Path) -> Path:
         return out / path.relative_to(made)
 
-    figures = tuple(map(at, found.figures))
+    figures = tuple(map(at, demonstration.figures))
     return replace(
-        found,
-        analysis=replace(found.analysis, folder=at(found.analysis.folder), figures=list(figures)),
-        choice=replace(found.choice, folder=at(found.choice.folder)),
-        removed=replace(found.removed, path=at(found.removed.path)),
+        demonstration,
+        analysis=replace(demonstration.analysis, folder=at(demonstration.analysis.folder), figures=list(figures)),
+        choice=replace(demonstration.choice, folder=at(demonstration.choice.folder)),
+        removed=replace(demonstration.removed, path=at(demonstration.removed.path)),
         figures=figures,
     )
 
 
 def _split(folder: Path) -> dict[str, Path]:
-    """The captions in two parts, one to learn from and one to translate."""
-    found = {}
+    """Write the captions in two parts, one to learn from and one to translate."""
+    paths = {}
     for kind in ("en", "de"):
         lines = captions(kind).read_text(encoding="utf-8").splitlines()
         for name, part in (("learn", lines[:LEARN]), ("test", lines[LEARN:])):
-            found[f"{name}.{kind}"] = _written(folder / f"{name}.{kind}", part)
-    return found
+            paths[f"{name}.{kind}"] = _written(folder / f"{name}.{kind}", part)
+    return paths
 
 
 def _written(path: Path, lines: Sequence[str]) -> Path:
     text = "\n".join(lines) + "\n"
-    return written(path, lambda place: place.write_text(text, encoding="utf-8"))
+    return written(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _scores(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:
     config = EvaluateConfig(
         checkpoint=checkpoint, source=text["test.en"], target=text["test.de"], metrics=("bleu", "perplexity")
     )
-    found = run_evaluation(config, progress=progress)
-    if not found.complete:
+    evaluation = run_evaluation(config, progress=progress)
+    if not evaluation.complete:
         raise KeyboardInterrupt
-    return found
+    return evaluation

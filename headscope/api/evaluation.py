@@ -1,4 +1,4 @@
-"""How good a model is on a text, and what it translates: what `Model.evaluate` and its like do."""
+"""Evaluation and translation with an open checkpoint, for the methods of `Model`."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def evaluation_of(
     """Scores of an open checkpoint on a text."""
     opened = _opened(checkpoint, text, target, options, function="evaluate")
     with eval_mode(checkpoint.model):
-        found = score_corpus(opened, progress=progress_of(progress))
-    found.remarks = [python_words(remark) for remark in found.remarks]
+        evaluation = score_corpus(opened, progress=progress_of(progress))
+    evaluation.remarks = [python_words(remark) for remark in evaluation.remarks]
     if gates:
-        found.signature = found.signature.having(gates=gates)
-    return found
+        evaluation.signature = evaluation.signature.having(gates=gates)
+    return evaluation
 
 
 def head_scores_of(
@@ -68,13 +68,13 @@ def head_scores_of(
     gates: str,
     progress: Report,
 ) -> pd.DataFrame:
-    """Scores with each head off by itself; the signature is in the table's `attrs`."""
+    """Scores with each head masked by itself; the signature is in the table's `attrs`."""
     opened = _opened(checkpoint, text, target, {**options, "each_head": True}, function="evaluate_heads")
     with eval_mode(checkpoint.model):
-        found = score_each_head(opened, progress=progress_of(progress))
-    signature = found.signature.having(gates=gates) if gates else found.signature
-    found.table.attrs["signature"] = str(signature)
-    return found.table
+        scores = score_each_head(opened, progress=progress_of(progress))
+    signature = scores.signature.having(gates=gates) if gates else scores.signature
+    scores.table.attrs["signature"] = str(signature)
+    return scores.table
 
 
 def _opened(

@@ -1,4 +1,4 @@
-"""Opening a model: from files of any format, from the hub, or as it lies in memory."""
+"""`load`: open a model from files of any format, from the hub, or from memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
 
 class InMemoryCheckpoint(HuggingFaceCheckpoint):
-    """A transformers model that its owner goes on using: not copied, not moved, and not left in another mode."""
+    """A transformers model in memory: neither copied nor moved, and its mode is restored after each call."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         super().__init__(path=f"{type(model).__name__} in memory", model=model, tokenizer=tokenizer, digest=None)
@@ -82,6 +82,6 @@ def load(
     }
     if useless := [name for name, value in given.items() if value]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
-    found = InMemoryCheckpoint(source, tokenizer)
-    refuse_damaged_model(found.path, source)
-    return Model(found)
+    checkpoint = InMemoryCheckpoint(source, tokenizer)
+    refuse_damaged_model(checkpoint.path, source)
+    return Model(checkpoint)

@@ -1,4 +1,4 @@
-"""An open model: analyse it, rank and remove its heads, score it; and what is left without some of them."""
+"""`Model`: analysis, ranking, removal, evaluation and translation; `SmallModel`, a copy without some heads."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Model(OpenModel):
         only: names of analyses or groups of them; default: all that are cheap and fit. `skip` and `also` are further
             options, as are all that `headscope.config.AnalyzeOptions` lists (`max_sentences`, `seed`, `objective`, …).
         importance: measure also how much the model relies on each head.
-        mask: heads that are off meanwhile.
+        mask: heads that are masked.
         out: a folder to write the files of the run into, with `figures`; it must be empty unless `force` is given.
         progress: True shows a bar; a function is called as `progress(what, done, total)`.
 
@@ -103,16 +103,16 @@ class Model(OpenModel):
         seed: int = 1,
         progress: Report = False,
     ) -> Ranking:
-        """Score heads by how much they are worth keeping: what `headscope prune rank --by` does.
+        """Rank heads by a criterion: what `headscope prune rank --by` does.
 
         by: a criterion ("gradient", "lrp", "confidence", "magnitude", "random", …) or a column of `study.heads`.
         text, target, parse: what it is measured on, of which the first `max_sentences` are read; see `analyze`.
             Criteria about parameters need none.
         study: take the column of this study instead of measuring.
         sites: only heads of these sites may go; default: all. Heads to `protect` never go.
-        lowest: keep heads of low values where those of high ones would stay.
-        max_length, batch_tokens: pieces of a sentence, positions of a batch.
-        seed: of random numbers, and of criteria that draw any.
+        lowest: keep heads with low values instead of those with high ones.
+        max_length, batch_tokens: subwords of a sentence, positions of a batch.
+        seed: of criteria that draw random numbers.
 
         ConfigError for an unknown criterion, with the nearest one.
         """
@@ -126,10 +126,10 @@ class Model(OpenModel):
             None if text is None and parse is None else given(text, target),
             parse=parse,
             lowest=lowest,
-            first=max_sentences,
+            max_sentences=max_sentences,
             batching=BatchingOptions(tokens=batch_tokens, limit=max_length),
             seed=seed,
-            at_work=self.gates,
+            gates=self.gates,
             progress=progress,
         )
 
@@ -143,16 +143,16 @@ class Model(OpenModel):
         target: Text | None = None,
         max_sentences: int = 32,
     ) -> SmallModel:
-        """A copy without some heads, smaller and faster, that computes what this model does with them masked.
+        """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
-        heads: names, or what `Ranking.lowest` gives.
-        export: what the copy will be saved as, where that matters for how it is built: "masked" keeps all sizes and
-            puts zeros in the place of the heads' output (for models whose heads cannot be cut out one by one).
-        text, target: what both are compared on; default: a sample that ships with headscope.
-        max_sentences: how many sentences of it are read.
+        heads: names, or the result of `Ranking.lowest`.
+        export: how the copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the
+            output of the heads to zero (for models whose heads cannot be removed one by one).
+        text, target: the text that both models are compared on; default: a sample that ships with headscope.
+        max_sentences: number of sentences of it.
 
-        ConfigError for heads that cannot go (incomplete key/value groups, say), CheckpointError where the copy computes
-        something else.
+        ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
+        outputs differ.
         """
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
@@ -215,8 +215,8 @@ class Model(OpenModel):
         mask: heads that are off meanwhile.
         batch_tokens, progress: positions of a batch; see `analyze`.
         """
-        found = translations_of(self.checkpoint, text, {**options}, nbest=1, scores=False)
-        return [best[0].text for best in found]
+        translations = translations_of(self.checkpoint, text, {**options}, nbest=1, scores=False)
+        return [best[0].text for best in translations]
 
     @in_python
     def translations(self, text: Text, *, nbest: int = 1, **options: Unpack[TranslateMore]) -> list[list[Translation]]:
@@ -238,7 +238,7 @@ class Model(OpenModel):
     def convert(self, folder: PathName, *, to: str, force: bool = False) -> Converted:
         """Write a fairseq, MHR, story-of-heads or native Transformer in another format: what `headscope convert` does.
 
-        folder: holds nothing, unless `force` says that an earlier conversion in it is to be replaced.
+        folder: must be empty, unless `force` allows to replace an earlier conversion in it.
         to: "native", "huggingface", or a format of another package.
 
         ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
@@ -248,10 +248,10 @@ class Model(OpenModel):
 
 
 class SmallModel(Model):
-    """What `Model.remove` gives: all that a `Model` can do, and `save`.
+    """The result of `Model.remove`: a `Model` that can be saved.
 
-    It is a copy; the model that it comes from stays as it is. `model` is the torch module (a transformers model, where
-    that is what heads were removed from), which may be trained on before it is saved.
+    It is a copy; the original is unchanged. `model` is the torch module (a transformers model if the original is one),
+    which may be trained before it is saved.
     """
 
     def __init__(self, shrunk: Shrunk, *, companions: Companions) -> None:
@@ -260,12 +260,12 @@ class SmallModel(Model):
 
     @property
     def removed(self) -> tuple[HeadId, ...]:
-        """The heads that are gone, as the whole model counts them."""
+        """The removed heads, as numbered in the whole model."""
         return self._shrunk.removal.removed
 
     @property
     def verified(self) -> Verification:
-        """How near it came to what the whole model computes with these heads masked."""
+        """The difference from the whole model with these heads masked."""
         return self._shrunk.verified
 
     @property
@@ -277,14 +277,14 @@ class SmallModel(Model):
     def save(self, folder: PathName, *, export: str | None = None, onnx: bool = False, force: bool = False) -> Removed:
         """Write the checkpoint, open what was written, and compare it with the model in memory.
 
-        folder: holds nothing, unless `force` says that an earlier removal in it is to be replaced.
+        folder: must be empty, unless `force` allows to replace an earlier removal in it.
         export: as `headscope prune remove --export`. Hugging Face models have "self-contained" (default), which opens
             with headscope and, with `trust_remote_code=True`, without it, and "native", the plain class where that can
             say so. Other models keep their own format.
         onnx: write `model.onnx` besides.
 
         OutputError where the folder cannot be used, ConfigError where the export cannot hold the model, CheckpointError
-        where the files compute something else; then nothing is left behind.
+        where the saved model has other outputs; then nothing is left behind.
         """
         return save_shrunk(self._shrunk, folder, companions=self._companions, export=export, onnx=onnx, force=force)
 

@@ -1,4 +1,4 @@
-"""What every open model offers: its heads, and contexts in which they are captured, gated and masked."""
+"""An open model: its heads, forward passes, and context managers that capture, gate and mask heads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from headscope.model.capture import Captured, capture
 from headscope.model.discovery import eval_mode
 from headscope.model.gating import gated, masked
 
-LONGEST = 512  # pieces of a sentence of a single forward pass, where the model sets no limit
+LONGEST = 512  # subwords of a sentence in a single forward pass, where the model has no limit
 
 
 class OpenModel:
-    """A checkpoint that is open, and the gates that are at work on it."""
+    """An open checkpoint, and the gates that are active on it."""
 
     def __init__(self, checkpoint: Checkpoint, *, companions: Companions | None = None) -> None:
         self._checkpoint = checkpoint
@@ -33,7 +33,7 @@ class OpenModel:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The open checkpoint, as the functions of the library take it."""
+        """The open checkpoint, which functions of the library take."""
         if self._checkpoint.in_memory:
             self._checkpoint.look_again()
         return self._checkpoint
@@ -60,7 +60,7 @@ class OpenModel:
 
     @property
     def gates(self) -> str:
-        """The gates and masks that are at work now, as signatures name them; empty where there are none."""
+        """The active gates and masks, as in signatures; empty if there are none."""
         return "+".join(filter(None, self._gates))
 
     def __repr__(self) -> str:
@@ -73,16 +73,16 @@ class OpenModel:
 
     @in_python
     def __call__(self, text: Text, *, target: Text | None = None) -> Tensor:
-        """One forward pass over a few sentences as one batch, without gradients, padded on the right.
+        """One forward pass, without gradients, over a few sentences as one batch padded on the right.
 
         Logits [b t V] of models that predict words (of the decoder, teacher-forced with `target`), logits [b classes]
-        of classifiers, final states [b t d] of others. For use within `capture` and `gated`.
+        of classifiers, final states [b t d] of other models. For use within `capture` and `gated`.
         """
         opened = self.checkpoint
         corpus = given(text, target).corpus()
         if corpus.has_target and not opened.two_sided:
             raise ConfigError(f"a model of type {opened.model_type!r} reads one side only; leave out target")
-        batch = one_batch(opened, [(each.source, each.target) for each in corpus]).to(opened.device)
+        batch = one_batch(opened, [(sentence.source, sentence.target) for sentence in corpus]).to(opened.device)
         with eval_mode(opened.model), torch.no_grad():
             if opened.predicts == "classes":
                 return opened.class_scores(batch)
@@ -103,7 +103,7 @@ class OpenModel:
 
     @contextmanager
     def gated(self, gates: Heads | GateValues) -> Iterator[None]:
-        """Within the block heads are off, or their contexts are multiplied by a number.
+        """Within the block heads are closed, or their contexts are multiplied by gates.
 
         gates: heads that are closed, such as `["encoder-self.2.5", "cross.0.*"]`; or a number for each head,
             `{"encoder-self.2.5": 0.5}`; or tensors [h] or [b h], `{("encoder-self", 2): gates}`, through which
@@ -119,7 +119,7 @@ class OpenModel:
 
     @contextmanager
     def masked(self, heads: Heads) -> Iterator[None]:
-        """Within the block these heads attend to nothing, before any mixing; for models without mixing, as `gated`."""
+        """Within the block the contexts of these heads are zero before any mixing; without mixing as `gated`."""
         with python_errors():
             chosen = head_ids_of(heads, self.layout)
             with masked(self.model, chosen), self._noted(",".join(f"{head}=masked" for head in chosen)):

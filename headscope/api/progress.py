@@ -1,4 +1,4 @@
-"""How a call tells how far it is: nothing, a bar (`progress=True`), or a function."""
+"""The `progress` argument of the API: False (silent), True (a bar), or a callback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Report: TypeAlias = "bool | Callable[[str, int, int], object]"
 
 
 def progress_of(report: Report) -> Progress:
-    """The way to report that a caller asked for."""
+    """The `Progress` for a `progress` argument; ConfigError for another type."""
     if callable(report):
         return reported(report)
     if not isinstance(report, bool):
@@ -25,7 +25,7 @@ def progress_of(report: Report) -> Progress:
 
 
 class TrainingReport:
-    """What a training tells, as progress in updates; used with `with`."""
+    """A training listener that reports progress in updates; a context manager."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._stack = progress, ExitStack()
@@ -50,8 +50,8 @@ class TrainingReport:
         self._done = moment.update
 
     def validated(self, run: Any, found: Any, *, best: bool) -> None:
-        """After every validation, which is no progress."""
+        """Called after every validation; progress does not change."""
 
     def remarked(self, text: str) -> None:
-        """What a training says beside its numbers: a warning, as Python gives them."""
+        """A remark of the training becomes a Python warning."""
         warnings.warn(python_words(text), stacklevel=2)

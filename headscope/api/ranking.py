@@ -1,4 +1,4 @@
-"""Heads in the order in which they can go."""
+"""Rankings of heads for removal."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class Ranking:
-    """Scores of heads, the higher the longer a head stays, and the heads that go or stay by them.
+    """Scores of heads, and the lowest or highest of them; heads with higher scores are kept longer.
 
-    `by` is what they were scored by; `signature` is everything that shaped the scores. Heads that can only go
+    `by` is the criterion; `signature` is everything that the scores depend on. Heads that can only be removed
     together (those that share keys and values, or layers that share a module) have the mean of their scores.
     """
 
@@ -41,26 +41,28 @@ class Ranking:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """A row per head that may go, the best first: site, layer, head, score, rank."""
+        """A row per head that may be removed, the best first: site, layer, head, score, rank."""
         everything = rank_heads(self._gating, self._gating.heads, lambda gone: self._scores)
         return ranking_table(self._gating, everything)[["site", "layer", "head", "score", "rank"]]
 
     def lowest(self, count: int, *, per_layer: bool = False) -> list[HeadId]:
-        """The `count` heads that go first, by site, layer and head; `per_layer` takes the same share of every layer.
+        """The `count` heads to remove first, by site, layer and head; `per_layer` takes the same share of every layer.
 
-        ConfigError where there are not as many, where they cannot go together, or where a head has no score.
+        ConfigError where there are fewer, where groups of heads do not add up to `count`, or where a head has no score.
         """
         most = self._gating.heads - len(self._gating.protected)
         if not 0 <= count <= most:
             raise ConfigError(f"{count} heads cannot go; there are {most} that may")
         try:
-            found = rank_heads(self._gating, self._gating.heads - count, lambda gone: self._scores, per_layer=per_layer)
+            selection = rank_heads(
+                self._gating, self._gating.heads - count, lambda gone: self._scores, per_layer=per_layer
+            )
         except ConfigError as error:
             raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None
-        return self._gating.closed(found.kept)
+        return self._gating.closed(selection.kept)
 
     def highest(self, count: int, *, per_layer: bool = False) -> list[HeadId]:
-        """The `count` heads that stay longest, protected ones first of all; ConfigError as for `lowest`."""
+        """The `count` heads to keep, including all protected ones; ConfigError as of `lowest`."""
         gone = set(self.lowest(self._gating.heads - count, per_layer=per_layer))
         return [head for head in all_heads(self._gating.counts) if head not in gone]
 
@@ -76,52 +78,52 @@ class Ranking:
 
 
 def gating_of(checkpoint: Checkpoint, *, sites: str | Iterable[str], protect: Heads | None) -> GateLayout:
-    """Which heads can go, and together with which."""
-    names = [each.strip() for each in sites.split(",")] if isinstance(sites, str) else list(sites)
+    """The heads that may be removed, in groups that can only be removed together."""
+    names = [site.strip() for site in sites.split(",")] if isinstance(sites, str) else list(sites)
     safe = [] if protect is None else head_ids_of(protect, checkpoint.layout)
     return gate_layout(checkpoint.attention_sites, sites=names, protect=safe)
 
 
-def ranking_of_study(checkpoint: Checkpoint, gates: GateLayout, study: Study, by: str, *, lowest: bool) -> Ranking:
-    """A ranking by a column of a study, as its criterion counts it; ConfigError for a column that is not there."""
+def ranking_of_study(checkpoint: Checkpoint, layout: GateLayout, study: Study, by: str, *, lowest: bool) -> Ranking:
+    """A ranking by a column of a study; ConfigError where the study does not have it, or is of another model."""
     scores = _signed(column_named(by).of(study.heads), lowest)
     if strange := [head for head in scores if head.head >= checkpoint.layout.get((head.site, head.layer), 0)]:
         raise ConfigError(f"the study is of another model: this one has no head {strange[0]}")
-    return Ranking(scores, gates, by=by, signature=Signature({"by": by, "study": study.signature}))
+    return Ranking(scores, layout, by=by, signature=Signature({"by": by, "study": study.signature}))
 
 
 def measured_ranking(
     checkpoint: Checkpoint,
-    gates: GateLayout,
+    layout: GateLayout,
     by: str,
     text: Given | None,
     *,
     parse: PathName | None,
     lowest: bool,
-    first: int,
+    max_sentences: int,
     batching: BatchingOptions,
     seed: int,
-    at_work: str,
+    gates: str,
     progress: Report,
 ) -> Ranking:
-    """A ranking by a criterion, measured on the `first` sentences of a text; `at_work` are gates, for the signature."""
+    """A ranking by a criterion, measured on the first `max_sentences` of a text; `gates` is for the signature."""
     criterion = criterion_named(by)
     parse = None if parse is None else str(parse)
     if parse == "stanza":
         raise ConfigError("parse='stanza' is for analyze; rank by the study that it gives, study=")
-    corpus = None if text is None else text.corpus(parse=parse, max_sentences=first)
+    corpus = None if text is None else text.corpus(parse=parse, max_sentences=max_sentences)
     if criterion.reads_text and corpus is None:
         raise ConfigError(f"by={by!r} is measured on text: give text=, or a study= that has it")
     with eval_mode(checkpoint.model), progress_of(progress)("ranking", 1) as step:
-        found = criterion.scores(ScoringContext(checkpoint, corpus, batching, Options(seed=seed)))
+        scores = criterion.scores(ScoringContext(checkpoint, corpus, batching, Options(seed=seed)))
         step(1)
-    shaped = {"seed": str(seed), **({"gates": at_work} if at_work else {})}
+    shaped = {"seed": str(seed), **({"gates": gates} if gates else {})}
     signature = signature_of(
         {"m": "rank", "by": f"{by}{'-lowest' if lowest else ''}", **shaped},
         data=None if corpus is None else (corpus.digest, corpus.count),
         checkpoint=checkpoint,
     )
-    return Ranking(_signed(found, lowest), gates, by=by, signature=signature)
+    return Ranking(_signed(scores, lowest), layout, by=by, signature=signature)
 
 
 def _signed(scores: Scores, lowest: bool) -> Scores:

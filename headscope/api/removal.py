@@ -1,4 +1,4 @@
-"""Taking heads out of an open model, and writing the result."""
+"""Removal of heads from an open model, and saving of the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shrunk_copy(
     target: Text | None,
     max_sentences: int,
 ) -> Shrunk:
-    """A copy without heads, compared with the whole model with them masked."""
+    """A copy without `heads`, compared with the whole model with them masked."""
     chosen = choose_export(export, checkpoint)
     source = given(text, target)
     with eval_mode(checkpoint.model):
@@ -42,7 +42,7 @@ def shrunk_copy(
 
 
 def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:
-    """How large the model was before, and is now."""
+    """Sizes of the model before and after the removal."""
     with eval_mode(done.checkpoint.model):
         after = size(done.checkpoint, done.data)
     return {"before": asdict(done.before), "after": asdict(after)}
@@ -51,7 +51,7 @@ def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:
 def save_shrunk(
     done: Shrunk, folder: PathName, *, companions: Companions, export: str | None, onnx: bool, force: bool
 ) -> Removed:
-    """Write a shrunk checkpoint, open what was written, and compare it with the model in memory as it is now."""
+    """Write a shrunk checkpoint, open it again, and compare its outputs with those of the model in memory."""
     began = time.monotonic()
     config = RemoveConfig(
         checkpoint=done.source["path"],

@@ -1,4 +1,4 @@
-"""Which heads a call is about, and which gates: names, lists of names, mappings from names to numbers."""
+"""Arguments that select heads or set gates: names, lists of names, mappings from names to numbers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Heads: TypeAlias = "str | HeadId | Iterable[str | HeadId]"
 GateValues: TypeAlias = "Mapping[str | HeadId, float | Tensor] | Mapping[tuple[Site | str, int], Tensor]"
 """A number for each head, by its name, or gates [h] or [b h] for each (site, layer)."""
 
-SHOWN = 8  # heads that a signature names one by one
+SHOWN = 8  # heads that a signature lists by name
 
 
 def head_ids_of(heads: Heads, layout: Layout) -> list[HeadId]:
-    """The heads of a model that are meant, each once; ConfigError for a name that selects none."""
+    """The selected heads of a model, without duplicates; ConfigError for a name that selects none."""
     entries = [heads] if isinstance(heads, (str, HeadId)) else heads
     if isinstance(entries, (bytes, Mapping)) or not isinstance(entries, Iterable):
         raise ConfigError(f"a {type(heads).__name__} names no heads; give names such as 'encoder-self.2.5', or a list")
@@ -36,30 +36,30 @@ def head_ids_of(heads: Heads, layout: Layout) -> list[HeadId]:
 
 
 def heads_option(heads: Heads | None, layout: Layout) -> str | None:
-    """The heads with commas between them, as options have them; None where none are meant."""
-    found = [] if heads is None else head_ids_of(heads, layout)
-    return ",".join(map(str, found)) or None
+    """The selected heads as a comma-separated option; None for no heads."""
+    chosen = [] if heads is None else head_ids_of(heads, layout)
+    return ",".join(map(str, chosen)) or None
 
 
 def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
-    """Gates by (site, layer): heads that are only named are closed, others get the number that they are mapped to.
+    """Gates [h] or [b h] by (site, layer): heads in a list are closed, heads in a mapping get its number.
 
-    ConfigError for heads and layers that the model lacks.
+    ConfigError for heads and layers that the model does not have.
     """
     if not isinstance(gates, Mapping):
         return closed(head_ids_of(gates, layout), layout)
-    found: dict[tuple[Site, int], Tensor] = {}
+    by_layer: dict[tuple[Site, int], Tensor] = {}
     for key, value in gates.items():
         if isinstance(key, tuple):
-            found[_site_layer(key, layout)] = torch.as_tensor(value)
+            by_layer[_site_layer(key, layout)] = torch.as_tensor(value)
             continue
         for head in head_ids_of(key, layout):
             where = (head.site, head.layer)
-            row = found.setdefault(where, torch.ones(layout[where]))
-            found[where] = torch.where(
+            row = by_layer.setdefault(where, torch.ones(layout[where]))
+            by_layer[where] = torch.where(
                 torch.arange(len(row)) == head.head, torch.as_tensor(value, dtype=row.dtype), row
             )
-    return found
+    return by_layer
 
 
 def _site_layer(key: tuple[Any, ...], layout: Layout) -> tuple[Site, int]:
@@ -72,7 +72,7 @@ def _site_layer(key: tuple[Any, ...], layout: Layout) -> tuple[Site, int]:
 
 
 def gates_name(gates: Gates) -> str:
-    """Gates in a signature: the heads whose gates are not one, or a digest where they are many."""
+    """Gates in a signature: the heads whose gates are not one, or a digest of many gates."""
     rows = {where: gate.detach().cpu() for where, gate in gates.items()}
     single = {where: gate for where, gate in rows.items() if gate.ndim == 1}
     listed = [

@@ -1,4 +1,4 @@
-"""What an analysis found: a table of heads, further tables and arrays, figures, and the files of a run."""
+"""The result of an analysis: a table of heads, further tables and arrays, figures, and the files of a run."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ SHOWN = 12  # rows of the table in a notebook
 
 
 class Study:
-    """What `Model.analyze` found. Nothing is on disk unless `save` says so; the model is not needed any more.
+    """The result of `Model.analyze`, in memory until `save` writes it; independent of the model.
 
     `heads` has a row per head: site, layer, head, every measure with its 95 % interval (`…_low`, `…_high`), and
-    `functions`, the labels that were found. `complete` is False where Ctrl-C ended it early.
+    `functions`, the labels of the head. `complete` is False where Ctrl-C ended the analysis early.
     """
 
     def __init__(self, measurement: Measurement) -> None:
@@ -54,7 +54,7 @@ class Study:
 
     @property
     def tables(self) -> list[str]:
-        """Names of the tables that `table` gives, "heads" the first of them."""
+        """Names of the tables for `table`, "heads" first."""
         return ["heads", *self._measurement.study.tables]
 
     def table(self, name: str) -> pd.DataFrame:
@@ -65,45 +65,45 @@ class Study:
 
     @property
     def arrays(self) -> list[str]:
-        """Names of the arrays that `array` gives."""
+        """Names of the arrays for `array`."""
         return list(self._arrays())
 
     def array(self, name: str) -> Array:
         """A matrix [h h] such as "similarity/encoder-self/2/cka", or "detail/confidence/0/encoder-self" [layer h].
 
-        Of the first kind there are also `…_low` and `…_high`; the second, of a single sentence, are there where the
-        analysis was asked for `detail=True`. ConfigError for a name that is not in `arrays`.
+        The first kind has also `…_low` and `…_high`; the second is of a single sentence and needs `detail=True`.
+        ConfigError for a name that is not in `arrays`.
         """
-        found = self._arrays()
-        if name not in found:
-            raise ConfigError(_no_array(name, list(found)))
-        return found[name]
+        arrays = self._arrays()
+        if name not in arrays:
+            raise ConfigError(_no_array(name, list(arrays)))
+        return arrays[name]
 
     def _arrays(self) -> dict[str, Array]:
         study = self._measurement.study
-        found = {f"similarity/{name}": array for name, array in study.arrays.items()}
+        named = {f"similarity/{name}": array for name, array in study.arrays.items()}
         for analysis, arrays in study.detail.items():
-            found |= {f"detail/{analysis}/{name}": array for name, array in arrays.items()}
-        return found
+            named |= {f"detail/{analysis}/{name}": array for name, array in arrays.items()}
+        return named
 
     @property
     def labels(self) -> dict[HeadId, list[str]]:
-        """The functions of the heads that have any."""
+        """The labels of the heads that have any."""
         return self._measurement.study.labels
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """Analyses that did not run, and why."""
-        return [replace(each, why=python_words(each.why)) for each in self._measurement.study.left_out]
+        """Analyses that did not run, with the reasons."""
+        return [replace(analysis, why=python_words(analysis.why)) for analysis in self._measurement.study.left_out]
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be known of the numbers beside the numbers."""
+        """Remarks on the numbers, such as the share of unknown subwords."""
         return [python_words(remark) for remark in self._measurement.study.remarks]
 
     @property
     def sentences(self) -> int:
-        """How many sentences were measured."""
+        """Number of sentences that were measured."""
         return self._measurement.study.sentences
 
     @property
@@ -113,12 +113,12 @@ class Study:
 
     @property
     def signature(self) -> str:
-        """Everything that shaped the numbers, in one line, to cite with them."""
+        """Everything that the numbers depend on, in one line, to cite with them."""
         return str(self._record["signature"])
 
     @property
     def record(self) -> Mapping[str, Any]:
-        """What `run.json` says: signatures, checkpoint, text, options, versions."""
+        """The content of `run.json`: signatures, checkpoint, text, options, versions."""
         return self._record
 
     @in_python
@@ -134,7 +134,7 @@ class Study:
         return draw(self.run(), name, **options)
 
     def run(self) -> AnalysisRun:
-        """The study as the figures of `headscope.report` read it."""
+        """The study in the form that `headscope.report` draws."""
         from headscope.report.readers.study_run import study_run
 
         study = self._measurement.study
@@ -144,8 +144,8 @@ class Study:
     def save(self, folder: PathName, *, figures: bool = True, force: bool = False) -> Path:
         """Write the files that `headscope analyze --out FOLDER` writes, and return the folder.
 
-        OutputError where it holds something, unless `force` says that a run in it is to be replaced, and where it is or
-        holds what the study was made from. A study that is not complete goes to FOLDER.new rather than replace a run.
+        OutputError where the folder is not empty, unless `force` allows to replace a run in it, and where it is or
+        contains an input of the study. An incomplete study goes to FOLDER.new rather than replace a run.
         """
         checkpoint = str(self._record["checkpoint"]["path"])
         with Build(Path(folder), ANALYSIS, inputs=sources(checkpoint, self._record["options"]), force=force) as build:
@@ -157,11 +157,11 @@ class Study:
         return f"<Study of {len(self.heads)} heads on {self.sentences} sentences{more}: {', '.join(self.tables)}>"
 
     def _repr_html_(self) -> str:
-        """The first rows without the intervals, what was left out, and the signature."""
+        """The first rows without intervals, the analyses that were left out, and the signature."""
         columns = [name for name in self.heads.columns if not name.endswith(("_low", "_high"))]
         shown = self.heads[columns].head(SHOWN)
         lines = [f"{len(self.heads)} heads, {self.sentences} sentences" + ("" if self.complete else " (interrupted)")]
-        lines += [f"left out: {each.analysis} ({each.why})" for each in self.left_out] + self.remarks
+        lines += [f"left out: {left_out.analysis} ({left_out.why})" for left_out in self.left_out] + self.remarks
         rows = shown.to_html(index=False, border=0, float_format=lambda value: f"{value:.3f}")
         more = (
             f"<p>… {len(self.heads) - SHOWN} more heads in <code>.heads</code></p>" if len(self.heads) > SHOWN else ""
@@ -171,7 +171,7 @@ class Study:
 
 
 def sources(checkpoint: str, options: Mapping[str, Any]) -> list[Input]:
-    """The files that a study is made from, which no output may replace."""
+    """The input files of a study, which no output may replace."""
     return inputs_of(SimpleNamespace(**{**options, "checkpoint": checkpoint}))
 
 
@@ -198,9 +198,9 @@ def study_of(
     force: bool,
     progress: Report,
 ) -> Study:
-    """Measure every head of an open checkpoint, and write the run if `out` says where.
+    """Measure every head of an open checkpoint, and write the run to `out`, if given.
 
-    What can be checked before the pass is checked first: options, the text, the folder.
+    Options, text and folder are checked before the first pass.
     """
     chosen = configured(AnalyzeOptions, {**options, "mask": heads_option(mask, checkpoint.layout)}, function="analyze")
     chosen_analyses(chosen)
@@ -212,8 +212,10 @@ def study_of(
     corpus = texts.corpus(parse=chosen.parse, max_sentences=chosen.max_sentences)
     about = {**texts.settings(), **({"gates": gates} if gates else {})}
     with eval_mode(checkpoint.model):
-        found = measure_heads(checkpoint, corpus, chosen, about=about, command=COMMAND, progress=progress_of(progress))
-    study = Study(found)
+        measurement = measure_heads(
+            checkpoint, corpus, chosen, about=about, command=COMMAND, progress=progress_of(progress)
+        )
+    study = Study(measurement)
     if out is not None:
         study.save(out, figures=figures, force=force)
     return study

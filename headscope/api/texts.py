@@ -1,4 +1,4 @@
-"""What the API takes for a text: a file, a list of sentences, a list of pairs, or a pair of any two of them."""
+"""Text arguments of the API: a file, a list of sentences, a list of pairs, or a pair of two texts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str
 
 @dataclass(frozen=True)
 class Given:
-    """A text with or without its translation, as a corpus is opened from it."""
+    """Source and target text, from which a corpus is opened."""
 
     source: Lines | None
     target: Lines | None
 
     def corpus(self, *, parse: str | None = None, max_sentences: int | None = None) -> Corpus:
-        """Check the text; `parse` may be a CoNLL-U file, which gives the text where there is no other."""
+        """Check the text and open it; a CoNLL-U file in `parse` is also the text where there is no other."""
         parses = Path(parse) if parse is not None and parse != "stanza" else None
         if self.source is None and parses is None:
             raise DataError(
@@ -34,12 +34,12 @@ class Given:
         return open_corpus(self.source, target=self.target, parses=parses, max_sentences=max_sentences)
 
     def settings(self) -> dict[str, str | None]:
-        """Where the text lies, None for a text in memory; for a run's record."""
+        """Paths of the texts, None for a text in memory; for a run's record."""
         return {name: _path(getattr(self, name)) for name in ("source", "target")}
 
 
 def given(text: Text | None, target: Text | None = None) -> Given:
-    """Tell the kinds of texts apart. DataError names what came and what is allowed."""
+    """The texts of `text` and `target` arguments; DataError for an unsupported type."""
     if isinstance(text, tuple):
         if len(text) != 2:
             raise DataError(f"a tuple of {len(text)}: a tuple is a pair (source, target); sentences belong in a list")
@@ -47,7 +47,7 @@ def given(text: Text | None, target: Text | None = None) -> Given:
             raise DataError("a pair (source, target) has its target already; leave out target=")
         return Given(_lines(text[0]), _lines(text[1]))
     lines = None if text is None else _lines(text, pairs=True)
-    if isinstance(lines, list) and lines and all(isinstance(each, tuple) and len(each) == 2 for each in lines):
+    if isinstance(lines, list) and lines and all(isinstance(entry, tuple) and len(entry) == 2 for entry in lines):
         if target is not None:
             raise DataError("a list of pairs (sentence, translation) has its target already; leave out target=")
         return Given([source for source, _ in lines], [translation for _, translation in lines])
@@ -55,7 +55,7 @@ def given(text: Text | None, target: Text | None = None) -> Given:
 
 
 def _lines(text: Any, *, pairs: bool = False) -> Any:
-    """A path, or a list; DataError for what is neither."""
+    """A path, or a list; DataError for other types."""
     if isinstance(text, (str, PathLike)):
         path = Path(text)
         if isinstance(text, str) and not _is_there(path):
@@ -83,7 +83,7 @@ def _path(lines: Lines | None) -> str | None:
 
 def one_text(text: Text) -> Lines:
     """A text without translation; ConfigError for pairs."""
-    found = given(text)
-    if found.target is not None or found.source is None:
+    texts = given(text)
+    if texts.target is not None or texts.source is None:
         raise ConfigError("one text is wanted here, without its translation")
-    return found.source
+    return texts.source

@@ -1,7 +1,7 @@
-"""Which pieces make up which words of a parse.
+"""Alignment of subwords with the words of a parse, by character spans.
 
-The pieces come with their characters (`headscope.data.offsets`), the words with theirs; a sentence where the two
-do not cover each other does not align, and the caller counts the reason.
+Subwords have spans from `headscope.data.offsets`, words from the parse; a sentence where the two do not cover the same
+characters is not aligned, and the caller counts the reason.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DISORDER = "pieces out of order"
 
 @dataclass(frozen=True)
 class Aligned:
-    """A sentence whose words and pieces fit.
+    """A sentence whose words and subwords are aligned.
 
-    A unit is the smallest run of surface tokens whose borders no piece straddles; `units` lists the
-    positions of its pieces, in text order. `relations` are (relation, head unit, dependent unit); `fused`
-    counts those left out because both ends fell into one unit.
+    A unit is the smallest run of surface tokens whose boundaries no subword crosses; `units` lists the
+    positions of its subwords, in text order. `relations` are (relation, head unit, dependent unit); `fused`
+    counts those left out because both words are in one unit.
     """
 
     units: list[list[int]]
@@ -34,10 +34,10 @@ class Aligned:
 
 
 def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
-    """Word units of a sentence, or the reason why its words and pieces do not fit.
+    """Word units of a sentence, or the reason why it cannot be aligned.
 
-    A piece touches the tokens that its span, less outer whitespace, overlaps. Pieces without a span
-    (special tokens) and whitespace pieces belong to no unit.
+    A subword belongs to the tokens that its span, without outer whitespace, overlaps. Subwords without a span
+    (special tokens) and whitespace belong to no unit.
     """
     touched = _touched(parse, spans)
     if touched is None:
@@ -60,7 +60,7 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
 
 
 def _touched(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | None:
-    """First and last token that each piece overlaps; None where a piece overlaps none."""
+    """First and last token that each subword overlaps; None where a subword overlaps no token."""
     starts, ends = [token.start for token in parse.tokens], [token.end for token in parse.tokens]
     touched: dict[int, Span] = {}
     for piece, span in enumerate(spans):
@@ -81,14 +81,14 @@ def _strip(text: str, span: Span | None) -> Span:
 
 
 def _cut_off(parse: Parse, spans: Sequence[Span | None]) -> bool:
-    """Whether tokens go on after the last piece; marks and control characters may have been dropped."""
+    """Whether tokens remain after the last subword; combining and control characters are not counted."""
     end = max((span[1] for span in spans if span is not None), default=0)
     rest = "".join(parse.text[max(token.start, end) : token.end] for token in parse.tokens)
     return bool(fold_characters(rest, "bare"))
 
 
 def _unit_numbers(count: int, joined: set[int]) -> list[int]:
-    """The unit of each token, where the tokens `joined` share that of their successor."""
+    """The unit of each token, where each token of `joined` has the unit of its successor."""
     numbers: list[int] = []
     for token in range(count):
         numbers.append(numbers[-1] + (token - 1 not in joined) if numbers else 0)

@@ -29,7 +29,7 @@ Long = Literal["truncate", "refuse"]
 
 @dataclass(frozen=True)
 class BatchingOptions:
-    """How the corpus is read: positions a batch, pieces a sentence, and what happens to longer ones."""
+    """Token positions per batch, the longest sentence in subwords, and whether longer ones are cut or refused."""
 
     tokens: int = DEFAULT_TOKENS
     limit: int | None = None
@@ -37,16 +37,16 @@ class BatchingOptions:
 
 
 class Limited(Protocol):
-    """A model with so many positions, None where there is no such limit."""
+    """A model that may have a limited number of positions."""
 
     @property
     def limit(self) -> int | None:
-        """The most pieces it can read."""
+        """The longest sequence in subwords; None without a limit."""
         ...
 
 
 def sentence_limit(model: Limited, options: BatchingOptions) -> int:
-    """The most pieces a sentence may have; ConfigError where more is asked than the model has positions for."""
+    """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
     if options.limit is not None and model.limit is not None and options.limit > model.limit:
         raise ConfigError(f"--max-length {options.limit} is more than the {model.limit} positions of the model")
     return options.limit or min(DEFAULT_LIMIT, model.limit or DEFAULT_LIMIT)
@@ -54,7 +54,7 @@ def sentence_limit(model: Limited, options: BatchingOptions) -> int:
 
 @dataclass
 class Omissions:
-    """What was cut off or could not be used while the corpus was read."""
+    """Counts of what was truncated or could not be used while the corpus was read."""
 
     truncated: int = 0
     unaligned: Counter[str] = field(default_factory=Counter)
@@ -74,8 +74,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
 
-    Sentences of more than `limit` pieces are cut (and counted in `losses`), or refused with DataError
-    where `long` is "refuse". With `labels` batches say what a decoder should predict.
+    Sentences of more than `limit` subwords are cut (and counted in `losses`), or refused with DataError
+    where `long` is "refuse". With `labels` batches have the ids that a decoder should predict.
     """
     sentences = iter(corpus)
     while window := list(islice(sentences, WINDOW)):
@@ -83,8 +83,8 @@ def batches(
         if labels:
             encoded = _labelled(encoded, encoder, limit)
         for fold in range(FOLDS):
-            mine = sorted((e for e in encoded if e.sentence.number % FOLDS == fold), key=_Ready.length)
-            for group in _cut(mine, tokens):
+            in_fold = sorted((e for e in encoded if e.sentence.number % FOLDS == fold), key=_Ready.length)
+            for group in _cut(in_fold, tokens):
                 yield _collate(group, fold, encoder, losses)
 
 
@@ -122,9 +122,9 @@ def _encode(
 
 
 def _labelled(ready: list[_Ready], encoder: Encoder, limit: int) -> list[_Ready]:
-    said = [each.sentence.source if each.target is None else each.sentence.target or "" for each in ready]
-    found = encoder.labels(said, limit=limit)
-    return [each._replace(labels=labels) for each, labels in zip(ready, found, strict=True)]
+    texts = [entry.sentence.source if entry.target is None else entry.sentence.target or "" for entry in ready]
+    labels = encoder.labels(texts, limit=limit)
+    return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]
 
 
 def _cut(ready: list[_Ready], tokens: int) -> Iterator[list[_Ready]]:
@@ -155,11 +155,11 @@ def _align(entry: _Ready, encoder: Encoder, losses: Omissions) -> Aligned | None
     parse = entry.sentence.parse
     assert parse is not None
     spans = encoder.spans(entry.sentence.source, entry.source.ids)
-    found = "pieces cannot be located in the text" if spans is None else align(parse, spans)
+    aligned = "pieces cannot be located in the text" if spans is None else align(parse, spans)
     if entry.source.cut:
-        found = "cut off at the length limit"
-    if isinstance(found, str):
-        losses.unaligned[found] += 1
+        aligned = "cut off at the length limit"
+    if isinstance(aligned, str):
+        losses.unaligned[aligned] += 1
         return None
-    losses.fused += found.fused
-    return found
+    losses.fused += aligned.fused
+    return aligned

@@ -1,4 +1,4 @@
-"""Parallel text, from files or lists of strings; files are read twice, never held.
+"""Parallel text, from files or lists of strings; files are streamed twice, never kept in memory.
 
 The first pass checks the texts and counts and digests their lines; the second yields sentences.
 """
@@ -29,7 +29,7 @@ class Sentence(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentences that can be read again and again, and what the first pass found out about them."""
+    """Sentences that can be iterated repeatedly, with their count and digest from the first pass."""
 
     name: str
     count: int
@@ -107,7 +107,7 @@ def _paired(lines: Iterator[Sentence], targets: Iterator[str], name: str, other:
 
 
 def _parsed(lines: Iterator[Sentence], parses: Iterator[Parse], name: str) -> Iterator[Sentence]:
-    """Sentences with their parses; where only blanks differ, the parse's text is taken, which its spans fit."""
+    """Sentences with their parses; where only whitespace differs, the text of the parse is taken (its spans)."""
     for sentence, parse in zip_longest(lines, parses):
         if sentence is None or parse is None:
             raise DataError(_counts_differ("sentences", name, "its parses"))

@@ -1,4 +1,4 @@
-"""Text as a model reads it: ids of sentences, sides of a batch, padded, and what an encoder of text must do."""
+"""Encoded sentences, padded batches of them, and the protocol of what encodes text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ IGNORED = -100  # a label where nothing is to be predicted
 
 
 class Encoded(NamedTuple):
-    """A sentence as the model reads it: ids, which of them are special, how many pieces were cut off.
+    """An encoded sentence: ids, which of them are special, and how many subwords were cut off.
 
-    `unknown` counts the ids that stand for a piece of the text that the vocabulary does not have.
+    `unknown` counts the subwords that are not in the vocabulary.
     """
 
     ids: list[int]
@@ -28,30 +28,30 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """Token ids [b n] of one side of a batch, which positions are real tokens (not padding), which special."""
+    """Source or target of a batch: token ids [b n], masks [b n] of real tokens (not padding) and of special ones."""
 
     ids: Tensor
     real: Tensor
     special: Tensor
 
     def to(self, device: torch.device) -> Side:
-        """The same on another device."""
+        """A copy on another device."""
         return Side(self.ids.to(device), self.real.to(device), self.special.to(device))
 
     def rows(self, numbers: Tensor) -> Side:
-        """The texts at `numbers` [n], in that order, without the padding at the end that none of them needs."""
+        """The rows at `numbers` [n], in that order, without padding columns at the end."""
         needed = self.real[numbers].any(dim=0).nonzero()  # [n 1]
         length = int(needed[-1]) + 1 if len(needed) else 0
-        return Side(*(its[numbers, :length] for its in (self.ids, self.real, self.special)))
+        return Side(*(tensor[numbers, :length] for tensor in (self.ids, self.real, self.special)))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentences that go through the model together; `indices` [b] are their numbers in the corpus.
+    """Sentences of one forward pass; `indices` [b] are their numbers in the corpus.
 
     `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and
-    relations of the source where there are parses, None for sentences that do not align. `labels` [b n] is
-    what a decoder should say after each of its inputs, `IGNORED` where nothing, if that was asked for.
+    relations of the source where there are parses, None for sentences that cannot be aligned. `labels` [b n], where
+    requested, are the ids that a decoder should predict at each of its inputs, `IGNORED` for none.
     """
 
     indices: Tensor
@@ -64,11 +64,11 @@ class Batch:
 
     @property
     def positions(self) -> int:
-        """Positions of the larger side, padding included."""
+        """Number of positions of the larger side, padding included."""
         return max(side.ids.numel() for side in (self.source, self.target) if side is not None)
 
     def rows(self, numbers: Tensor) -> Batch:
-        """The sentences at `numbers` [n], in that order, without the padding that none of them needs."""
+        """The sentences at `numbers` [n], in that order, without padding columns at the end."""
         source = self.source.rows(numbers)
         target = None if self.target is None else self.target.rows(numbers)
         length = (source if target is None else target).ids.shape[1]
@@ -82,36 +82,36 @@ class Batch:
         )
 
     def to(self, device: torch.device) -> Batch:
-        """The same with its sides on another device (`indices` stay where they are)."""
+        """A copy with source, target and labels on another device (`indices` stay on the CPU)."""
         target = None if self.target is None else self.target.to(device)
         labels = None if self.labels is None else self.labels.to(device)
         return replace(self, source=self.source.to(device), target=target, labels=labels)
 
 
 class Encoder(Protocol):
-    """What batching needs of a checkpoint."""
+    """The part of a checkpoint that batching uses."""
 
     def encode(self, texts: Sequence[str], *, side: Literal["source", "target"], limit: int) -> list[Encoded]:
-        """Token ids of texts, at most `limit` of each."""
+        """Encode texts, each truncated to `limit` ids."""
         ...
 
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
-        """Character span of every piece; None for special ones, None overall where they cannot be located."""
+        """Character spans of subwords, None for special ones; None instead of a list if they cannot be located."""
         ...
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """What a decoder must say after each of its inputs."""
+        """The ids that a decoder should predict at each of its inputs."""
         ...
 
 
 def padded(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
-    """Rows of whole numbers as one tensor [b n], filled up on the right."""
+    """Rows of integers as one tensor [b n], padded on the right with `filler`."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows], dtype=torch.long)
 
 
 def side(encoded: Sequence[Encoded], *, pad: int = 0) -> Side:
-    """Pad to the longest, on the right: ids `pad`, not real, not special."""
+    """Encoded sentences as a `Side`, padded on the right with id `pad` (not real, not special)."""
     longest = max(len(sentence.ids) for sentence in encoded)
     ids = torch.full((len(encoded), longest), pad, dtype=torch.long)
     real, special = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)

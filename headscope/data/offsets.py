@@ -1,9 +1,9 @@
-"""Where in the text the pieces of a tokenizer stand: located, then verified.
+"""Character spans of a tokenizer's subwords in the text.
 
-Offsets that a tokenizer reports are believed only where the letters and digits of its pieces are those of the
-text there; tokenizers without offsets (Marian's, for one) have their pieces searched. How a piece writes its
-characters (▁word, ##word, word@@, word</w>, bytes) is not asked of the tokenizer: every way is tried, and the
-one that spells the text is right.
+Offsets that a tokenizer reports are used only where the letters and digits of its subwords match the text there; for
+tokenizers without offsets (such as Marian's) the subwords are searched in the text. The tokenizer is not asked how it
+marks subwords (▁word, ##word, word@@, word</w>, bytes): all conventions are tried, and the one that spells the text
+is taken.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Level = Literal["written", "marks", "bare", "letters"]
 
 
 def piece_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | None] | None:
-    """Characters of `text` that each of the pieces `ids` covers; None instead of a span for special tokens.
+    """Character spans in `text` of the subwords `ids`; None instead of a span for special tokens.
 
-    None altogether where the pieces cannot be shown to spell the text. `ids` may be the beginning of its
-    encoding (truncated). Whitespace pieces have an empty span; pieces of one character share its span; an
-    unknown piece that had to be searched covers what lies between its known neighbours: its word where words
-    and unknown pieces can be paired, else all of it.
+    None instead of a list where the subwords do not provably spell the text. `ids` may be the beginning of its
+    encoding (truncated). Whitespace subwords have an empty span; subwords of one character share its span; an
+    unknown subword that had to be searched covers what lies between its known neighbours: its word where words
+    and unknown subwords can be paired, else all of it.
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     unknown = getattr(tokenizer, "unk_token_id", None)
@@ -44,7 +44,7 @@ def piece_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | No
 
 
 def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -> list[Span | None] | None:
-    """Offsets from the encoding that `ids` are or begin; special tokens may stand around it."""
+    """Offsets from the encoding of `text` whose beginning `ids` are; special tokens may surround it."""
     for added in (True, False):
         coded = tokenizer(
             text,
@@ -67,7 +67,7 @@ def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -
 
 
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many ids the two begin with in common."""
+    """Length of the common prefix of two lists of ids."""
     same = 0
     while same < min(len(ids), len(others)) and ids[same] == others[same]:
         same += 1
@@ -77,7 +77,7 @@ def _common(ids: Sequence[int], others: Sequence[int]) -> int:
 def _verified(
     text: str, pieces: Sequence[str], spans: Sequence[Span | None], wild: Sequence[bool]
 ) -> list[Span | None] | None:
-    """The spans, those of whitespace pieces emptied, if in one way of writing the pieces spell the text."""
+    """The spans, empty for whitespace, if the subwords spell the text in any convention; else None."""
     groups = _groups(len(text), spans)
     if groups is None:
         return None
@@ -92,7 +92,7 @@ def _verified(
 
 
 def _groups(length: int, spans: Sequence[Span | None]) -> list[list[int]] | None:
-    """Pieces whose spans share characters, together; None where spans step back or leave the text."""
+    """Groups of subwords whose spans overlap; None where spans are not in order or exceed the text."""
     groups: list[list[int]] = []
     begin = end = 0
     for piece, span in enumerate(spans):
@@ -111,19 +111,19 @@ def _spells(text: str, group: list[int], spans: Sequence[Span | None], spelled: 
     inside = [span for n in group if (span := spans[n]) is not None]
     covered = text[inside[0][0] : max(span[1] for span in inside)]
     try:
-        said = b"".join(spelled[n] for n in group).decode()
+        spelling = b"".join(spelled[n] for n in group).decode()
     except UnicodeDecodeError:
         return False
-    return fold_characters(said, "letters") == fold_characters(covered, "letters")
+    return fold_characters(spelling, "letters") == fold_characters(covered, "letters")
 
 
-# Other tokenizers: pieces searched in the text.
+# Other tokenizers: subwords are searched in the text.
 
 
 def _located(
     text: str, pieces: Sequence[str], special: Sequence[bool], wild: Sequence[bool]
 ) -> list[Span | None] | None:
-    """Spans of pieces found by spelling them out, first with all that is written, then with less."""
+    """Spans found by searching the subwords' characters, first exactly, then by looser comparisons."""
     levels: tuple[Level, ...] = ("written", "marks", "bare")
     for level in levels:
         page = _Page(text, level)
@@ -136,7 +136,7 @@ def _located(
 
 
 class _Page:
-    """A text as it is compared: folded characters, and where in the text each of them comes from."""
+    """A text in folded form (`fold_characters`), with the original position of each folded character."""
 
     def __init__(self, text: str, level: Level) -> None:
         folds = [fold_characters(character, level) for character in text]
@@ -146,47 +146,47 @@ class _Page:
         self.text = text
 
     def span(self, start: int, end: int) -> Span:
-        """Characters of the text that the folded characters start … end - 1 stand for."""
+        """The span in the text of the folded characters start … end - 1."""
         if start < end:
             return self.origin[start], self.origin[end - 1] + 1
-        place = self.origin[start] if start < len(self.origin) else len(self.text)
-        return place, place
+        position = self.origin[start] if start < len(self.origin) else len(self.text)
+        return position, position
 
     def shares(self, start: int, end: int, count: int) -> list[Span]:
-        """That stretch word by word where it has `count` words, else the whole of it `count` times."""
+        """The spans of its words where the range has `count` words, else the whole range `count` times."""
         first, last = self.span(start, end)
         words = [(first + word.start(), first + word.end()) for word in re.finditer(r"\S+", self.text[first:last])]
         return words if len(words) == count else [(first, last)] * count
 
 
 def _search(page: _Page, spelled: Sequence[bytes], wild: Sequence[bool]) -> list[Span] | None:
-    """Runs of known pieces are placed one after the other, unknown pieces fill the gaps between them."""
+    """Spans of all subwords: runs of known ones are located in order, unknown ones fill the gaps between them."""
     runs, gaps = _runs(spelled, wild)
     parts = [_read([spelled[n] for n in run], page.level) for run in runs]
     known = [part for part in parts if part is not None]
     starts = _place(page.folded, [folded for folded, _ in known]) if len(known) == len(parts) else None
     if starts is None:
         return None
-    found: dict[int, Span] = {}
+    located: dict[int, Span] = {}
     for run, start, (_, ranges) in zip(runs, starts, known, strict=True):
         for piece, (first, last) in zip(run, ranges, strict=True):
-            # A piece of nothing but marks, where marks are not compared, goes with the letter before it.
+            # A subword of combining marks only, where these are not compared, gets the letter before it.
             silent = first == last
-            found[piece] = page.span(max(start + first - silent, 0), start + last)
+            located[piece] = page.span(max(start + first - silent, 0), start + last)
     for n, gap in enumerate(gaps):
         for group, span in zip(gap, page.shares(starts[n] + len(known[n][0]), starts[n + 1], len(gap)), strict=True):
-            found.update(dict.fromkeys(group, span))
-    return _filled(found, len(spelled))
+            located.update(dict.fromkeys(group, span))
+    return _filled(located, len(spelled))
 
 
 def _runs(spelled: Sequence[bytes], wild: Sequence[bool]) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """Known pieces, in the runs before, between and after the gaps; unknown ones, in the groups of a gap.
+    """Runs of known subwords before, between and after the gaps; for each gap its groups of unknown subwords.
 
-    Pieces of whitespace are in neither, but between unknown pieces they divide the groups.
+    Whitespace subwords are in neither; between unknown subwords they separate groups.
     """
     runs: list[list[int]] = [[]]
     gaps: list[list[list[int]]] = []
-    for n, said in enumerate(spelled):
+    for n, spelling in enumerate(spelled):
         if wild[n] and gaps and not runs[-1]:
             if wild[n - 1]:
                 gaps[-1][-1].append(n)
@@ -195,19 +195,19 @@ def _runs(spelled: Sequence[bytes], wild: Sequence[bool]) -> tuple[list[list[int
         elif wild[n]:
             gaps.append([[n]])
             runs.append([])
-        elif said.strip():
+        elif spelling.strip():
             runs[-1].append(n)
     return runs, gaps
 
 
 def _read(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | None:
-    """What pieces spell together, folded, and the part of it that each piece has a byte in."""
+    """The folded text that subwords spell together, and the range of it that each contributes to."""
     try:
-        said = b"".join(spelled).decode()
+        spelling = b"".join(spelled).decode()
     except UnicodeDecodeError:
         return None
     folded, of_byte = "", list[Span]()
-    for character in said:
+    for character in spelling:
         part = fold_characters(character, level)
         of_byte += [(len(folded), len(folded) + len(part))] * len(character.encode())
         folded += part
@@ -219,9 +219,9 @@ def _read(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | No
 
 
 def _place(text: str, parts: list[str]) -> list[int] | None:
-    """Where the parts start, with at least a character between them; None unless there is just one way.
+    """Start of each part, with at least one character between parts; None unless the solution is unique.
 
-    Without a gap the one part may also be the beginning of the text, as in a truncated sentence.
+    A single part may be only the beginning of the text, as in a truncated sentence.
     """
     if len(parts) == 1:
         return [0] if text.startswith(parts[0]) and (parts[0] or not text) else None
@@ -234,7 +234,7 @@ def _place(text: str, parts: list[str]) -> list[int] | None:
 
 
 def _leftmost(text: str, parts: Sequence[str]) -> list[int] | None:
-    """The parts as far left as they go, the first at the start and the last at the end of the text."""
+    """The leftmost starts of the parts, the first at the start and the last at the end of the text."""
     if not text.startswith(parts[0]) or not text.endswith(parts[-1]):
         return None
     starts, end = [0], len(parts[0])
@@ -248,16 +248,16 @@ def _leftmost(text: str, parts: Sequence[str]) -> list[int] | None:
     return starts if starts[-1] > end else None
 
 
-def _filled(found: dict[int, Span], count: int) -> list[Span]:
-    """All spans in order; pieces without characters get an empty one after their predecessor."""
+def _filled(located: dict[int, Span], count: int) -> list[Span]:
+    """All spans in order; subwords without characters get an empty one after their predecessor."""
     spans: list[Span] = []
     for n in range(count):
         end = spans[-1][1] if spans else 0
-        spans.append(found.get(n, (end, end)))
+        spans.append(located.get(n, (end, end)))
     return spans
 
 
-# How characters are compared.
+# Comparison of characters.
 
 _SINGLE, _DOUBLE, _DASHES = "‘’‚‛′´`", '“”„‟″«»"', "‐‑‒–—―−"
 _PUNCTUATION = str.maketrans(
@@ -267,9 +267,9 @@ _PUNCTUATION = str.maketrans(
 
 
 def fold_characters(text: str, level: Level) -> str:
-    """Text as it is compared: no case, compatibility forms, plain quotes and dashes, no whitespace.
+    """Text normalised for comparison: no case, compatibility forms, plain quotes and dashes, no whitespace.
 
-    `written` keeps all else, `marks` drops control and format characters (a tokenizer may), `bare` combining
+    Level `written` drops nothing else, `marks` control and format characters (as some tokenizers do), `bare` combining
     marks too, `letters` everything but letters and digits.
     """
     return "".join(_fold(character, level) for character in text)
@@ -290,7 +290,7 @@ def _compared(character: str, level: Level) -> bool:
     return not character.isspace() and category not in dropped
 
 
-# How pieces write their characters.
+# Conventions of subwords.
 
 
 def _metaspace(piece: str) -> bytes:
@@ -342,4 +342,4 @@ WRITINGS: tuple[Callable[[str], bytes], ...] = (
     _byte_level,
     _raw_bytes,
 )
-"""Ways in which pieces write characters, tried in this order."""
+"""Conventions of subwords, tried in this order."""

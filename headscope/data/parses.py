@@ -1,7 +1,7 @@
-"""Dependency parses of sentences, and how they are read from CoNLL-U files.
+"""Dependency parses of sentences, read from CoNLL-U files.
 
-A parse speaks of surface tokens, the character runs that a reader sees: where the treebank splits one of
-them into several words ("don't" into "do" and "n't"), the token carries the relations of all its words.
+Tokens of a parse are surface tokens: where the treebank splits a token into several words ("don't" into "do" and
+"n't"), it has the relations of all its words.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Relation:
-    """One dependency, without its subtype; `head` and `dependent` are the tokens that carry the words."""
+    """One dependency, without its subtype; `head` and `dependent` are the tokens of the two words."""
 
     relation: str
     head: int
@@ -57,20 +57,20 @@ def read_conllu(path: str | PathLike[str]) -> Iterator[Parse]:
 
     The text is that of `# text`, else the forms joined as SpaceAfter=No says. Empty nodes and enhanced
     dependencies are ignored, and so are relations between two words of one token. DataError names the file
-    and the line of whatever is broken, and also says so when a file holds no sentence at all.
+    and the line of an error, or says that the file has no sentence.
     """
-    number, sentence, found = 0, _Sentence(path), False
+    number, sentence, any_sentence = 0, _Sentence(path), False
     for number, line in _lines(path):
         if line.strip():
             sentence.add(number, line)
         elif sentence.forms:
             yield sentence.parse()
-            sentence, found = _Sentence(path), True
+            sentence, any_sentence = _Sentence(path), True
         else:
             sentence = _Sentence(path)
     if sentence.forms:
         yield sentence.parse()
-    elif not found:
+    elif not any_sentence:
         raise _broken(path, max(number, 1), "no sentence in the file", "give a CoNLL-U file with at least one")
 
 
@@ -84,7 +84,7 @@ class _Word:
 
 @dataclass
 class _Sentence:
-    """Rows of one sentence, checked as they come."""
+    """Rows of one sentence, checked as they are read."""
 
     path: str | PathLike[str]
     text: str | None = None
@@ -196,7 +196,7 @@ def _past_spaces(text: str, position: int) -> int:
 
 
 def _lines(path: str | PathLike[str]) -> Iterator[tuple[int, str]]:
-    """Numbered lines. They are decoded one by one, so that a bad byte is reported where it stands."""
+    """Numbered lines, decoded one by one so that an error names the line."""
     number = 0
     try:
         with _open(Path(path)) as stream:

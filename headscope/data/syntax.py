@@ -1,7 +1,7 @@
-"""Syntax of sentences: parses from CoNLL-U files or from stanza, aligned with the pieces of a tokenizer.
+"""Syntax of sentences: parses from CoNLL-U files or from stanza, aligned with a tokenizer's subwords.
 
-This file parses text with stanza and keeps what it found; the rest is re-exported, so that callers need
-only this module. stanza is imported when there is something to parse, not when the cache already holds it.
+This module parses text with stanza and caches the parses; the rest is re-exported, so that callers need only this
+module. stanza is imported only where the cache does not have the parses.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def parse_with_stanza(
     """One parse per line, in order; a line of several sentences gives the tokens and relations of all.
 
     `resources` is the directory of a stanza download (default: stanza's own, which STANZA_RESOURCES_DIR
-    sets); nothing is fetched unless `download`. Parses are kept in `cache_dir`
+    sets); nothing is downloaded unless `download`. Parses are cached in `cache_dir`
     (default: headscope/parses in the user's cache) once all lines are done. A line of more than 5,000
     characters, or one whose tokens stanza does not locate, gives a parse without tokens, which aligns with
     nothing. DataError, before the first parse, where a model is missing or does not load.
@@ -99,7 +99,7 @@ def _stanza_home() -> str:
 
 
 def _installed(lang: str, directory: Path) -> _Models:
-    """The default models of a language, every file of which is there."""
+    """The default models of a language; DataError where a file is missing."""
     listed = _listing(directory)
     lang = lang.strip().lower()
     lang = listed.get(lang, {}).get("alias", lang)
@@ -170,7 +170,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """stanza without its log, its warnings, and without its draws from torch's random numbers."""
+    """Within the block stanza neither logs nor warns, and torch's random state is restored afterwards."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import stanza  # noqa: F401  (sets up its logger)
@@ -216,12 +216,12 @@ def _parses(pipeline: Any, lines: Sequence[str], batch: int) -> Iterator[Parse]:
 
             documents = [Document([], text=line if len(line) <= LONGEST_LINE else "") for line in part]
             parsed = pipeline.bulk_process(documents)
-            found = [_forest(line, document) for line, document in zip(part, parsed, strict=True)]
-        yield from found
+            parses = [_forest(line, document) for line, document in zip(part, parsed, strict=True)]
+        yield from parses
 
 
 def _forest(line: str, document: Any) -> Parse:
-    """All sentences of a document as one parse; without tokens where they do not lie in the line."""
+    """All sentences of a document as one parse; without tokens where their offsets do not match the line."""
     tokens: list[Token] = []
     relations: list[Relation] = []
     for sentence in document.sentences:
@@ -238,7 +238,7 @@ def _forest(line: str, document: Any) -> Parse:
 
 
 def _lies(line: str, after: int, token: Any) -> bool:
-    """Whether a token stands where stanza says: behind the one before, with the same characters."""
+    """Whether stanza's offsets of a token are valid: after the previous token, and with the same characters."""
     start, end = token.start_char, token.end_char
     if start is None or end is None or not after <= start < end <= len(line):
         return False
@@ -263,7 +263,7 @@ def _digest(lines: Sequence[str], models: _Models) -> str:
 
 
 def _intact(path: Path, count: int) -> bool:
-    """Whether a cache file is there, complete and unchanged since it was written."""
+    """Whether a cache file exists, is complete and has its digest."""
     digest, rows, last = hashlib.sha256(), 0, b""
     try:
         with path.open("rb") as stream:
@@ -285,7 +285,7 @@ def _stored(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
 
 
 def _keeping(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:
-    """The parses, written on the way; the file gets its name only when the last one is in."""
+    """The parses, written to the cache as they pass; the file is renamed to `path` after the last one."""
     cache = _CacheFile(path)
     try:
         for parse in parses:
@@ -297,7 +297,7 @@ def _keeping(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:
 
 
 class _CacheFile:
-    """A cache file in the making. Where it cannot be written there is none, and parsing goes on."""
+    """A cache file that is being written; where that fails there is no cache, and parsing continues."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

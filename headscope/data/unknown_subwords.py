@@ -1,7 +1,7 @@
-"""How many pieces of a text the vocabulary of a checkpoint does not have, and what that probably comes from.
+"""The share of a text's subwords that are unknown to the vocabulary, and the probable cause.
 
-A text that is not split, tokenised or cased as the model's training text was still runs, with unknown pieces in
-place of words: its numbers are real, and say nothing about the model.
+A text that is not split, tokenised or cased like the model's training text can be analysed, but with unknown subwords
+in place of words its numbers say nothing about the model.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Literal, Protocol
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Encoded
 
-MANY = 0.02  # the share that is warned of
+MANY = 0.02  # larger shares give a warning
 SideName = Literal["source", "target"]
 
 
 class Advisor(Protocol):
-    """Who knows where unknown pieces come from."""
+    """A checkpoint, as far as it can explain unknown subwords."""
 
     def why_unknown(self, side: SideName) -> str:
-        """What unknown pieces of a side probably come from, and what to do."""
+        """The probable cause of a side's unknown subwords, and what to do."""
         ...
 
 
 class Reader(Advisor, Protocol):
-    """The part of a `Checkpoint` that reads text."""
+    """A checkpoint, as far as it encodes text."""
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
-        """Ids of texts, at most `limit` of each."""
+        """Encode texts, each truncated to `limit` ids."""
         ...
 
 
 @dataclass
 class UnknownPieces:
-    """Pieces that were read, special ones left out, and how many of them were unknown, by side."""
+    """Numbers of subwords, without special ones, and of unknown ones among them, by side."""
 
     read: Counter[SideName] = field(default_factory=Counter)
     unknown: Counter[SideName] = field(default_factory=Counter)
@@ -52,7 +52,7 @@ class UnknownPieces:
         return bool(self.read)
 
     def share(self, side: SideName) -> float:
-        """Of the pieces of a side, those that were unknown."""
+        """The share of a side's subwords that are unknown."""
         return self.unknown[side] / self.read[side] if self.read[side] else 0.0
 
     def to_json(self) -> dict[str, dict[str, float]]:
@@ -70,7 +70,7 @@ class UnknownPieces:
         return [f"unknown pieces: {', '.join(shares)}", *self.warnings(reader)]
 
     def warnings(self, reader: Advisor) -> list[str]:
-        """What `reader` advises for each side with more than 2 %."""
+        """A warning with the likely cause for each side with more than 2 %."""
         return [
             f"warning: {self.share(side):.1%} of the {side}'s pieces are unknown to the vocabulary; "
             f"{reader.why_unknown(side)}"
@@ -80,9 +80,9 @@ class UnknownPieces:
 
 
 def count_unknown(reader: Reader, corpus: Corpus, *, limit: int, sentences: int) -> UnknownPieces:
-    """Unknown pieces of the first sentences of a corpus."""
+    """Unknown subwords in the first sentences of a corpus."""
     counts, some = UnknownPieces(), list(islice(corpus, sentences))
-    counts.add("source", reader.encode([each.source for each in some], side="source", limit=limit))
+    counts.add("source", reader.encode([sentence.source for sentence in some], side="source", limit=limit))
     if corpus.has_target:
-        counts.add("target", reader.encode([each.target or "" for each in some], side="target", limit=limit))
+        counts.add("target", reader.encode([sentence.target or "" for sentence in some], side="target", limit=limit))
     return counts

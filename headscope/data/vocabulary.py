@@ -1,8 +1,7 @@
-"""Text to ids and back for models that bring their own vocabulary: pieces, special ids, ways of splitting.
+"""Vocabularies that come with fairseq, story-of-heads and native checkpoints: subwords, special ids, BPE merges.
 
-Four ways of writing pieces: whitespace only, subword-nmt's `wei@@ ße`, story-of-heads' "wei `ße", and
-SentencePiece. Without codes a text is taken as already split into pieces. Splitting keeps track of where
-in the text each piece stands, so nothing has to be searched for afterwards.
+Four kinds of subwords: whitespace only, subword-nmt's `wei@@ ße`, story-of-heads' "wei `ße", and SentencePiece. Without
+BPE merges a text must already be split into subwords. Splitting keeps the character span of each subword.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Piece(NamedTuple):
-    """A piece as the vocabulary writes it, and the characters of the text that it stands for."""
+    """A subword as the vocabulary writes it, and its character span in the text."""
 
     text: str
     start: int
@@ -30,10 +29,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Splitter:
-    """Splits words of a text into pieces and joins pieces to text.
+    """Splits the words of a text into subwords and joins subwords to text.
 
-    `codes` are the bytes of a subword-nmt rules file ("bpe" and "backtick") or of a SentencePiece model.
-    `allowed`: pieces that BPE may produce, the others are split further (subword-nmt's vocabulary
+    `codes` are the bytes of a file of BPE merges ("bpe" and "backtick") or of a SentencePiece model.
+    `allowed`: subwords that BPE may produce, others are split further (subword-nmt's vocabulary
     threshold); None for no limit. DataError for codes that cannot be read.
     """
 
@@ -52,17 +51,17 @@ class Splitter:
             _ = self._model if self.kind == "sentencepiece" else self._merges
 
     def split(self, text: str) -> list[Piece]:
-        """Pieces of a text with their places."""
+        """Subwords of a text with their spans."""
         if self.kind == "sentencepiece":
             return self._sentence_pieces(text)
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         # story-of-heads splits vocabularies' text at single spaces, the others at any whitespace
         for word in re.finditer(r"[^ \n]+" if self.kind == "backtick" else r"\S+", text):
-            found += self._word(word[0], word.start())
-        return found
+            pieces += self._word(word[0], word.start())
+        return pieces
 
     def join(self, pieces: Sequence[str]) -> str:
-        """The text that pieces spell."""
+        """The text of subwords."""
         if self.kind == "sentencepiece":
             return "".join(pieces).replace("▁", " ").strip()
         text = " ".join(pieces)
@@ -73,23 +72,23 @@ class Splitter:
     def _word(self, word: str, start: int) -> list[Piece]:
         if self.codes is None:
             return [_bare(Piece(word, start, start + len(word)), self.kind)]
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for number, part in enumerate(parts := self._merges.split(word, self.allowed)):
             text = part + "@@" if self.kind == "bpe" and number < len(parts) - 1 else part
             text = "`" + part if self.kind == "backtick" and number else text
-            found.append(Piece(text, start, start + len(part)))
+            pieces.append(Piece(text, start, start + len(part)))
             start += len(part)
-        return found
+        return pieces
 
     def _sentence_pieces(self, text: str) -> list[Piece]:
-        """Places from the surface of each piece; its own offsets count bytes in some releases."""
+        """Spans from the surface of each subword; SentencePiece's own offsets count bytes in some releases."""
         whole = "immutable_proto" if hasattr(self._model, "EncodeAsImmutableProto") else "proto"
-        found, place = list[Piece](), 0
-        for each in self._model.encode(text, out_type=whole).pieces:
-            start = max(text.find(each.surface, place), place)
-            place = start + len(each.surface)
-            found.append(Piece(each.piece, place - len(each.surface.lstrip()), place))
-        return found
+        pieces, position = list[Piece](), 0
+        for piece in self._model.encode(text, out_type=whole).pieces:
+            start = max(text.find(piece.surface, position), position)
+            position = start + len(piece.surface)
+            pieces.append(Piece(piece.piece, position - len(piece.surface.lstrip()), position))
+        return pieces
 
     @cached_property
     def _merges(self) -> Merges:
@@ -108,7 +107,7 @@ class Splitter:
 
 
 def _bare(piece: Piece, kind: Kind) -> Piece:
-    """A piece of text that is already split; its mark is not among the characters that it stands for."""
+    """A subword of text that is already split: its span without the mark of its kind."""
     if kind == "bpe" and piece.text.endswith("@@") and piece.text != "@@":
         return piece._replace(end=piece.end - 2)
     if kind == "backtick" and piece.text.startswith("`") and piece.text != "`":
@@ -117,7 +116,7 @@ def _bare(piece: Piece, kind: Kind) -> Piece:
 
 
 class Merges:
-    """Byte-pair rules: the pair of neighbours with the lowest rank is merged until none has a rank.
+    """BPE merges: the adjacent pair with the lowest rank is merged until none has a rank.
 
     Reads subword-nmt files ("#version:" header; the end of a word is written </w>) and the tab-separated
     "left right rank" files of story-of-heads (words between ^ and $).
@@ -130,7 +129,7 @@ class Merges:
 
     @classmethod
     def read(cls, codes: bytes) -> Merges:
-        """Rules from the bytes of a file; DataError names the first line that is none."""
+        """Merges from the bytes of a file; DataError names the first invalid line."""
         try:
             lines = codes.decode("utf-8").strip("\r\n ").split("\n")
         except UnicodeDecodeError:
@@ -158,7 +157,7 @@ class Merges:
         return cls(ranks, begin="^", end="$", glued=False)
 
     def split(self, word: str, allowed: frozenset[str] | None) -> list[str]:
-        """The parts of a word, without marks; those that are not `allowed` (as `part@@`) are split again."""
+        """The subwords of a word, without marks; those that are not `allowed` (as `part@@`) are split again."""
         if word not in self._known:
             parts = self._parts(word)
             if allowed is not None:
@@ -170,7 +169,7 @@ class Merges:
         return self._known[word]
 
     def _parts(self, word: str) -> list[str]:
-        """Bounds are kept apart from characters of the text that look like them by private characters."""
+        """Characters of the text that look like word boundaries are replaced by private characters meanwhile."""
         shown = {self.begin: "\U0010fffe", self.end: "\U0010ffff"}
         symbols = [shown.get(character, character) for character in word]
         if self.glued:
@@ -184,53 +183,53 @@ class Merges:
         return ["".join(hidden.get(c, c) for c in part) for part in joined if part]
 
     def _allowed(self, part: str, last: bool, allowed: frozenset[str]) -> list[str]:
-        """The part itself where the vocabulary has it, else what it was merged from, again and again."""
-        found: list[str] = []
+        """The part itself where the vocabulary has it, else the two parts that it was merged from, recursively."""
+        parts: list[str] = []
         rest = [(part, last)]
         while rest:
             part, last = rest.pop()
             halves = self._halves.get(part + self.end if last else part)
             if (part if last else part + "@@") in allowed or halves is None:
-                found.append(part)
+                parts.append(part)
                 continue
             left, right = halves[0], halves[1].removesuffix(self.end) if last else halves[1]
             rest += [*([(right, last)] if right else []), (left, False)]
-        return found
+        return parts
 
 
 def merged(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
-    """Symbols after all merges: always the neighbours of the lowest rank, all such pairs at once from the left.
+    """Symbols after all merges: always the pair of the lowest rank, all its occurrences at once from the left.
 
-    Takes n log n steps for n symbols: a line may hold one word of a hundred thousand characters.
+    O(n log n) for n symbols: a line may hold one word of a hundred thousand characters.
     """
     parts: list[str] = list(symbols)  # "" where a part went into the one before it
     after = list(range(1, len(parts) + 1))
     before = list(range(-1, len(parts) - 1))
 
-    def pair(place: int) -> tuple[str, str]:
-        return parts[place], parts[after[place]] if after[place] < len(parts) else ""
+    def pair(position: int) -> tuple[str, str]:
+        return parts[position], parts[after[position]] if after[position] < len(parts) else ""
 
     waiting = [(rank, n) for n in range(len(parts)) if (rank := ranks.get(pair(n))) is not None]
     heapify(waiting)
     while waiting:
         rank, first = heappop(waiting)
-        chosen, places, others = pair(first), [first], list[int]()
+        chosen, positions, others = pair(first), [first], list[int]()
         if ranks.get(chosen) != rank:
             continue  # has become part of another since
         while waiting and waiting[0][0] == rank:
-            place = heappop(waiting)[1]
-            (places if pair(place) == chosen else others).append(place)
-        for place in others:
-            heappush(waiting, (rank, place))
-        for place in places:
-            if pair(place) != chosen:
+            position = heappop(waiting)[1]
+            (positions if pair(position) == chosen else others).append(position)
+        for position in others:
+            heappush(waiting, (rank, position))
+        for position in positions:
+            if pair(position) != chosen:
                 continue  # overlaps with the one before it
-            second = after[place]
-            parts[place], parts[second] = "".join(chosen), ""
-            after[place] = after[second]
-            if after[place] < len(parts):
-                before[after[place]] = place
-            for start in (before[place], place):
+            second = after[position]
+            parts[position], parts[second] = "".join(chosen), ""
+            after[position] = after[second]
+            if after[position] < len(parts):
+                before[after[position]] = position
+            for start in (before[position], position):
                 if start >= 0 and (new := ranks.get(pair(start))) is not None:
                     heappush(waiting, (new, start))
     return [part for part in parts if part]
@@ -238,11 +237,11 @@ def merged(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids and pieces of one side.
+    """Ids and subwords of one side.
 
-    `pieces` has the piece of every id. `start` is the decoder's first input, `end` closes a text; `unknown`
-    stands for pieces that are not listed, `pad` for none; `special` are further ids that stand for no text.
-    `prefix` and `suffix` are put around a source text (None for suffix: `end`).
+    `pieces` has the subword of every id. `start` is the decoder's first input, `end` ends a text; `unknown`
+    is the id of subwords that are not listed, `pad` that of padding; `special` are further ids that are no text.
+    `prefix` and `suffix` are added to a source text (None for suffix: `end`).
     """
 
     pieces: tuple[str, ...] = field(repr=False)
@@ -266,52 +265,52 @@ class Vocabulary:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text; the unknown piece does stand for text."""
-        found = {self.start, self.end, self.pad, *self.special} - {None, self.unknown}
-        return frozenset(number for number in found if number is not None)
+        """Ids that are no text; the unknown id is text."""
+        ids = {self.start, self.end, self.pad, *self.special} - {None, self.unknown}
+        return frozenset(number for number in ids if number is not None)
 
     @property
     def padding(self) -> int:
-        """The id that fills a batch up: `pad`, or `end` where there is none."""
+        """The id for padding: `pad`, or `end` where there is none."""
         return self.end if self.pad is None else self.pad
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without special ones; DataError for an unlisted piece where there is no unknown id."""
+        """Ids of a text, without special ones; DataError for an unlisted subword where there is no unknown id."""
         return [self._id(piece.text) for piece in self.splitter.split(text)]
 
     def decode(self, ids: Iterable[int], *, keep_pieces: bool = False) -> str:
-        """The text of ids, special ones left out; `keep_pieces` leaves the pieces apart."""
+        """The text of ids, without special ones; with `keep_pieces` the subwords separated by spaces."""
         pieces = [self.pieces[number] for number in ids if number not in self.special_ids]
         return " ".join(pieces) if keep_pieces else self.splitter.join(pieces)
 
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
-        """Characters of `text` that each id stands for, None for special ids; None if `ids` do not begin it."""
+        """Spans in `text` of ids, None for special ones; None instead of a list if `ids` are not its beginning."""
         pieces = self.splitter.split(text)
-        found: list[tuple[int, int] | None] = []
-        place = 0
+        spans: list[tuple[int, int] | None] = []
+        position = 0
         for number in ids:
-            if place < len(pieces) and self._id(pieces[place].text) == number:
-                found.append((pieces[place].start, pieces[place].end))
-                place += 1
+            if position < len(pieces) and self._id(pieces[position].text) == number:
+                spans.append((pieces[position].start, pieces[position].end))
+                position += 1
             elif number in self.special_ids:
-                found.append(None)
+                spans.append(None)
             else:
                 return None
-        return found
+        return spans
 
     def id_of(self, piece: str) -> int | None:
-        """The id of a piece, None where it is not listed."""
+        """The id of a subword, None where it is not listed."""
         return self._ids.get(piece)
 
     def plain_ids(self) -> list[int]:
-        """Ids that text can have, the unknown one left out."""
+        """Ids of text, without the unknown one."""
         return [n for n in range(len(self.pieces)) if n not in self.special_ids and n != self.unknown]
 
     def _id(self, piece: str) -> int:
-        found = self._ids.get(piece, self.unknown)
-        if found is None:
+        number = self._ids.get(piece, self.unknown)
+        if number is None:
             raise DataError(f"the vocabulary has no piece {piece!r} and no id for unknown pieces")
-        return found
+        return number
 
     @cached_property
     def _ids(self) -> dict[str, int]:

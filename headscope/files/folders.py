@@ -1,4 +1,4 @@
-"""Directories that commands write: built beside their place and swapped in, or made in place and resumed there."""
+"""Output directories of commands: built next to their destination and swapped in, or written in place and resumable."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from headscope.files.writing import writing
 
 
 class Build:
-    """A directory in the making, used with `with`: `out` is what it was until `finish`, and complete from then on.
+    """A directory that is built, then swapped in: `out` is unchanged until `finish`, and complete from then on.
 
-    Entered, it checks `out` by the rule, checks that it can be written to, and tidies up after a process that was
-    killed there. Left without `finish`, it leaves nothing.
+    A context manager: it checks that `out` may and can be written, and cleans up after a process that was killed. Left
+    without `finish`, it leaves no files.
     """
 
     def __init__(self, out: Path, kind: OutputKind, *, inputs: Sequence[Input] = (), force: bool = False) -> None:
@@ -47,7 +47,7 @@ class Build:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """The directory to write into; what the system says against it becomes an OutputError."""
+        """The directory to write into; errors of the operating system become OutputError."""
         with writing(self.out):
             if self.made is None:
                 with deferred():
@@ -57,9 +57,9 @@ class Build:
             yield self.made
 
     def finish(self, record: Mapping[str, Any], *, partial: bool = False) -> Path:
-        """Write the record, with the kind and all files, and swap the directory in; returns where it lies.
+        """Write the record, with the kind and all files, and swap the directory in; returns its path.
 
-        What is `partial` replaces nothing: where `out` holds a run it goes to OUT.new.
+        A `partial` result replaces nothing: where `out` holds a run it goes to OUT.new.
         """
         out = replacing_folder(self.out) if partial and contents(self.out, self.kind) else self.out
         with self.writing() as made, deferred():
@@ -74,26 +74,26 @@ class Build:
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a run that can be resumed is made: in `out` itself, or in OUT.new while an older run lies in `out`."""
+    """The directory of a resumable run: `out` itself, or OUT.new while `out` holds an older run."""
 
     path: Path
     out: Path
     kind: OutputKind
 
     def seal(self, record: Mapping[str, Any]) -> None:
-        """Write the record, with the kind and all files that are there."""
+        """Write the record, with the kind and all files of the directory."""
         with deferred():
             seal(self.path, self.kind, dict(record), self.out)
 
     def finish(self) -> None:
-        """Swap the run in, which is complete."""
+        """Swap the complete run in."""
         if self.path != self.out:
             with writing(self.out), deferred():
                 relocate(self.path, self.out)
                 put(self.path, self.out, self.kind)
 
     def discard(self, *, keep: tuple[str, ...] = ()) -> None:
-        """Remove what this run has written, but files that fit the patterns `keep`."""
+        """Remove the files of this run, except those that match the patterns `keep`."""
         with deferred():
             discard(self.path, self.kind, keep=keep)
 
@@ -108,13 +108,13 @@ def workplace(
     resume: Path | None,
     leftover: tuple[str, ...] = (),
 ) -> Iterator[Workplace]:
-    """Where to make a run, or `resume` one (see `to_resume`); the directory is there and no other process has it.
+    """The directory for a new run, or of one to `resume` (see `to_resume`); it exists and is locked by this process.
 
-    OutputError by the rule of `check_folder`. What lies in `out` may be a `leftover` of a run that could not begin.
+    OutputError as of `check_folder`. Files that match `leftover`, of a run that could not begin, may be in `out`.
     """
     new = replacing_folder(out)
-    for place in (out, new):
-        recover(place, kind)
+    for folder in (out, new):
+        recover(folder, kind)
     path = resume or out
     if resume is not None and _is_of(contents(path, kind), kind):
         check_inputs(path, inputs)
@@ -126,9 +126,9 @@ def workplace(
             check_folder(new, kind, force=True)
             path = new
     with ExitStack() as stack:
-        for each in (out, new):
-            if each.exists():
-                stack.enter_context(held(each))
+        for folder in (out, new):
+            if folder.exists():
+                stack.enter_context(held(folder))
         if path == new and resume is None:
             with deferred():
                 discard(new, kind)
@@ -143,24 +143,24 @@ def workplace(
 
 
 def to_resume(out: Path, kind: OutputKind) -> Path:
-    """Which directory --resume means: OUT.new where a run lies that would have replaced another one, else `out`."""
+    """The directory that --resume continues: OUT.new where it holds an unfinished replacement, else `out`."""
     new = replacing_folder(out)
     return new if _is_of(contents(new, kind), kind) else out
 
 
 def replacing_folder(out: Path) -> Path:
-    """OUT.new, where a run is made that will replace another one."""
+    """OUT.new, for a run that will replace the one in OUT."""
     out = out if out.name else out.resolve()
     return out.with_name(f"{out.name}.new")
 
 
 def kept_apart(path: Path, *, complete: bool) -> Path:
-    """Where a file goes that may be unfinished: it replaces none, but is FILE.new where there is one."""
+    """The path of a file that may be incomplete: an incomplete one replaces none, and goes to FILE.new instead."""
     return path if complete or not path.exists() else replacing_folder(path)
 
 
 def check_writable(out: Path) -> None:
-    """OutputError where the directory cannot be made, or nothing can be written into it."""
+    """OutputError where the directory cannot be created or written to."""
     base = _base(out)
     while not base.exists():
         base = base.parent
@@ -169,12 +169,12 @@ def check_writable(out: Path) -> None:
 
 
 def _is_of(there: Contents, kind: OutputKind) -> bool:
-    """Whether a directory holds a run of a kind, or one of it that never ended."""
+    """Whether a directory holds a run of a kind, finished or not."""
     return there.kind == kind.name or bool(there.kind is None and there.known and not there.foreign)
 
 
 def _base(out: Path) -> Path:
-    """Where a build lies: beside its place, or within a directory that cannot be renamed."""
+    """The parent of a build: that of `out`, or `out` itself where it cannot be renamed."""
     real = out.resolve()
     fixed = real.is_dir() and (os.path.ismount(real) or real == Path.cwd() or not os.access(real.parent, os.W_OK))
     return real if fixed else real.parent
@@ -186,13 +186,13 @@ def _prefix(out: Path) -> str:
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """The directory with its parents; those of them that were not there before and are empty afterwards go again."""
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    """Within the block the directory and its parents exist; those created here are removed again if left empty."""
+    new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
-        for each in new:
+        for parent in new:
             with suppress(OSError):
-                each.rmdir()
+                parent.rmdir()

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: each ends a command as Ctrl-C does, none in the middle of a swap."""
+"""SIGINT, SIGTERM and SIGHUP all raise KeyboardInterrupt, but never while directories are swapped."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _received: list[int] = []
 
 
 def note(number: int) -> None:
-    """Remember that a signal came, for the exit status."""
+    """Record a received signal, for the exit status."""
     _received.append(number)
 
 
 def received() -> bool:
-    """Whether any signal has come since `listening` began."""
+    """Whether a signal was received since `listening` began."""
     return bool(_received)
 
 
 def exit_status() -> int:
-    """128 and the number of the first signal that came: 130 for Ctrl-C (also where none is known), 143 for SIGTERM."""
+    """128 + the number of the first signal received: 130 for Ctrl-C (also where none is recorded), 143 for SIGTERM."""
     return 128 + (_received[0] if _received else signal.SIGINT)
 
 
 def ending_signals() -> list[signal.Signals]:
-    """The signals that end a command: SIGINT, and those that are not ignored, as SIGHUP is under nohup."""
-    return [each for each in SIGNALS if each == signal.SIGINT or signal.getsignal(each) is not signal.SIG_IGN]
+    """The signals that end a command: SIGINT, and the others unless they are ignored (SIGHUP under nohup)."""
+    return [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def listening() -> Iterator[None]:
 
 @contextmanager
 def _raised_again() -> Iterator[None]:
-    """A KeyboardInterrupt that Python dropped, as it came while an object was deleted, comes once more."""
+    """Send the signal again where Python dropped a KeyboardInterrupt, as it does in a destructor."""
     timers: list[threading.Timer] = []
     hook = sys.unraisablehook
 
@@ -81,7 +81,7 @@ def _raised_again() -> Iterator[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Within the block these signals wait; at its end the first that came is delivered to whoever handled it before."""
+    """Within the block signals are held back; afterwards the first one is delivered to its previous handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -15,12 +15,12 @@ Lines = str | Path | Sequence[str]
 
 
 def text_name(text: Lines | None) -> str:
-    """What messages call a text."""
+    """The name of a text in messages."""
     return str(text) if text is None or isinstance(text, (str, Path)) else f"the list of {len(text)} sentences"
 
 
 def read_lines(text: Lines) -> Iterator[str]:
-    """Lines of a UTF-8 file (`.gz` too), split at line feeds only, or of a list; DataError for what cannot be used."""
+    """Lines of a UTF-8 file (`.gz` too), split at line feeds only, or of a list; DataError for an unusable text."""
     return _file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text)
 
 

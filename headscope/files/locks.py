@@ -1,4 +1,4 @@
-"""Which process writes a directory: a lock that ends with the process and leaves no file."""
+"""Locks of directories: released when the process ends, without a lock file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _held: set[tuple[int, int]] = set()
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Within the block no other process can hold the directory; OutputError where one does.
+    """Within the block this process holds the lock of a directory; OutputError where another process holds it.
 
-    Within another such block of this process it changes nothing. File systems without locks have none.
+    Re-entrant. On file systems without locks it does nothing.
     """
-    if sys.platform == "win32":  # has no such locks: two processes on one output are not told apart
+    if sys.platform == "win32":  # has no such locks
         yield
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The one rule about outputs: what every writing command checks before it begins, and again before it replaces."""
+"""Checks of outputs: every command that writes makes them before it begins, and again before it replaces files."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ _CHECKPOINTS = ("checkpoint", "init")
 
 
 class Input(NamedTuple):
-    """A path that a command reads. An output may not be it or hold it; a checkpoint also may not hold the output."""
+    """A path that a command reads. An output may neither be nor contain it; a checkpoint may not contain the output."""
 
     path: Path
     checkpoint: bool = False
 
     @property
     def title(self) -> str:
-        """As messages call it."""
+        """Its name in messages."""
         return "the checkpoint itself" if self.checkpoint else f"{self.path}, which is read"
 
 
 def inputs_of(config: Any) -> list[Input]:
-    """The paths that a config names and that are there; whatever else such an option may hold is no path."""
-    found = []
+    """The existing paths among the options of a config; other values of these options are no paths."""
+    inputs = []
     for name in (*_CHECKPOINTS, *_FOLDERS, *_FILES):
         value = getattr(config, name, None)
         if value and isinstance(value, (str, Path)) and _readable(Path(value), folder=name not in _FILES):
-            found.append(Input(Path(value), name in _CHECKPOINTS))
-    return found
+            inputs.append(Input(Path(value), name in _CHECKPOINTS))
+    return inputs
 
 
 def check_inputs(out: Path, inputs: Iterable[Input]) -> None:
-    """OutputError where an output is one of the inputs, holds one, or lies in a checkpoint; links are followed."""
-    for each in inputs:
-        for path in _really(each.path):
+    """OutputError where an output is or contains an input, or is inside a checkpoint; links are followed."""
+    for entry in inputs:
+        for path in _really(entry.path):
             if _within(path, out):
-                raise OutputError(f"{out} holds {each.title}; choose another output")
-        if each.checkpoint and each.path.is_dir() and _within(out, each.path):
-            raise OutputError(f"{out} lies in the checkpoint {each.path}; choose an output outside it")
+                raise OutputError(f"{out} holds {entry.title}; choose another output")
+        if entry.checkpoint and entry.path.is_dir() and _within(out, entry.path):
+            raise OutputError(f"{out} lies in the checkpoint {entry.path}; choose an output outside it")
 
 
 def check_folder(
@@ -56,8 +56,8 @@ def check_folder(
 ) -> None:
     """OutputError where a command must not write to a directory.
 
-    That is: where it is an input, holds one or lies in one; where it holds something and `force` is not given; and
-    where it holds anything but a run of `kind`. `resumable` says that --resume is advice for what is there.
+    That is: where it is or contains an input or is inside one; where it is not empty and `force` is not given; and
+    where it holds anything but a run of `kind`. With `resumable` the message mentions --resume.
     """
     check_inputs(out, inputs)
     if out.exists() and not out.is_dir():
@@ -70,9 +70,9 @@ def check_folder(
 
 
 def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None:
-    """OutputError where a command must not write a file: the same rule.
+    """OutputError where a command must not write a file, as for directories.
 
-    A file that a run's record names is part of that run; only its figures may be drawn anew.
+    A file that a run's record names is part of that run; only its figures may be replaced.
     """
     if path.is_dir():
         raise OutputError(f"{path} is a directory; give a file name")
@@ -108,7 +108,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _run_of(path: Path) -> Path | None:
-    """The directory of the run that a file is part of."""
+    """The directory of the run that a file is part of, None if of none."""
     path = path.resolve()
     for folder in path.parents[:4]:
         name = path.relative_to(folder).as_posix()
@@ -122,18 +122,18 @@ def _run_of(path: Path) -> Path | None:
 
 
 def _really(path: Path) -> list[Path]:
-    """A path and, of a directory, what its entries are links to."""
+    """A path and, for a directory, the targets of links in it."""
     if not path.is_dir():
         return [path]
-    return [path, *(each.resolve() for each in path.iterdir() if each.is_symlink() and each.exists())]
+    return [path, *(entry.resolve() for entry in path.iterdir() if entry.is_symlink() and entry.exists())]
 
 
 def _within(inner: Path, outer: Path) -> bool:
-    """Whether a path is another one or lies below it, however the two are written."""
+    """Whether a path is another one or below it, after resolving links."""
     if not outer.exists():
         return False
     inner = inner.resolve()
-    return any(each.exists() and os.path.samefile(each, outer) for each in (inner, *inner.parents))
+    return any(parent.exists() and os.path.samefile(parent, outer) for parent in (inner, *inner.parents))
 
 
 def _readable(path: Path, *, folder: bool) -> bool:

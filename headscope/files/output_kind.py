@@ -1,4 +1,4 @@
-"""What headscope leaves in a directory, and which of the files there it may take away again."""
+"""Kinds of output directories: the files that each command writes, and may therefore remove."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MODEL_FILES = tuple(f"*.{ending}" for ending in _ENDINGS)
 
 @dataclass(frozen=True)
 class OutputKind:
-    """What one command writes into a directory.
+    """The files that one command writes into a directory.
 
-    `record` is the JSON file that says `"kind": name` and names the other files (empty: there is none, and names alone
-    decide); `writes` are patterns of all that the command may write; a directory without record that holds
-    `unfinished` alone is of a run that never ended. A run that `goes_on`, and can be added to, writes its record
-    first: all that it may write is known.
+    `record` is the JSON file with `"kind": name` and the list of the other files (empty: no record, `writes` decides);
+    `writes` are patterns of all files that the command may write; a directory without a record that contains only
+    `unfinished` files is that of an unfinished run. A run that `goes_on` can be extended later and writes its record
+    first, so all files that match `writes` are its own.
     """
 
     name: str
@@ -41,19 +41,19 @@ class OutputKind:
     goes_on: bool = False
 
     def described(self, record: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
-        """A record with the kind and the files; of a run that goes on, patterns of all that it may write."""
+        """A record with the kind and the files; by default the patterns of all that the run may write."""
         return {"kind": self.name, **record, "files": list(self.writes if files is None else files)}
 
     def within(self, folder: str) -> tuple[str, ...]:
-        """The patterns of a run of this kind in a directory of another one."""
+        """The patterns of a run of this kind in a subdirectory of another run."""
         return tuple(f"{folder}/{pattern}" for pattern in (*filter(None, [self.record]), *self.writes))
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The files below a directory: `known` may be removed with the run, `foreign` are somebody else's.
+    """The files below a directory: `known` are of the run and may be removed, `foreign` are not.
 
-    `kind` is what the record says of itself, None where there is no record that can be read.
+    `kind` is that of the record, None without a readable record.
     """
 
     known: tuple[str, ...] = ()
@@ -62,28 +62,28 @@ class Contents:
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether there is anything."""
+        """Whether there are any files."""
         return bool(self.known or self.foreign)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All of them, foreign ones first."""
+        """All files, foreign ones first."""
         return (*self.foreign, *self.known)
 
 
 def contents(folder: Path, kind: OutputKind) -> Contents:
-    """What a directory holds, as a run of a kind sees it.
+    """The files of a directory, as a run of a kind has to treat them.
 
-    A file is known if the record names it and the kind writes such files. Links are never followed, and always
-    foreign. Temporary files that a killed process left do not count.
+    A file is known if the record lists it and the kind writes such files. Links are not followed, and are foreign.
+    Temporary files of a killed process are ignored.
     """
     files = sorted(_files(folder))
     record = read_record(folder / kind.record) if kind.record in files else {}
-    said = record.get("kind") if isinstance(record.get("kind"), str) else None
+    kind_name = record.get("kind") if isinstance(record.get("kind"), str) else None
     plain = [name for name in files if not (folder / name).is_symlink()]
     if not kind.record:
         known = {name for name in plain if fits(name, kind.writes)}
-    elif said == kind.name:
+    elif kind_name == kind.name:
         known = {name for name in plain if name == kind.record or (fits(name, kind.writes) and _named(name, record))}
         known |= {name for name in plain if kind.goes_on and fits(name, kind.writes)}
     elif kind.record not in files and kind.unfinished:
@@ -91,7 +91,7 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
     else:
         known = set()
     foreign = [name for name in files if name not in known]
-    return Contents(tuple(sorted(known)), tuple(foreign), said, record)
+    return Contents(tuple(sorted(known)), tuple(foreign), kind_name, record)
 
 
 def _named(name: str, record: Mapping[str, Any]) -> bool:
@@ -100,15 +100,15 @@ def _named(name: str, record: Mapping[str, Any]) -> bool:
 
 
 def _files(folder: Path) -> Iterable[str]:
-    """Everything below a directory that is no directory itself, with links to directories."""
-    for place, folders, files in os.walk(folder):
+    """Relative paths of all files below a directory, and of links to directories."""
+    for directory, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(TEMPORARY)]
-        links = [name for name in folders if (Path(place) / name).is_symlink()]
+        links = [name for name in folders if (Path(directory) / name).is_symlink()]
         for name in [*files, *links]:
             if not name.startswith(TEMPORARY):
-                yield (Path(place) / name).relative_to(folder).as_posix()
+                yield (Path(directory) / name).relative_to(folder).as_posix()
 
 
 def fits(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name fits any of some patterns."""
+    """Whether a name matches any of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""Files of the user's that are read whole: never more of them than a bound, and one line for whatever is wrong."""
+"""Reading files of the user into memory, up to a maximal size; errors of one line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, BinaryIO
 
 from headscope.errors import DataError, HeadscopeError
 
-MOST_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes at most
-MOST_LINE = 1 << 20  # bytes of a line of text, which is a sentence
+MOST_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes
+MOST_LINE = 1 << 20  # bytes of a line of text, which is one sentence
 
 Kind = type[HeadscopeError]
 
 
 def is_file(name: str | Path) -> bool:
-    """Whether there is a file of this name; False also for what no file can be called."""
+    """Whether there is a file of this name; False also for an invalid name."""
     try:
         return Path(name).is_file()
     except (OSError, ValueError):  # too long, or with a NUL
@@ -27,7 +27,7 @@ def is_file(name: str | Path) -> bool:
 
 
 def exists(name: str | Path) -> bool:
-    """Whether there is anything of this name; False also for what nothing can be called."""
+    """Whether there is a file or directory of this name; False also for an invalid name."""
     try:
         return Path(name).exists()
     except (OSError, ValueError):
@@ -35,22 +35,22 @@ def exists(name: str | Path) -> bool:
 
 
 def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file; `error` in one line where it cannot be read or has more than `most`.
+    """The bytes of a file; `error` where it cannot be read or has more than `most`.
 
-    `name` is what the line calls it, where that is not the path.
+    `name` is the file's name in messages, by default its path.
     """
     try:
         with path.open("rb") as handle:
-            found = handle.read(most + 1)
+            content = handle.read(most + 1)
     except (OSError, ValueError) as failed:
         raise error(f"{name or path} cannot be read: {getattr(failed, 'strerror', None) or failed}") from None
-    if len(found) > most:
+    if len(content) > most:
         raise error(f"{name or path} has more than {most:,} bytes; it is another kind of file")
-    return found
+    return content
 
 
 def read_text(path: Path, *, error: Kind = DataError, name: str = "", most: int = MOST_BYTES) -> str:
-    """A UTF-8 text, line ends as `\\n`. Errors as `read_bytes` has them."""
+    """A UTF-8 text, with `\\n` as line end. Errors as of `read_bytes`."""
     try:
         text = read_bytes(path, error=error, name=name, most=most).decode("utf-8")
     except UnicodeDecodeError as failed:
@@ -59,7 +59,7 @@ def read_text(path: Path, *, error: Kind = DataError, name: str = "", most: int 
 
 
 def read_json(path: Path, *, error: Kind = DataError, name: str = "", most: int = MOST_BYTES, **hooks: Any) -> Any:
-    """What a JSON file holds; `hooks` are json's own. Errors as `read_bytes` has them."""
+    """The value of a JSON file; `hooks` are arguments of `json.loads`. Errors as of `read_bytes`."""
     text = read_text(path, error=error, name=name, most=most)
     try:
         return json.loads(text, **hooks)
@@ -68,11 +68,11 @@ def read_json(path: Path, *, error: Kind = DataError, name: str = "", most: int 
 
 
 def read_object(path: Path, *, error: Kind = DataError, name: str = "") -> dict[str, Any]:
-    """`read_json` of a file that holds an object."""
-    found = read_json(path, error=error, name=name)
-    if not isinstance(found, dict):
+    """The object in a JSON file; `error` for any other value."""
+    value = read_json(path, error=error, name=name)
+    if not isinstance(value, dict):
         raise error(f"{name or path} holds no JSON object")
-    return found
+    return value
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
-    """The lines of an open file, in memory that does not grow with them; DataError for one that never ends."""
+    """The lines of an open file, one at a time; DataError for a line of more than `MOST_LINE` bytes."""
     for number in itertools.count(1):
         line = handle.readline(MOST_LINE + 1)
         if len(line) > MOST_LINE:
@@ -95,7 +95,7 @@ def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether a path is an ordinary file, which can be read again, and no pipe or device."""
+    """Whether a path is a regular file, which can be read twice, and no pipe or device."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except OSError:

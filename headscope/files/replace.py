@@ -1,4 +1,4 @@
-"""Putting a finished directory in the place of an older one, and putting the older one back where that was cut off."""
+"""Replacing a directory by a finished new one, and recovery after an interrupted replacement."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headscope.files.reading import read_record
 from headscope.files.writing import TEMPORARY, write_json, writing
 
 OLD, BUILD = f"{TEMPORARY}old", f"{TEMPORARY}build-"
-"""Names of what is on its way out and in: `.headscope-old-NAME`, `.headscope-build-NAME-…`."""
+"""Names of the replaced and the new directory meanwhile: `.headscope-old-NAME`, `.headscope-build-NAME-…`."""
 
 
 def put(made: Path, out: Path, kind: OutputKind) -> None:
-    """Move a directory to `out`, whose known files go; what else lies there moves over to the new one.
+    """Move a directory to `out`, whose known files are removed; other files there are moved to the new one.
 
-    A rename where there is nothing, two where there is something (see `recover`). The entries of a directory made
-    within `out` are moved one by one, the record last: so a mount point, or the current directory, stays what it is.
+    One rename where `out` is empty, else two (see `recover`). The entries of a directory made within `out` are moved
+    one by one, the record last, so that a mount point or the current directory is kept.
     """
     out = out.resolve()
     made.chmod(0o755)
@@ -48,17 +48,17 @@ def put(made: Path, out: Path, kind: OutputKind) -> None:
 
 
 @contextmanager
-def replacing(place: Path, kind: OutputKind) -> Iterator[Path]:
-    """An empty directory that takes the place of another one at the end of the block, and is gone if that fails."""
+def replacing(folder: Path, kind: OutputKind) -> Iterator[Path]:
+    """An empty directory that replaces another one at the end of the block, and is removed if the block fails."""
     made: Path | None = None
-    with writing(place):
+    with writing(folder):
         try:
             with deferred():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                made = Path(tempfile.mkdtemp(dir=place.parent, prefix=f"{TEMPORARY}{place.name}-"))
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{TEMPORARY}{folder.name}-"))
             yield made
             with deferred():
-                put(made, place, kind)
+                put(made, folder, kind)
         finally:
             if made is not None:
                 with deferred():
@@ -66,9 +66,9 @@ def replacing(place: Path, kind: OutputKind) -> Iterator[Path]:
 
 
 def recover(out: Path, kind: OutputKind) -> None:
-    """Tidy up after a process that was killed: an output between its two renames is put back, leftovers go.
+    """Clean up after a killed process: an output between its two renames is put back, temporary files are removed.
 
-    What another process holds is left to it.
+    Directories that another process has locked are left alone.
     """
     out = out.resolve()
     old, inner = _aside(out), out / OLD
@@ -84,46 +84,46 @@ def recover(out: Path, kind: OutputKind) -> None:
                 if not (out / kind.record).is_file():
                     _restore(inner, out)
                 shutil.rmtree(inner, ignore_errors=True)
-    for place in (out.parent, out):
+    for folder in (out.parent, out):
         with suppress(OSError):
-            for path in [path for path in place.iterdir() if path.name.startswith(f"{BUILD}{out.name}-")]:
+            for path in [path for path in folder.iterdir() if path.name.startswith(f"{BUILD}{out.name}-")]:
                 with suppress(OSError, OutputError), held(path):
                     shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove the temporary files and directories below a directory, which this process must hold."""
-    for place, folders, files in os.walk(folder):
+    """Remove the temporary files and directories below a directory that this process has locked."""
+    for directory, folders, files in os.walk(folder):
         for name in [name for name in folders if name.startswith(TEMPORARY) and name != OLD]:
-            shutil.rmtree(Path(place) / name, ignore_errors=True)
+            shutil.rmtree(Path(directory) / name, ignore_errors=True)
         for name in files:
             if name.startswith(TEMPORARY):
-                (Path(place) / name).unlink(missing_ok=True)
+                (Path(directory) / name).unlink(missing_ok=True)
 
 
 def discard(folder: Path, kind: OutputKind, *, keep: tuple[str, ...] = ()) -> None:
-    """Remove the known files below a directory, the record last, and directories that are empty then.
+    """Remove the known files below a directory, the record last, and directories that are then empty.
 
-    Files that fit the patterns `keep` stay.
+    Files that match the patterns `keep` stay.
     """
     known = [name for name in contents(folder, kind).known if not fits(name, keep)]
     remove_temporary(folder)
-    for name in sorted(known, key=lambda each: each == kind.record):
+    for name in sorted(known, key=lambda name: name == kind.record):
         (folder / name).unlink(missing_ok=True)
-    for place, _, _ in os.walk(folder, topdown=False):
+    for directory, _, _ in os.walk(folder, topdown=False):
         with suppress(OSError):
-            os.rmdir(place)
+            os.rmdir(directory)
 
 
 def seal(made: Path, kind: OutputKind, record: dict[str, Any], out: Path) -> None:
-    """Write the record of a directory that will be `out`: its kind, and all its files."""
+    """Write the record of a directory that will be `out`: its kind and all its files."""
     files = {path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file()}
     write_json(made / kind.record, kind.described(record, sorted(files | {kind.record})))
     relocate(made, out)
 
 
 def relocate(made: Path, out: Path) -> None:
-    """Let all records below a directory name its paths as they will be in `out`."""
+    """Replace paths below `made` by those below `out` in all records."""
     names = {str(made): str(out), str(made.resolve()): str(out.resolve())}
     for path in [path for path in made.rglob("*.json") if path.name in RECORDS]:
         before = read_record(path)
@@ -140,9 +140,9 @@ def _move_in(made: Path, out: Path, kind: OutputKind) -> None:
     inner = out / OLD
     inner.mkdir()
     known = {name.split("/")[0] for name in contents(out, kind).known}
-    for name in sorted(known, key=lambda each: each != kind.record):
+    for name in sorted(known, key=lambda entry: entry != kind.record):
         (out / name).rename(inner / name)
-    for path in sorted(made.iterdir(), key=lambda each: each.name == kind.record):
+    for path in sorted(made.iterdir(), key=lambda entry: entry.name == kind.record):
         path.rename(out / path.name)
     _dispose(inner, out, kind)
     made.rmdir()
@@ -157,7 +157,7 @@ def _restore(inner: Path, out: Path) -> None:
 
 
 def _dispose(old: Path, out: Path, kind: OutputKind) -> None:
-    """Remove a run that has been replaced; what somebody put there after it was checked moves over to the new one."""
+    """Remove a replaced run; foreign files, added since the check, are moved to the new one."""
     with suppress(OSError):
         for name in contents(old, kind).foreign:
             if not os.path.lexists(out / name):
@@ -168,9 +168,9 @@ def _dispose(old: Path, out: Path, kind: OutputKind) -> None:
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: _renamed(each, names) for key, each in value.items()}
+        return {key: _renamed(entry, names) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_renamed(each, names) for each in value]
+        return [_renamed(entry, names) for entry in value]
     if isinstance(value, str):
         for old, new in names.items():
             if value == old or value.startswith(old + os.sep):

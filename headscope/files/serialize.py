@@ -1,4 +1,4 @@
-"""Frozen config classes as plain values, and TOML files of them."""
+"""Conversion of frozen config classes to plain values and back, and TOML files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SHOWN = 5  # problems that an error names
 
 def to_plain(config: Any) -> dict[str, Any]:
     """A config as nested dictionaries of plain values, without the fields that are None or empty tables."""
-    found: dict[str, Any] = {}
-    for each in fields(config):
-        value = getattr(config, each.name)
+    values: dict[str, Any] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
         if is_dataclass(value):
             value = to_plain(value)
         elif isinstance(value, tuple):
@@ -33,31 +33,31 @@ def to_plain(config: Any) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             value = dict(value)
         if value is not None and value != {}:
-            found[each.name] = value
-    return found
+            values[field.name] = value
+    return values
 
 
 def from_plain(cls: type[C], values: Mapping[str, Any]) -> C:
     """Inverse of `to_plain`; ConfigError names every unknown, missing and ill-typed field at once."""
     problems: Problems = []
-    found: C | None = _build(cls, values, "", problems)
-    if problems or found is None:
+    config: C | None = _build(cls, values, "", problems)
+    if problems or config is None:
         more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise ConfigError("; ".join([*problems[:SHOWN], *more]))
-    return found
+    return config
 
 
 def _build(cls: type[Any], values: Mapping[str, Any], where: str, problems: Problems) -> Any:
     """An instance of a config class, or None after adding to `problems`."""
     hints = get_type_hints(cls)
-    known = {each.name for each in fields(cls)}
+    known = {field.name for field in fields(cls)}
     before = len(problems)
     for name in sorted(set(values) - known):
         near = get_close_matches(name, sorted(known), n=1) if len(problems) < SHOWN else []
         problems.append(f"unknown field {where}{name[:60]}" + (f" (did you mean {near[0]}?)" if near else ""))
-    for each in fields(cls):
-        if each.name not in values and each.default is MISSING and each.default_factory is MISSING:
-            problems.append(f"field {where}{each.name} is missing")
+    for field in fields(cls):
+        if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
+            problems.append(f"field {where}{field.name} is missing")
     given = {
         name: _value(hints[name], value, f"{where}{name}", problems) for name, value in values.items() if name in known
     }
@@ -102,7 +102,7 @@ def _shown(value: Any) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file; ConfigError for one that cannot be read, or has keys of more parts than anything here has."""
+    """The values of a TOML file; ConfigError where it cannot be read, or has keys of more than `KEY_PARTS` parts."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

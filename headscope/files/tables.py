@@ -1,4 +1,4 @@
-"""CSV tables read back: columns that must be there, numbers that are numbers, one line for whatever is wrong."""
+"""Reading CSV tables, with checks of their columns; errors of one line."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def read_csv(
     name: str = "",
     advice: str = "",
 ) -> pd.DataFrame:
-    """A table with at least `columns`, of which those among `texts` hold text (empty where the file is) and others
-    numbers; no number of the table is infinite.
+    """A table with at least `columns`: text in those among `texts` (empty for empty cells), numbers in the others.
 
-    `error` in one line, which calls the file `name` and ends with `advice`, for a file that is none.
+    `error` for another file, and for infinite numbers; its message calls the file `name` and ends with `advice`.
     """
     where, hint = name or str(file), f"; {advice}" if advice else ""
     wanted, words = list(columns), list(texts)
@@ -39,11 +38,11 @@ def read_csv(
         table = pd.read_csv(file, dtype=dict.fromkeys(words, str), encoding="utf-8", low_memory=False)
     except (ValueError, OSError, OverflowError, MemoryError) as failed:  # pandas' own errors are ValueErrors
         raise error(f"{where} is malformed ({' '.join(str(failed).split())[:160]}){hint}") from None
-    if lacking := [each for each in wanted if each not in table.columns]:
+    if lacking := [column for column in wanted if column not in table.columns]:
         raise error(f"{where} is malformed: it has no column {', '.join(lacking)}{hint}")
-    wrong = [each for each in wanted if each not in words and not pd.api.types.is_numeric_dtype(table[each])]
+    wrong = [column for column in wanted if column not in words and not pd.api.types.is_numeric_dtype(table[column])]
     if wrong and len(table):
         raise error(f"{where} is malformed: column {', '.join(wrong)} must hold numbers{hint}")
-    if infinite := [str(each) for each in table.select_dtypes("number") if np.isinf(table[each]).any()]:
+    if infinite := [str(column) for column in table.select_dtypes("number") if np.isinf(table[column]).any()]:
         raise error(f"{where} is malformed: column {infinite[0][:60]} holds infinite numbers{hint}")
-    return table.fillna({each: "" for each in words if each in table.columns})
+    return table.fillna({column: "" for column in words if column in table.columns})

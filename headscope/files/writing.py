@@ -1,4 +1,4 @@
-"""Writing files: whole under their own names or not at all, and one line where the disk refuses."""
+"""Writing files atomically; errors of the operating system in one line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from headscope.errors import HeadscopeError, OutputError
 from headscope.files.interrupts import deferred
 
 TEMPORARY = ".headscope-"
-"""What the names of all temporary files and directories begin with."""
+"""Prefix of all temporary files and directories."""
 
-# How libraries that write through C++ and Rust say that the system refused.
+# Messages of libraries that write through C++ and Rust.
 _OS_ERROR = re.compile(r"(?:I/O error: )?([A-Z][^:()]*) \(os error \d+\)")
 _TORCH_WRITER = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|basic_ios::clear|iostream error")
 
 
 def write_failure(error: BaseException | None) -> str | None:
-    """Why the system refused to write, in its own words; None for an error that is not about writing."""
+    """The operating system's message for a failed write; None for another error."""
     reason = None
     while error is not None:
         if isinstance(error, OSError):
@@ -37,8 +37,8 @@ def write_failure(error: BaseException | None) -> str | None:
 
 
 @contextmanager
-def writing(place: Path) -> Iterator[None]:
-    """Within the block whatever the system says against writing becomes an OutputError about `place`."""
+def writing(path: Path) -> Iterator[None]:
+    """Within the block errors of the operating system become an OutputError about `path`."""
     try:
         yield
     except HeadscopeError:
@@ -47,13 +47,13 @@ def writing(place: Path) -> Iterator[None]:
         reason = write_failure(error)
         if reason is None:
             raise
-        raise OutputError(f"cannot write {place}: {reason}") from None
+        raise OutputError(f"cannot write {path}: {reason}") from None
 
 
 def written(path: Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name, then rename it: no half file is ever left under its own name.
 
-    OutputError where the system refuses.
+    OutputError where that fails.
     """
     made: Path | None = None
     with writing(path):
@@ -81,7 +81,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def save_torch(value: Any, path: Path) -> None:
-    """torch.save, synchronised to the disk; OSError where the disk refuses (torch itself raises RuntimeError)."""
+    """torch.save followed by fsync; OSError where writing fails (torch itself raises RuntimeError)."""
     import torch
 
     with path.open("wb") as file:

@@ -1,1 +1,1 @@
-"""The attention function every head goes through, and how models of other libraries reach it."""
+"""The attention function of all heads, how models of other libraries call it, capture and gates."""

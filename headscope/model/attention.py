@@ -2,10 +2,10 @@
 
 What is unusual here:
 - scores, weights and context are separate steps, so that training, capture, gates and tests share one
-  line of truth;
-- *taps* (see `headscope.model.capture` and `headscope.model.gating`) look at each call and may change the context
-  between weights·V and the output projection; they are entered with `with` and kept in a context
-  variable, so nothing outlives the block;
+  implementation;
+- *taps* (see `headscope.model.capture` and `headscope.model.gating`) are called with each attention call and may
+  replace the context between weights·V and the output projection; they are entered with `with` and kept in a
+  context variable, so nothing outlives the block;
 - keys and values may have fewer heads than queries (grouped-query attention).
 """
 
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One pass through `attend`, as a tap sees it: before mixing, gates and dropout of the weights.
+    """Tensors of one call of `attend`, before mixing, gates and dropout of the weights.
 
     query [b h t k], key and value [b g s k] with g groups, weights [b h t s], context [b h t k];
-    mask is what the model gave (additive, or boolean with True for visible), or None; scaling and softcap
-    are those of `attention_scores`.
+    mask is the model's (additive, or boolean with True for visible), or None; scaling and softcap are those of
+    `attention_scores`.
     """
 
     module: nn.Module
@@ -42,15 +42,15 @@ class AttentionCall:
 
 
 class Tap(Protocol):
-    """Looks at a call; returns the context to go on with, or None to leave it as it is."""
+    """Called with each attention call; returns a context to replace the current one, or None to keep it."""
 
     def __call__(self, call: AttentionCall, context: Tensor, /) -> Tensor | None:
-        """`context` is what earlier taps made of `call.context`."""
+        """`context` [b h t k] is `call.context` as earlier taps (and mixing) have changed it."""
         ...
 
 
 class Products(Protocol):
-    """The two matrix products of attention; relevance rules put theirs in place (`multiplied`)."""
+    """The two matrix products of attention, which relevance rules replace (`multiplied`)."""
 
     def scores(self, query: Tensor, key: Tensor, /) -> Tensor:
         """query · key for query [b h t k], key [b h s k]: [b h t s]."""
@@ -83,7 +83,7 @@ def tapped(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> Ite
 
 @contextmanager
 def multiplied(products: Products) -> Iterator[None]:
-    """Within the block every `attend` multiplies matrices with `products`."""
+    """Within the block every `attend` computes its matrix products with `products`."""
     token = _PRODUCTS.set(products)
     try:
         yield
@@ -92,7 +92,7 @@ def multiplied(products: Products) -> Iterator[None]:
 
 
 def tapped_after_mixing() -> bool:
-    """Whether somebody looks at contexts as mixing leaves them."""
+    """Whether any tap is called with the contexts after mixing."""
     return bool(_TAPS.get())
 
 
@@ -107,9 +107,9 @@ def attention_scores(
 ) -> Tensor:
     """Scores [b h t s] of query [b h t k] and key [b h s k].
 
-    `scaling` multiplies the dot products (default k^-0.5, Vaswani et al. 2017, §3.2.1); `softcap` c bends
+    `scaling` multiplies the dot products (default k^-0.5, Vaswani et al. 2017, §3.2.1); `softcap` c maps
     them to c·tanh(x/c) (Gemma 2); `position_bias` (T5) is added before the mask. The mask broadcasts to
-    [b h t s]: additive, or boolean with True where a query may look.
+    [b h t s]: additive, or boolean with True where a query may attend.
     """
     products = _PRODUCTS.get()
     product = torch.matmul(query, key.transpose(-1, -2)) if products is None else products.scores(query, key)
@@ -163,8 +163,8 @@ def attend(
     """Scores, weights, context; then mixing, then gates. Returns context and weights.
 
     query [b h t k], key and value [b g s k]; returns context [b h t k] and weights [b h t s] (before
-    dropout). `module` is the attention module that calls: taps know places by it, and its `training`
-    flag decides about dropout. Arguments are those of `attention_scores` and `attention_weights`;
+    dropout). `module` is the attention module that calls: taps identify the site by it, and its `training`
+    flag switches dropout. Arguments are those of `attention_scores` and `attention_weights`;
     `mixing` maps contexts to contexts between weights·V and the gates.
     """
     heads = query.shape[1]
@@ -182,7 +182,7 @@ def attend(
     context = torch.matmul(kept, states) if products is None else products.context(kept, states)  # [b h t k]
     early, taps = _BEFORE_MIXING.get(), _TAPS.get()
     call = None
-    if early or taps:  # in memory as the output projection wants it, so that taps need no copy of their own
+    if early or taps:  # the memory layout of the output projection, so that taps need no copy
         context = context.transpose(1, 2).contiguous().transpose(1, 2)
         call = AttentionCall(module, query, key, value, mask, weights, context, scaling, softcap)
     context = _through(early, call, context)

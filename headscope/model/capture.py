@@ -1,7 +1,7 @@
-"""See every head at work: `with capture(model, wanted) as heads: model(…)`.
+"""Read queries, keys, values, weights and contexts of every head: `with capture(model, wanted) as heads: model(…)`.
 
-`observing` hands each call to a function as it happens (what analyses use: nothing is kept); `capture`
-keeps the tensors that were asked for (for one sentence, a test, a picture).
+`observing` calls a function for each attention call (what analyses use: nothing is kept); `capture` keeps the
+tensors named in `wanted` (for one sentence, a test, a figure).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIELDS = ("query", "key", "value", "weights", "context")
 
 @contextmanager
 def observing(model: nn.Module, see: Callable[[AttentionSite, AttentionCall], None]) -> Iterator[None]:
-    """Within the block `see(place, call)` is called for every attention call of `model`."""
+    """Within the block `see(attention_site, call)` is called for every attention call of `model`."""
     with track_calls(model) as tracker:
 
         def tap(call: AttentionCall, _: Tensor) -> None:
@@ -37,7 +37,7 @@ def observing(model: nn.Module, see: Callable[[AttentionSite, AttentionCall], No
 
 @dataclass
 class Captured:
-    """What was captured: `captured["encoder-self", 2]["weights"]`, the last call's, and `.calls` for all of them.
+    """Captured tensors: `captured["encoder-self", 2]["weights"]` of the last call, `.calls` of all of them.
 
     A head's name, `captured["encoder-self.2.5"]`, gives its slices: weights [b t s], context [b t k].
     """
@@ -48,10 +48,10 @@ class Captured:
         if isinstance(attention_site, tuple):
             return self._last(attention_site)
         head = attention_site if isinstance(attention_site, HeadId) else HeadId.parse(attention_site)
-        found = self._last((head.site, head.layer))
-        if head.head >= next(iter(found.values())).shape[1]:
+        tensors = self._last((head.site, head.layer))
+        if head.head >= next(iter(tensors.values())).shape[1]:
             raise ConfigError(f"{head.site}.{head.layer} has no head {head.head}; it was captured with fewer")
-        return {name: tensor[:, head.head] for name, tensor in found.items()}
+        return {name: tensor[:, head.head] for name, tensor in tensors.items()}
 
     def _last(self, attention_site: tuple[Site | str, int]) -> dict[str, Tensor]:
         """The last call of a (site, layer); ConfigError where there was none."""

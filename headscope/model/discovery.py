@@ -1,9 +1,9 @@
-"""Which call of `attend` is which site and layer: found by watching a model at work, not by its names.
+"""Which call of `attend` is which site and layer: found by probing the model, not from names of its modules.
 
 A probe of a few tokens is sent through the model. Sites follow from shapes and weights: source and target
 of the probe differ in length, and a decoder's weights are lower triangular. So the same few lines serve
-every architecture that calls the attention interface, also those that share one module between layers
-(ALBERT) or attend in some layers only. The same probe compares `attend` with the model's own eager
+every architecture that calls the attention interface, including those that share one module between layers
+(ALBERT) or have attention in some layers only. The same probe compares `attend` with the model's own eager
 attention; a model that bypasses the interface, or comes out different, is refused by name.
 """
 
@@ -30,7 +30,7 @@ SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """One attention module at work: heads query heads in groups key/value groups, each width wide."""
+    """One attention call of a forward pass: `heads` query heads, `groups` key/value groups, `width` per head."""
 
     site: Site
     layer: int
@@ -42,9 +42,9 @@ class AttentionSite:
 
 @dataclass(frozen=True)
 class AttentionSites:
-    """All places of a model, in the order in which a forward pass reaches them.
+    """All attention calls of a model, in the order of a forward pass.
 
-    `calls` maps the id of an attention module to the places that its successive calls are.
+    `calls` maps the id of an attention module to the sites of its successive calls (several where layers share it).
     """
 
     order: tuple[AttentionSite, ...]
@@ -56,7 +56,7 @@ class AttentionSites:
         return {(attention_site.site, attention_site.layer): attention_site.heads for attention_site in self.order}
 
     def at(self, site: Site) -> list[AttentionSite]:
-        """Places of one site, by layer."""
+        """The attention of one site, by layer."""
         return sorted(
             (attention_site for attention_site in self.order if attention_site.site is site),
             key=lambda attention_site: attention_site.layer,
@@ -65,13 +65,13 @@ class AttentionSites:
 
 @dataclass
 class CallTracker:
-    """Tells for each call, in the order in which they come, which place it is."""
+    """Maps the calls of a forward pass, in their order, to attention sites."""
 
     attention_sites: AttentionSites
     seen: Counter[int] = field(default_factory=Counter)
 
     def attention_site(self, module: nn.Module) -> AttentionSite | None:
-        """The place of this call, or None where `module` is not of this model."""
+        """The site of this call, None where `module` is not of this model."""
         known = self.attention_sites.calls.get(id(module))
         if known is None:
             return None
@@ -80,14 +80,14 @@ class CallTracker:
         return known[turn]
 
     def restart(self, _: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
-        """A new forward pass begins: the next call of each module is its first."""
+        """A forward pre-hook: the next call of each module is its first of a new pass."""
         refuse_head_masks(arguments)
         self.seen.clear()
 
 
 @contextmanager
 def track_calls(model: nn.Module) -> Iterator[CallTracker]:
-    """Within the block `model` goes through `attend`, and the walk knows the place of every call."""
+    """Within the block `model` computes attention with `attend`, and the tracker maps each call to its site."""
     attention_sites = find_attention(model)
     refuse_recomputation(model)
     tracker = CallTracker(attention_sites)
@@ -109,10 +109,10 @@ def refuse_recomputation(model: nn.Module) -> None:
 
 @runtime_checkable
 class DeclaresAttention(Protocol):
-    """A model that calls `attend` itself and can say where (`headscope.model.native.transformer`)."""
+    """A model that calls `attend` itself and lists its attention (`headscope.model.native.transformer`)."""
 
     def attention_places(self) -> AttentionSites:
-        """All places, by site and layer."""
+        """All attention calls, by site and layer."""
         ...
 
 
@@ -120,7 +120,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, tuple[list[Any], AttentionSites]] = WeakKey
 
 
 def find_attention(model: nn.Module) -> AttentionSites:
-    """The places of a model: those it names itself, else probed once and remembered until it is rebuilt."""
+    """The attention of a model: as it declares it, else found by one probe, cached until its modules change."""
     if isinstance(model, DeclaresAttention):
         return model.attention_places()
     build = _build(model)
@@ -131,7 +131,7 @@ def find_attention(model: nn.Module) -> AttentionSites:
 
 
 def _build(model: nn.Module) -> list[Any]:
-    """What tells whether a model was rebuilt: its modules, and the sizes of their own parameters."""
+    """A fingerprint of a model's structure: its modules, and the shapes of their own parameters."""
     return [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
 
 
@@ -174,10 +174,10 @@ def probe(model: nn.Module) -> AttentionSites:
 
 @contextmanager
 def _once_a_layer(model: nn.Module, kind: str) -> Iterator[None]:
-    """Within the block CheckpointError for a module that calls attention again before its `forward` is through.
+    """Within the block CheckpointError for a module that calls attention twice in one `forward`.
 
-    Such calls are parts of one attention (the two terms of differential attention, DiffLlama), and what they give
-    is no head's own. Modules that layers share (ALBERT) are called once in each of their forward passes.
+    Such calls are terms of one attention (differential attention, DiffLlama), so no head has a context of its own.
+    Modules that layers share (ALBERT) call attention once in each of their forward passes.
     """
     begun: Counter[int] = Counter()
     seen: set[tuple[int, int]] = set()
@@ -210,7 +210,7 @@ def attention_kind(model: nn.Module) -> str:
 
 def _probed(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
     try:
-        found: Tensor = base_of(model)(**inputs)[0]
+        output: Tensor = base_of(model)(**inputs)[0]
     except CheckpointError:
         raise
     except Exception as error:  # anything that a model's own code may raise
@@ -218,7 +218,7 @@ def _probed(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
         raise CheckpointError(
             f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason[:200]}; it cannot be analysed"
         ) from error
-    return found.float()
+    return output.float()
 
 
 def _compare(output: Tensor, expected: Tensor, kind: str, *, half: bool) -> None:
@@ -300,8 +300,8 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
     order: list[AttentionSite] = []
     by_module: dict[int, list[AttentionSite]] = {}
     for site in SITES:
-        mine = [call for call, its in zip(calls, sites, strict=True) if its is site]
-        for layer, call in zip(_layers([call.module for call in mine]), mine, strict=True):
+        of_site = [call for call, call_site in zip(calls, sites, strict=True) if call_site is site]
+        for layer, call in zip(_layers([call.module for call in of_site]), of_site, strict=True):
             attention_site = AttentionSite(
                 site,
                 layer,
@@ -312,7 +312,7 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
             )
             order.append(attention_site)
             by_module.setdefault(id(call.module), []).append(attention_site)
-    return AttentionSites(tuple(order), {key: tuple(found) for key, found in by_module.items()})
+    return AttentionSites(tuple(order), {key: tuple(called) for key, called in by_module.items()})
 
 
 def _site(call: AttentionCall, two_sided: bool, kind: str) -> Site:

@@ -1,7 +1,7 @@
 """Gradients of one number per sentence with respect to every head's context, in one backward pass.
 
-The contexts of the lowest layers are made the leaves of the graph and the parameters take no part in it, so
-nothing below the first attention is walked through again.
+The contexts of the lowest layers are the leaves of the graph and parameters need no gradients, so the backward pass
+ends at the first attention.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headscope.model.attention import AttentionCall, tapped
 
 @contextmanager
 def frozen_parameters(model: nn.Module, *, trainable: bool = False) -> Iterator[None]:
-    """Within the block no parameter takes part in gradients (with `trainable` every one does); then as before."""
+    """Within the block no parameter requires gradients (with `trainable` all do); restored afterwards."""
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     for parameter, _ in before:
         parameter.requires_grad_(trainable)
@@ -32,8 +32,7 @@ def frozen_parameters(model: nn.Module, *, trainable: bool = False) -> Iterator[
 def differentiable_contexts() -> Iterator[None]:
     """Within the block gradients are on, and every `AttentionCall.context` is part of the graph.
 
-    The calls' contexts are those before mixing and gates; gates that are open or closed around the block are
-    walked through.
+    These are the contexts before mixing and gates; gates that are active around the block are differentiated through.
     """
 
     def tap(call: AttentionCall, _: Tensor) -> None:
@@ -45,14 +44,14 @@ def differentiable_contexts() -> Iterator[None]:
 
 
 def gradients_of(values: Tensor, contexts: Sequence[Tensor]) -> list[Tensor]:
-    """d(Σ values)/d(context) for every context [b h t k]; zeros where values [b] do not depend on one.
+    """d(Σ values)/d(context) for every context [b h t k]; zeros where values [b] do not depend on a context.
 
-    Sentences of a batch do not touch each other, so row i is the gradient of values[i]. Frees the graph.
+    Sentences of a batch are independent, so row i is the gradient of values[i]. Frees the graph.
     """
     if not (values.requires_grad and contexts):
         return [torch.zeros_like(context) for context in contexts]
-    found = torch.autograd.grad(values.sum(), list(contexts), allow_unused=True)
+    gradients = torch.autograd.grad(values.sum(), list(contexts), allow_unused=True)
     return [
         torch.zeros_like(context) if gradient is None else gradient
-        for context, gradient in zip(contexts, found, strict=True)
+        for context, gradient in zip(contexts, gradients, strict=True)
     ]

@@ -24,7 +24,7 @@ from headscope.model.attention import attend
 
 NAME = "headscope"
 
-# Arguments that models hand on and that eager attention does not read either: the mask holds their effect.
+# Arguments that models pass and that eager attention ignores too: their effect is in the mask.
 _WITHOUT_EFFECT = frozenset(
     [
         "is_causal",
@@ -71,8 +71,8 @@ def attend_interface(
 ) -> tuple[Tensor, Tensor]:
     """The signature that transformers calls: query [b h t k], key and value [b g s k].
 
-    Returns the context as [b t h k] and the weights [b h t s]. An argument that this function does not
-    know and that is not known to be without effect is refused by name, never ignored.
+    Returns the context as [b t h k] and the weights [b h t s]. CheckpointError names an argument that is neither
+    handled here nor known to be without effect.
     """
     refuse_head_masks(extra)
     for name, given in extra.items():
@@ -97,7 +97,7 @@ def attend_interface(
 
 
 def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
-    """CheckpointError where a caller masks heads in the way of transformers 4, which 5 ignores silently."""
+    """CheckpointError for the head masks of transformers 4, which transformers 5 ignores silently."""
     for name in _HEAD_MASKS & arguments.keys():
         if arguments[name] is not None:
             raise CheckpointError(
@@ -112,10 +112,10 @@ AttentionMaskInterface.register(NAME, eager_mask)
 
 @contextmanager
 def through_attend(model: nn.Module, *, implementation: str = NAME) -> Iterator[None]:
-    """Within the block a transformers model calls `attend`; leaving restores what it called before.
+    """Within the block a transformers model computes attention with `attend`; its implementation is restored after.
 
-    A model of another library (one whose layers call `attend` themselves) is left alone. Blocks within a block
-    cost nothing, as a pass through a small batch would notice it otherwise: the model's modules are not listed again.
+    A native model calls `attend` anyway and is not changed. A block within a block does not list the model's modules
+    again, which would be noticeable in a pass over a small batch.
     """
     if not isinstance(model, PreTrainedModel):
         yield
@@ -150,7 +150,7 @@ def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Within the block transformers logs nothing: it warns of models that ignore the implementation's name."""
+    """Within the block transformers logs nothing: it warns of models that do not support the implementation."""
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

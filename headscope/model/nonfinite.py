@@ -1,4 +1,4 @@
-"""Numbers that are not finite: whether a tensor has any, and which layer of a model gives them first."""
+"""NaN and infinite numbers: whether a tensor has any, and which module of a model is the first to output one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MOST_NESTED = 3
 
 
 def is_finite(values: Tensor, *, masked: bool = False) -> bool:
-    """Whether a tensor of any type and shape has no NaN and no infinite number; with `masked` -inf may be there.
+    """Whether a tensor of any type and shape has no NaN and no infinite number; with `masked` -inf is allowed.
 
-    One pass over the tensor that allocates nothing; minimum and maximum are NaN where any number is.
+    One pass over the tensor without allocation: its minimum and maximum are NaN if any element is.
     """
-    with torch._C.DisableTorchFunction():  # whoever watches the model's operations must not see these
+    with torch._C.DisableTorchFunction():  # no torch function mode may see these operations
         if values.is_complex():
             values = torch.view_as_real(values)
         if not values.is_floating_point() or values.is_meta or not values.numel():
             return True
-        if values.element_size() == 1:  # 8-bit floats can be stored and converted, and not compared
+        if values.element_size() == 1:  # 8-bit floats cannot be compared
             values = values.float()
         low, high = values.detach().aminmax()
         least, most = float(low), float(high)
@@ -34,7 +34,7 @@ def is_finite(values: Tensor, *, masked: bool = False) -> bool:
 
 
 def sums_are_finite(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether sums [b t] over a tensor's other axes are finite where they count [b t]; a GPU is waited for once."""
+    """Whether sums [b t] over a tensor's other axes are finite where counted [b t]; synchronises a GPU once."""
     wrong = [(~total.isfinite() & counted).any() for total, counted in sums]
     return not wrong or not bool(torch.stack(wrong).any())
 
@@ -46,10 +46,10 @@ def first_non_finite(
     site_of: Callable[[nn.Module], object] = lambda attention: None,
     counted: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> str | None:
-    """Where the first number that is not finite arises while `run` sends something through `model`, None if nowhere.
+    """The first module with a non-finite output while `run` makes a forward pass of `model`; None if there is none.
 
-    Every module's output and every head's context is looked at, so this is for a pass that is known to fail.
-    `site_of` gives the site and layer of an attention call, `counted` the part of a tensor that matters.
+    Every module's output and every head's context is checked, so this is for a pass that is known to fail.
+    `site_of` gives the site and layer of an attention module, `counted` the part of a tensor to check.
     """
     trace = _Trace({id(part): name for name, part in model.named_modules()}, site_of, counted)
     with ExitStack() as stack:
@@ -63,7 +63,7 @@ def first_non_finite(
 
 @dataclass
 class _Trace:
-    """What hooks have seen so far: the last attention, and where the first number that is not finite arose."""
+    """State of the hooks: the last attention call, and where the first non-finite number was."""
 
     names: Mapping[int, str]
     site_of: Callable[[nn.Module], object]
@@ -82,22 +82,22 @@ class _Trace:
         self.last = attention_site or self.last
 
     def output(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """A forward hook; parts of a module come before the whole."""
+        """A forward hook; submodules are checked before the module that contains them."""
         if self.where is not None:
             return
         owns = next(module.parameters(recurse=False), None) is not None  # other modules may make masks of -inf
-        if all(is_finite(self.counted(each), masked=not owns) for each in _tensors(output)):
+        if all(is_finite(self.counted(tensor), masked=not owns) for tensor in _tensors(output)):
             return
-        came = not all(is_finite(self.counted(each), masked=True) for each in _tensors(inputs))
+        came = not all(is_finite(self.counted(tensor), masked=True) for tensor in _tensors(inputs))
         name = self.names[id(module)] or "the model"
         after = "" if self.last is None else f", after {self.last}"
         self.where = f"{'the input of ' if came else ''}{name}{after}"
 
 
 def _tensors(values: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Tensors in what a module takes or gives: tuples, lists and the output objects of transformers."""
+    """Tensors among the inputs or outputs of a module: in tuples, lists and the output classes of transformers."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, (tuple, list, Mapping)) and depth < MOST_NESTED:
-        for each in values.values() if isinstance(values, Mapping) else values:
-            yield from _tensors(each, depth + 1)
+        for entry in values.values() if isinstance(values, Mapping) else values:
+            yield from _tensors(entry, depth + 1)

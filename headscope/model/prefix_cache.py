@@ -1,9 +1,9 @@
-"""Passes over one batch that differ in head gates only: what lies below the first change is not computed again.
+"""Passes over one batch that differ in head gates only: layers below the first changed gate are not recomputed.
 
-A pass can be kept. The next one then takes from it the outputs of all layers before the first (site, layer)
-whose gates differ; in that layer the attention gives what it gave, and its output projection's result is
-moved by what the changed heads add to it, step of the gate · context · W_O[head]. All above runs as ever, with
-its own gates. Where a model has no seats (see `headscope.model.layer_index`), every pass is computed in full.
+A pass can be cached. The next one then reuses the outputs of all layers before the first (site, layer) whose gates
+differ; in that layer the attention output is reused, and the result of its output projection is shifted by
+Δgate · context · W_O[head] of the changed heads. Everything above is computed with its own gates. Models without a
+layer index (see `headscope.model.layer_index`) compute every pass in full.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ABSENT = object()
 
 @dataclass
 class CachedPrefix:
-    """What a pass left behind, call by call: outputs of modules, contexts before gates, its gates and result."""
+    """A cached pass: module outputs and contexts before gates, a list entry per call; its gates and result."""
 
     outputs: dict[nn.Module, list[Any]] = field(default_factory=dict)
     contexts: dict[Where, list[Tensor]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class CachedPrefix:
 
 @dataclass
 class PassPlan:
-    """The pass that is on its way: its gates, and after which point what is computed is kept (None: nothing)."""
+    """The current pass: its gates, and the rank after which outputs are cached (None: nothing is)."""
 
     gates: Mapping[Where, Tensor]
     keep_after: Rank | None = None
@@ -58,9 +58,9 @@ class PassPlan:
 class PrefixCache:
     """Runs `work` (forward passes of `model` on one batch, the same ones every time) under given gates.
 
-    `work` must not need gradients. `instead` has, for each (site, layer), what a closed head gives in each call
-    in place of its context: contexts that broadcast to [b h t k] (default: nothing). Values are asked for within
-    `with rerun.entered():`, where the model is in evaluation mode and goes through `attend`.
+    `work` must not need gradients. `instead` has, for each (site, layer) and call, the contexts of closed heads,
+    which broadcast to [b h t k] (default: zero). `value` is called within `with cache.entered():`, where the model
+    is in evaluation mode and computes attention with `attend`.
     """
 
     model: nn.Module
@@ -72,7 +72,7 @@ class PrefixCache:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Within the block passes can be run; the model is as it was after it."""
+        """Within the block `value` may be called; the model is restored afterwards."""
         with eval_mode(self.model), track_calls(self.model) as tracker:
 
             def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
@@ -82,9 +82,9 @@ class PrefixCache:
                 yield
 
     def value(self, gates: Mapping[Where, Tensor], *, keep: bool = False) -> Tensor:
-        """What `work` gives under gates [h] of (site, layer)s, the same ones every time.
+        """The result of `work` under gates [h] of the same (site, layer) pairs as in every call.
 
-        With `keep` later passes start from this one.
+        With `keep` this pass is cached and later ones reuse it.
         """
         kept = self.kept
         if kept.value is None:
@@ -129,16 +129,16 @@ class PrefixCache:
         return value
 
     def _moved(self, entry: LayerEntry, where: Where, gate: Tensor) -> list[Tensor]:
-        """The results of an output projection under another gate, call by call."""
+        """The results of an output projection under another gate, one per call."""
         step = gate - self.kept.gates[where]
         heads = step.nonzero()[:, 0]
-        found = []
+        results = []
         for turn, result in enumerate(self.kept.outputs[entry.output]):
             context = self.kept.contexts[where][turn][:, heads]
             if where in self.instead:
                 context = context - self.instead[where][turn][:, heads]
-            found.append(result + entry.through(context * step[heads].to(context)[:, None, None], heads))
-        return found
+            results.append(result + entry.through(context * step[heads].to(context)[:, None, None], heads))
+        return results
 
     def _see(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> Tensor | None:
         """Keep and gate the contexts of one call."""
@@ -161,7 +161,7 @@ class PrefixCache:
 
     @contextmanager
     def _passing(self, gates: Mapping[Where, Tensor], keep_after: Rank | None) -> Iterator[None]:
-        """Within the block heads are gated, and what is computed after `keep_after` is kept."""
+        """Within the block heads are gated, and outputs of modules after `keep_after` are cached."""
         self._now = PassPlan(gates, keep_after)
         try:
             with ExitStack() as stack:
@@ -172,8 +172,8 @@ class PrefixCache:
             self._now = PassPlan({})
 
     def _keep(self, after: Rank, stack: ExitStack) -> None:
-        """Hooks that keep outputs; what was kept of later parts is thrown away first."""
-        self.kept.value = None  # an error on the way leaves nothing that could be taken for a whole pass
+        """Register hooks that cache outputs, after dropping those of modules ranked after `after`."""
+        self.kept.value = None  # after an error there must be no cached pass
         if self.layer_index is None:
             self.kept.contexts.clear()
             return
@@ -188,13 +188,13 @@ class PrefixCache:
                 stack.callback(module.register_forward_hook(self._note).remove)
 
     def _note(self, module: nn.Module, _: Any, output: Any) -> None:
-        """Keep an output, without the attention weights, which are its largest part and which no layer reads."""
+        """A forward hook that caches an output without its attention weights, which are large and read by no layer."""
         weights = self._now.weights
         self.kept.outputs[module].append(output if weights is None else _replaced(output, weights, None))
 
 
 def _with_moved(entry: LayerEntry, kept: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
-    """Outputs of an attention module, the projection's result in them replaced; None where it is not among them."""
+    """Outputs of an attention module with the projection's result replaced; None where they do not contain it."""
     results: list[Any] = kept.outputs[entry.attention]
     if not entry.inside:
         return results
@@ -205,7 +205,7 @@ def _with_moved(entry: LayerEntry, kept: CachedPrefix, moved: list[Tensor]) -> l
 
 
 def _replaced(output: Any, old: Tensor, new: Tensor | None) -> Any:
-    """An output of tensors and tuples with one tensor replaced; the same object where it is not in there."""
+    """An output (tensors in tuples or lists) with one tensor replaced; the same object if it is not there."""
     if isinstance(output, Tensor):
         same = output.data_ptr() == old.data_ptr() and output.shape == old.shape and output.stride() == old.stride()
         return new if same else output
@@ -217,7 +217,7 @@ def _replaced(output: Any, old: Tensor, new: Tensor | None) -> Any:
 
 @contextmanager
 def stored_output(answers: Mapping[nn.Module, list[Any]]) -> Iterator[None]:
-    """Within the block these modules compute nothing and give these outputs, one a call."""
+    """Within the block these modules return the given outputs, one per call, instead of computing them."""
     before: dict[nn.Module, Any] = {}
     try:
         for module, outputs in answers.items():
@@ -238,9 +238,9 @@ def _replies(outputs: list[Any]) -> Callable[..., Any]:
 
 
 def resumable_layers(model: nn.Module) -> LayerIndex | None:
-    """The seats of a model; None where it has none, or where passes that start in the middle come out different.
+    """The layer index of a model; None without one, or where partial passes give other results than full ones.
 
-    Tried on a probe of a few tokens, with one head of every (site, layer) closed in turn.
+    Compared on a probe of a few tokens, with one head of every (site, layer) closed in turn.
     """
     layer_index = index_layers(model)
     if layer_index is None or isinstance(model, DeclaresAttention):
@@ -250,8 +250,8 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
     tolerance = 0.05 if is_half(next(model.parameters()).dtype) else 1e-4
 
     def work() -> Tensor:
-        found: Tensor = base_of(model)(**inputs)[0]
-        return found.float()
+        output: Tensor = base_of(model)(**inputs)[0]
+        return output.float()
 
     partly, wholly = PrefixCache(model, work, layer_index), PrefixCache(model, work, None)
     with suppress_warnings(), torch.no_grad(), partly.entered(), wholly.entered():
@@ -259,7 +259,7 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
         for where in layer_index.of:
             gate = every[where].clone()
             gate[0] = 0.0
-            found, expected = (each.value({**every, where: gate}) for each in (partly, wholly))
-            if not (found - expected).abs().max() <= tolerance * expected.abs().max():
+            output, expected = (cache.value({**every, where: gate}) for cache in (partly, wholly))
+            if not (output - expected).abs().max() <= tolerance * expected.abs().max():
                 return None
     return layer_index

@@ -1,8 +1,8 @@
-"""Which rows and columns of which weight matrix belong to which head: found from gradients, not from names.
+"""Which rows and columns of a weight matrix belong to which head: found from gradients, not from names.
 
-The rows of a query, key or value projection that belong to a head are those that the head's query (or
-key, or value) has a gradient for; the output projection is the module that next receives the contexts.
-So fused, interleaved, grouped and transposed projections (GPT-2's Conv1D) need no table of architectures.
+The rows of a query, key or value projection that belong to a head are those with a gradient of the head's query (or
+key, or value); the output projection is the next module that receives the contexts. So fused, interleaved, grouped and
+transposed projections (GPT-2's Conv1D) need no table of architectures.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class Projections:
-    """The projections of one (site, layer); None where one cannot be told (gated or normalised contexts)."""
+    """The projections of one (site, layer); None where one cannot be identified (gated or normalised contexts)."""
 
     query: Slices | None
     key: Slices | None
@@ -54,7 +54,7 @@ class Projections:
 
 @runtime_checkable
 class DeclaresProjections(Protocol):
-    """A model that can say which rows and columns are whose (`headscope.model.native.transformer`)."""
+    """A model that declares its heads' rows and columns (`headscope.model.native.transformer`)."""
 
     def attention_projections(self) -> dict[tuple[Site, int], Projections]:
         """The projections of every site and layer."""
@@ -62,14 +62,14 @@ class DeclaresProjections(Protocol):
 
 
 def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
-    """The projections of every place: those a model names itself, or found by one probe with gradients.
+    """The projections of every (site, layer): as a model declares them, else found by one probe with gradients.
 
-    The model is left as it was.
+    The model is not changed.
     """
     if isinstance(model, DeclaresProjections):
         return model.attention_projections()
     tracker = CallTracker(find_attention(model))
-    found: dict[tuple[Site, int], Projections] = {}
+    by_site: dict[tuple[Site, int], Projections] = {}
     outputs: dict[tuple[Site, int], Slices] = {}
     waiting: list[tuple[tuple[Site, int], Tensor]] = []
 
@@ -77,7 +77,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         attention_site = tracker.attention_site(call.module)
         if attention_site is not None and attention_site.heads:
             where = (attention_site.site, attention_site.layer)
-            found[where] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
+            by_site[where] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
             waiting[:] = [(where, context)]
 
     def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -98,11 +98,14 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         tapped(tap),
     ):
         base_of(model)(**probe_inputs(model))
-    return {where: Projections(each.query, each.key, each.value, outputs.get(where)) for where, each in found.items()}
+    return {
+        where: Projections(slices.query, slices.key, slices.value, outputs.get(where))
+        for where, slices in by_site.items()
+    }
 
 
 def _slices(states: Tensor) -> Slices | None:
-    """Rows of the projection that states [1 h t k] come from; None unless each head has k of its own."""
+    """Rows of the projection that computed states [1 h t k]; None unless each head has k rows of its own."""
     product = _product(states.grad_fn)
     source = None if product is None else _weight([parent for parent, _ in product.next_functions])
     if source is None:
@@ -121,7 +124,7 @@ def _slices(states: Tensor) -> Slices | None:
 
 
 def _product(node: Any) -> Any:
-    """The first matrix product that a backward walk from `node` meets."""
+    """The matrix product nearest to `node` in the autograd graph (breadth first)."""
     queue, seen = [node], set()
     while queue:
         here = queue.pop(0)
@@ -135,7 +138,7 @@ def _product(node: Any) -> Any:
 
 
 def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
-    """The matrix of a product, and the axis of its outputs."""
+    """The weight matrix among the parents of a product, and its axis of outputs."""
     for parent in reversed(parents):
         transposed = parent is not None and type(parent).__name__ in ("TBackward0", "TransposeBackward0")
         leaf = parent.next_functions[0][0] if transposed else parent

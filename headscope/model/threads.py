@@ -1,8 +1,8 @@
-"""How many threads a piece of work gets: as many as torch has where products are large, one where they are small.
+"""Number of threads of a pass: torch's where matrix products are large, one where they are small.
 
-torch splits every single operation among its threads and waits for the last of them. Where an operation takes a
-fraction of a millisecond the waiting costs more than the second thread saves as soon as another process keeps a core
-busy: a thread that is not running holds up the others for a whole time slice, at each operation.
+torch splits every operation among its threads and waits for the last of them. Where an operation takes a fraction of a
+millisecond the wait costs more than the second thread saves as soon as another process keeps a core busy: a thread that
+is not scheduled delays the others by a whole time slice, at each operation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST = 4
 LARGE = 2**26
 """Multiply-adds of a product that is worth several threads: one to two milliseconds of one core."""
 LEAST_ROWS = 16
-"""A product of fewer rows takes as long as one of so many: the time that it takes to read the matrix."""
+"""A product of fewer rows takes as long as one of 16: the time to read the matrix."""
 
 _allowed: ContextVar[int | None] = ContextVar("allowed threads", default=None)
 _matrix_sizes: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
@@ -41,7 +41,7 @@ def allowed() -> int:
 
 
 def product_size(model: nn.Module, positions: int) -> float:
-    """Mean number of multiply-adds of the matrix products when so many positions go through a model together.
+    """Mean number of multiply-adds of the matrix products in a pass of `positions` rows.
 
     The matrices of a model are counted once.
     """
@@ -68,11 +68,11 @@ def threads_for(multiply_adds: float, most: int) -> int:
 
 @contextmanager
 def threads_for_pass(model: nn.Module, positions: int) -> Iterator[None]:
-    """Within the block torch has the threads that suit passes of so many positions; then the number from before.
+    """Within the block torch has the number of threads for passes of `positions` rows; restored afterwards.
 
     Never more than `allowed`. `positions` counts the rows of a product: sentences times their padded length, or
-    hypotheses in a step of beam search. Only in the process of a command (`headscope.model.process_settings`), and
-    for a model on the CPU; elsewhere nothing changes.
+    hypotheses in a step of beam search. Applies only in the process of a command
+    (`headscope.model.process_settings`), to a model on the CPU.
     """
     first = next(model.parameters(), None)
     if not may_change_process() or first is None or first.device.type != "cpu":
@@ -96,8 +96,8 @@ def _set_threads(number: int) -> None:
 def parallel_map(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """`work` of every item, in the order of the items; the last ones are begun first.
 
-    For independent pieces of work that are each too small for torch to split. The `allowed` threads are divided among
-    the workers, at most `MOST`: with one thread this is a plain loop. The caller's number of threads is the same
+    For independent tasks that are each too small for torch to parallelise. The `allowed` threads are divided among the
+    workers, at most `MOST`: with one thread this is a plain loop. The caller's number of threads is the same
     before, within and after. Autograd is off in `work`; an error of `work` is raised when all are done.
     """
     before, threads = torch.get_num_threads(), allowed()

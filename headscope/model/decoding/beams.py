@@ -1,8 +1,8 @@
-"""Which hypotheses a beam search keeps, ends and drops: the rules of fairseq and of story-of-heads.
+"""Which hypotheses a beam search keeps, finishes and drops: the rules of fairseq and of story-of-heads.
 
 Axes beyond the usual legend: `b` sentences still running, `r` rows a sentence has (1 before the first
-step, then the beam), `c` candidates, `n` = b · r rows of the decoder. Every step works on whole tensors;
-only hypotheses that just ended are taken out one by one.
+step, then the beam), `c` candidates, `n` = b · r rows of the decoder. Every step is computed on whole tensors;
+only finished hypotheses are handled one by one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headscope.model.decoding.config import SearchConfig
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: ids with the closing one (where it was reached), its score, Σ log p, log p of each id."""
+    """A translation: ids including the end symbol (where it was reached), its score, Σ log p, log p of each id."""
 
     ids: tuple[int, ...]
     score: float
@@ -29,13 +29,13 @@ class Hypothesis:
 
 
 class Limits(NamedTuple):
-    """Most and least tokens before the closing one, per sentence [b]."""
+    """Most and fewest tokens before the end symbol, per sentence [b]."""
 
     most: Tensor
     least: Tensor
 
     def keep(self, rows: Tensor) -> Limits:
-        """Those of some of the sentences."""
+        """The limits of some of the sentences, `rows` [n]."""
         return Limits(self.most[rows], self.least[rows])
 
 
@@ -49,7 +49,7 @@ def length_limits(config: SearchConfig, lengths: Tensor) -> Limits:
 
 
 class NextInputs(NamedTuple):
-    """The next inputs [n], and which earlier row [n] each goes on from; `within`: no sentence has moved."""
+    """The next decoder inputs [n], and the earlier row [n] that each extends; `within`: rows stay in their sentence."""
 
     ids: Tensor
     order: Tensor
@@ -57,7 +57,7 @@ class NextInputs(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The likeliest continuations of each sentence, best first: Σ log p, row and id, all [b c]."""
+    """The most probable continuations of each sentence, best first: Σ log p, row and id, all [b c]."""
 
     log_p: Tensor
     row: Tensor
@@ -65,7 +65,7 @@ class Candidates(NamedTuple):
 
 
 class BeamRule(ABC):
-    """What the search asks after every step; holds the hypotheses of the sentences still running."""
+    """Selects hypotheses after every step of the search; holds those of the sentences that are not finished."""
 
     def __init__(self, config: SearchConfig, limits: Limits, *, end: int) -> None:
         self.config, self.limits, self.end = config, limits, end
@@ -80,9 +80,9 @@ class BeamRule(ABC):
 
     @abstractmethod
     def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
-        """Extend every hypothesis by one of logits [n V]; None when all sentences are done.
+        """Extend hypotheses by one id, given logits [n V]; None when all sentences are finished.
 
-        log p = logits - normaliser [n 1]; logits of ids that must not be chosen are -inf.
+        log p = logits - normaliser [n 1]; logits of forbidden ids are -inf.
         """
 
     @abstractmethod
@@ -90,31 +90,31 @@ class BeamRule(ABC):
         """The best hypotheses of every sentence, best first."""
 
     def candidates(self, logits: Tensor, normaliser: Tensor, count: int) -> Candidates:
-        """The `count` likeliest continuations of each sentence; filled up with log p = -inf where fewer exist.
+        """The `count` most probable continuations of each sentence, padded with log p = -inf where fewer exist.
 
-        No row can have more than `count` of them, so each row's best are found first, on bare logits.
+        No row can have more than `count` of them, so the top of each row is taken first, on unnormalised logits.
         """
         b, r = self.log_p.shape
         best, ids = logits.topk(min(count, logits.shape[1]), dim=-1)  # [n c]
         log_p = (best - normaliser).view(b, r, -1) + self.log_p[..., None]
         if bool(best.isnan().any()):  # NaN counts as the largest number
             raise NumericalError("the logits are no numbers")
-        found, places = log_p.view(b, -1).topk(min(count, log_p.shape[1] * log_p.shape[2]), dim=-1)
-        rows = places.div(best.shape[1], rounding_mode="floor")
-        chosen = ids.view(b, -1).gather(1, places)
-        missing = count - found.shape[1]
+        best_log_p, positions = log_p.view(b, -1).topk(min(count, log_p.shape[1] * log_p.shape[2]), dim=-1)
+        rows = positions.div(best.shape[1], rounding_mode="floor")
+        chosen = ids.view(b, -1).gather(1, positions)
+        missing = count - best_log_p.shape[1]
         if missing:
-            found = torch.nn.functional.pad(found, (0, missing), value=-torch.inf)
-            rows, chosen = (torch.nn.functional.pad(each, (0, missing)) for each in (rows, chosen))
-        return Candidates(found, rows, chosen)
+            best_log_p = torch.nn.functional.pad(best_log_p, (0, missing), value=-torch.inf)
+            rows, chosen = (torch.nn.functional.pad(indices, (0, missing)) for indices in (rows, chosen))
+        return Candidates(best_log_p, rows, chosen)
 
     def go_on(self, candidates: Candidates, keep: Tensor | None) -> NextInputs:
-        """Make `candidates` [b r] the hypotheses; `keep` are the sentences that go on, None for all."""
+        """Make `candidates` [b r] the hypotheses; `keep` are the sentences that continue, None for all."""
         b, before = self.log_p.shape
         order = candidates.row + torch.arange(b, device=candidates.row.device)[:, None] * before
         if keep is not None:
             order = order[keep]
-            candidates = Candidates(*(each[keep] for each in candidates))
+            candidates = Candidates(*(tensor[keep] for tensor in candidates))
             self.running, self.limits = self.running[keep], self.limits.keep(keep)
             self.horizon = int(self.limits.most.min())
         flat, ids = order.flatten(), candidates.ids.flatten()
@@ -124,36 +124,36 @@ class BeamRule(ABC):
         return NextInputs(ids, flat, keep is None and before == order.shape[1])
 
     def take(self, where: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
-        """Hypotheses made of the candidates [b c] at `where` [b c], each with the row of its sentence."""
-        sentence, place = where.nonzero(as_tuple=True)
-        row = sentence * self.log_p.shape[1] + candidates.row[sentence, place]
-        last = candidates.ids[sentence, place][:, None]
-        log_p = candidates.log_p[sentence, place]
+        """Hypotheses of the candidates [b c] selected by `where` [b c], each with the row of its sentence."""
+        sentence, column = where.nonzero(as_tuple=True)
+        row = sentence * self.log_p.shape[1] + candidates.row[sentence, column]
+        last = candidates.ids[sentence, column][:, None]
+        log_p = candidates.log_p[sentence, column]
         ids = torch.cat([self.tokens[row], last], dim=1).tolist()
         sums = torch.cat([torch.zeros_like(log_p)[:, None], self.history[row], log_p[:, None]], dim=1)
-        each = zip(
-            sentence.tolist(), ids, scores[sentence, place].tolist(), log_p.tolist(), sums.diff().tolist(), strict=True
+        hypotheses = zip(
+            sentence.tolist(), ids, scores[sentence, column].tolist(), log_p.tolist(), sums.diff().tolist(), strict=True
         )
-        return [(n, Hypothesis(tuple(i), score, total, tuple(parts))) for n, i, score, total, parts in each]
+        return [(n, Hypothesis(tuple(i), score, total, tuple(parts))) for n, i, score, total, parts in hypotheses]
 
 
 class FairseqBeams(BeamRule):
     """The search of fairseq-generate.
 
-    Of the 2 · beam likeliest continuations those that end within the first `beam` are done, and the first
-    `beam` that do not end go on; a sentence is finished with `beam` hypotheses that are done, or when its
-    length is reached, where every hypothesis must end.
+    Of the 2 · beam most probable continuations, those that end and are among the first `beam` are finished, and the
+    first `beam` that do not end continue. A sentence is finished with `beam` finished hypotheses, or at its length
+    limit, where every hypothesis must end.
     """
 
     def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
         beam = self.config.beam
         self._bound(step, logits)
-        found = self.candidates(logits, normaliser, 2 * beam)
-        ends = (found.ids == self.end) & (found.log_p > -torch.inf)
+        candidates = self.candidates(logits, normaliser, 2 * beam)
+        ends = (candidates.ids == self.end) & (candidates.log_p > -torch.inf)
         first = ends[:, :beam]
         keep = None
         if bool(first.any()):
-            self._finish(step, first, found)
+            self._finish(step, first, candidates)
             done = [len(self.ended[n]) >= beam for n in self.running.tolist()]
             if any(done):
                 keep = torch.tensor(done, device=ends.device).logical_not().nonzero()[:, 0]
@@ -164,13 +164,13 @@ class FairseqBeams(BeamRule):
             return None
         # stable: candidates that do not end, in their order, come before those that do
         going = ends.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam]
-        return self.go_on(Candidates(*(each.gather(1, going) for each in found)), keep)
+        return self.go_on(Candidates(*(tensor.gather(1, going) for tensor in candidates)), keep)
 
     def results(self) -> list[list[Hypothesis]]:
-        return [sorted(each, key=lambda h: -h.score)[: self.config.best] for each in self.ended]
+        return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
 
     def _bound(self, step: int, logits: Tensor) -> None:
-        """Forbid what a sentence's length bounds forbid at this step."""
+        """Apply the length limits of each sentence to logits [n V], in place."""
         r = self.log_p.shape[1]
         if step >= self.horizon:
             rows = (step >= self.limits.most).repeat_interleave(r)
@@ -181,22 +181,22 @@ class FairseqBeams(BeamRule):
             early = (step < self.limits.least).repeat_interleave(r)
             logits[:, self.end] = logits[:, self.end].masked_fill(early, -torch.inf)
 
-    def _finish(self, step: int, ends: Tensor, found: Candidates) -> None:
-        first = Candidates(*(each[:, : self.config.beam] for each in found))
+    def _finish(self, step: int, ends: Tensor, candidates: Candidates) -> None:
+        first = Candidates(*(tensor[:, : self.config.beam] for tensor in candidates))
         running = self.running.tolist()
         for row, hypothesis in self.take(ends, first, first.log_p / (step + 1) ** self.config.power):
-            its = self.ended[running[row]]
-            if len(its) < self.config.beam:
-                its.append(hypothesis)
+            ended = self.ended[running[row]]
+            if len(ended) < self.config.beam:
+                ended.append(hypothesis)
 
 
 class StoryBeams(BeamRule):
     """The search of story-of-heads.
 
-    The `beam` likeliest continuations stay; one that ends is never extended, and counts unless it is too
+    The `beam` most probable continuations are kept; one that ends is not extended, and is a result unless it is too
     short. A hypothesis is dropped when its score, or its Σ log p, is more than `spread` below that of the
-    best that has ended. Where nothing has ended at the length bound, the unfinished ones count; they may
-    still grow by one more token.
+    best finished one. Where none is finished at the length limit, the unfinished ones are results; they may
+    still be extended by one token.
     """
 
     def __init__(self, config: SearchConfig, limits: Limits, *, end: int) -> None:
@@ -209,34 +209,34 @@ class StoryBeams(BeamRule):
         if step == 0:
             self.best_score = logits.new_full((len(logits),), -torch.inf)
             self.best_log_p = self.best_score.clone()
-        found = self.candidates(logits, normaliser, self.config.beam)
-        scores = found.log_p / (1 + length / 6) ** self.config.power
-        there = found.log_p > -torch.inf
-        ends = found.ids == self.end
+        candidates = self.candidates(logits, normaliser, self.config.beam)
+        scores = candidates.log_p / (1 + length / 6) ** self.config.power
+        there = candidates.log_p > -torch.inf
+        ends = candidates.ids == self.end
         counted = ends & there & (length >= self.limits.least)[:, None]
         counted |= there & (self.empty & (length == self.limits.most))[:, None]
         if bool(counted.any()):
-            self._update(counted, found, scores)
+            self._update(counted, candidates, scores)
         going = there & ~ends & (length <= self.limits.most)[:, None]
         if self.config.spread is not None:
             going &= scores + self.config.spread >= self.best_score[:, None]
-            going &= found.log_p + self.config.spread >= self.best_log_p[:, None]
+            going &= candidates.log_p + self.config.spread >= self.best_log_p[:, None]
         left = going.any(dim=1)
         if not bool(left.any()):
             return None
         keep = None if bool(left.all()) else left.nonzero()[:, 0]
         if keep is not None:
             self.best_score, self.best_log_p, self.empty = (
-                each[keep] for each in (self.best_score, self.best_log_p, self.empty)
+                tensor[keep] for tensor in (self.best_score, self.best_log_p, self.empty)
             )
-        return self.go_on(found._replace(log_p=found.log_p.masked_fill(~going, -torch.inf)), keep)
+        return self.go_on(candidates._replace(log_p=candidates.log_p.masked_fill(~going, -torch.inf)), keep)
 
     def results(self) -> list[list[Hypothesis]]:
-        return [sorted(each, key=lambda h: -h.score)[: self.config.best] for each in self.ended]
+        return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
 
-    def _update(self, counted: Tensor, found: Candidates, scores: Tensor) -> None:
+    def _update(self, counted: Tensor, candidates: Candidates, scores: Tensor) -> None:
         running = self.running.tolist()
-        for row, hypothesis in self.take(counted, found, scores):
+        for row, hypothesis in self.take(counted, candidates, scores):
             self.ended[running[row]].append(hypothesis)
             if hypothesis.score > float(self.best_score[row]):
                 self.best_score[row], self.best_log_p[row] = hypothesis.score, hypothesis.log_p

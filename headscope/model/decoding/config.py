@@ -1,4 +1,4 @@
-"""How a beam search is to go, as a frozen config."""
+"""Options of beam search."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ RuleName = Literal["fairseq", "story-of-heads"]
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """How to search. Lengths count tokens, the closing one included.
+    """Options of beam search. Lengths count tokens, the end symbol included.
 
     - `rule` "fairseq": score = Σ log p / length ** power, done when `beam` hypotheses have ended.
       "story-of-heads": score = Σ log p / (1 + length / 6) ** power; hypotheses whose score or whose Σ log p
-      is more than `spread` below that of the best ended one are dropped, done when none is left.
-    - a translation of n source tokens has at most `max_ratio` · n + `max_extra` tokens before the closing
-      one (at most `limit`, the model's own), and at least `min_ratio` · n + `min_extra`.
+      is more than `spread` below that of the best finished one are dropped, done when none is left.
+    - a translation of n source tokens has at most `max_ratio` · n + `max_extra` tokens before the end
+      symbol (at most `limit`, the model's own), and at least `min_ratio` · n + `min_extra`.
     - `best` hypotheses are returned; `unknown_penalty` is subtracted from the unknown token's log p.
     """
 

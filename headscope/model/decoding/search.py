@@ -1,7 +1,7 @@
 """Beam search over any model that decodes step by step: batched, cached, shrinking as sentences finish.
 
-The loop knows nothing of scores: a rule (`headscope.model.decoding.beams`) says which hypotheses go on, so fairseq's
-and story-of-heads' searches differ in one class each. Greedy search is a beam of one.
+The loop is independent of scores: a rule (`headscope.model.decoding.beams`) selects the hypotheses, so fairseq's and
+story-of-heads' searches differ in one class each. Greedy search is a beam of one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ RULES: dict[RuleName, type[BeamRule]] = {"fairseq": FairseqBeams, "story-of-head
 
 
 class DecodingState(Protocol):
-    """What a decoder remembers of its hypotheses, one row each."""
+    """The cache of a decoder, one row per hypothesis."""
 
     def select(self, order: Tensor, *, within: bool = False) -> None:
-        """Row i goes on from what was row order[i]; `within` promises that both are of the same sentence."""
+        """Reorder: row i becomes what was row order[i]; `within`: both are of the same sentence."""
         ...
 
 
@@ -55,9 +55,9 @@ def search(
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of every sentence of source [b s], best first.
 
-    `start` is the decoder's first input, `pad` is never chosen. `lengths` [b] are the source lengths that
-    the length bounds see: by default the real tokens of each sentence, so that a batch gives what its
-    sentences give alone (fairseq-generate itself takes the padded length, which matters for `max_ratio`).
+    `start` is the decoder's first input, `pad` is never chosen. `lengths` [b] are the source lengths for the length
+    limits: by default the number of real tokens, so that the result does not depend on the batch. Deviation:
+    fairseq-generate takes the padded length, which matters for `max_ratio`.
     """
     b, s = source.shape
     if lengths is None:

@@ -22,19 +22,19 @@ ACTIVATION: Mapping[str, Callable[[], nn.Module]] = {
     "linear": nn.Identity,
 }
 GAIN = 2**-0.5
-"""Of query, key and value at the start, as in fairseq: with 1 a post-norm model learns late to read its source."""
+"""Initial gain of query, key and value, as in fairseq: with 1 a post-norm model learns late to attend to its source."""
 
 
 @dataclass
 class AttentionCache:
-    """Keys and values [b h s k] of earlier steps (or of the memory), and what a mixing remembers."""
+    """Keys and values [b h s k] of earlier steps (or of the memory), and the state of a mixing."""
 
     key: Tensor | None = None
     value: Tensor | None = None
     mixing: dict[str, Tensor] = field(default_factory=dict)
 
     def select(self, order: Tensor, *, keys: bool = True) -> None:
-        """Row i goes on with what row order[i] has; `keys` False leaves keys and values as they are."""
+        """Reorder: row i becomes what was row order[i]; with `keys` False keys and values stay."""
         if keys and self.key is not None and self.value is not None:
             self.key, self.value = self.key.index_select(0, order), self.value.index_select(0, order)
         self.mixing = {name: tensor.index_select(0, order) for name, tensor in self.mixing.items()}
@@ -49,11 +49,11 @@ class LayerCache:
 
 
 class Attention(nn.Module):
-    """Multi-head attention whose heads go through `attend`; plain linear projections.
+    """Multi-head attention with linear projections around `attend`.
 
-    Head i owns rows i·k … (i+1)·k of query, key and value and the same columns of output. With
+    Head i has rows i·k … (i+1)·k of query, key and value and the same columns of output. With
     `head_input` "slice", head i reads chunk `slice_of_head[i]` of the input only, and its rows are d / chunks
-    wide; with `shared_qkv` the rows are one head's and serve all.
+    wide; with `shared_qkv` all heads share the rows of one.
     """
 
     slice_of_head: Tensor
@@ -91,11 +91,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """From x [b t d] to x, or to memory [b s d]; mask [b 1 t s] True where visible.
 
-        `real` [b t] and `causal` are for the mixing. With a cache, self attention adds to it, and attention
-        to a memory reads it if it is filled.
+        `real` [b t] and `causal` are for the mixing. With a cache, self attention appends to it, and cross attention
+        fills it once.
         """
         if self.heads == 0:
-            nothing: Tensor = self.output(x.new_zeros(*x.shape[:-1], 0))  # what is left is the output's bias
+            nothing: Tensor = self.output(x.new_zeros(*x.shape[:-1], 0))  # the output's bias
             return nothing
         key, value = self._keys(x, memory, cache)
         mixing, folded = None, self._folded()
@@ -108,11 +108,11 @@ class Attention(nn.Module):
         joined = context.transpose(1, 2).flatten(2)  # [b t h·k]
         if folded is not None:
             return nn.functional.linear(joined, folded, self.output.bias)
-        found: Tensor = self.output(self.context_dropout(joined))
-        return found
+        projected: Tensor = self.output(self.context_dropout(joined))
+        return projected
 
     def _folded(self) -> Tensor | None:
-        """Output weights that mix too, in training, where nothing stands between mixing and projection; else None."""
+        """Output weights with the mixing folded in, in training, where nothing lies between the two; else None."""
         fits = self.training and self.mixing is not None and self.mixing.folds_in_training
         if not fits or self.context_dropout.p or tapped_after_mixing():
             return None
@@ -161,15 +161,15 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """From [b t d] to [b t d]."""
-        found: Tensor = self.outer(self.dropout(self.activation(self.inner(x))))
-        return found
+        output: Tensor = self.outer(self.dropout(self.activation(self.inner(x))))
+        return output
 
 
 @dataclass(frozen=True)
 class View:
-    """What a layer may look at: masks [b 1 t s] (True where visible) and the memory [b s d].
+    """Attention masks [b 1 t s] (True where visible) of a layer, and the memory [b s d].
 
-    `real` [b t] tells tokens from padding on the stack's own side, None where all are real.
+    `real` [b t] is True for tokens and False for padding of the stack's own input, None without padding.
     """
 
     mask: Tensor | None = None
@@ -215,8 +215,8 @@ class Layer(nn.Module):
         return self._around(x, self.ffn_norm, self.ffn)
 
     def _around(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        found: Tensor = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
-        return found
+        output: Tensor = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
+        return output
 
 
 def new_linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:

@@ -1,7 +1,7 @@
-"""Run a stack of layers again from one layer on: what is below a change gives what it gave before.
+"""Start a stack at a later layer, with the inputs of that layer from an earlier pass over the same batch.
 
-For passes over the same batch that differ in a few heads only, such as each head off in turn. Entered with
-`with` and kept in a context variable, so nothing outlives the block; incremental decoding takes no part in it.
+For passes that differ in a few heads only, such as each head masked in turn. Entered with `with` and kept in a context
+variable, so nothing outlives the block; not used in incremental decoding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass
 class PartialForward:
-    """Inputs of the layers of each stack, as a first pass over a batch left them."""
+    """Inputs of the layers of each stack, recorded in a first pass over a batch."""
 
     inputs: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
     first: Mapping[nn.Module, int] = field(default_factory=dict)
@@ -24,14 +24,14 @@ class PartialForward:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Within the block stacks run as ever, and the inputs of their layers are kept."""
+        """Within the block the inputs of all layers are recorded."""
         self.inputs.clear()
         with self._entered({}, recording=True):
             yield
 
     @contextmanager
     def starting(self, first: Mapping[nn.Module, int]) -> Iterator[None]:
-        """Within the block a stack that was recorded starts at the layer that `first` says, others at 0."""
+        """Within the block a recorded stack starts at layer `first[stack]`, others at 0."""
         with self._entered({stack: layer for stack, layer in first.items() if stack in self.inputs}, recording=False):
             yield
 
@@ -45,12 +45,12 @@ class PartialForward:
             _REUSED.reset(token)
 
     def enter(self, stack: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-        """What a stack starts with, and at which layer."""
+        """Input and number of the first layer that a stack computes, given its embedded input x."""
         first = self.first.get(stack, 0)
         return (self.inputs[stack][first] if first else x), first
 
     def note(self, stack: nn.Module, number: int, x: Tensor) -> None:
-        """A layer is about to run on x."""
+        """Record x, the input of layer `number`."""
         if self.recording:
             kept = self.inputs.setdefault(stack, [])
             del kept[number:]
@@ -61,5 +61,5 @@ _REUSED: ContextVar[PartialForward | None] = ContextVar("headscope_reuse", defau
 
 
 def reused_outputs() -> PartialForward | None:
-    """What the innermost block reuses, if there is one."""
+    """The `PartialForward` of the innermost block, None outside."""
     return _REUSED.get()

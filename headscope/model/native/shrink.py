@@ -51,16 +51,16 @@ def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
 
 def _cut(state: Mapping[str, Tensor], name: str, module: Attention, kept: tuple[int, ...]) -> dict[str, Tensor]:
     """The weights of one attention module for the heads that stay."""
-    found = {}
+    weights = {}
     for part, width in (("query", module.d_head), ("key", module.d_head), ("value", module.d_value)):
         rows = _rows(range(min(len(kept), 1)) if module.shared else kept, width)
         for kind in ("weight", "bias"):
             if (key := f"{name}.{part}.{kind}") in state:
-                found[key] = state[key][rows]
-    found[f"{name}.output.weight"] = state[f"{name}.output.weight"][:, _rows(kept, module.d_value)]
+                weights[key] = state[key][rows]
+    weights[f"{name}.output.weight"] = state[f"{name}.output.weight"][:, _rows(kept, module.d_value)]
     if module.sliced:
-        found[f"{name}.slice_of_head"] = state[f"{name}.slice_of_head"][list(kept)]
-    return found
+        weights[f"{name}.slice_of_head"] = state[f"{name}.slice_of_head"][list(kept)]
+    return weights
 
 
 def _rows(heads: range | tuple[int, ...] | list[int], width: int) -> Tensor:

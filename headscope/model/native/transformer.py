@@ -1,6 +1,6 @@
-"""The native Transformer: encoder–decoder or decoder-only, whatever its `TransformerConfig` says.
+"""The native Transformer: encoder–decoder or decoder-only, as its `TransformerConfig` says.
 
-It knows its own attention (`attention_places`, `attention_projections`), so nothing has to be probed, and
+It declares its own attention (`attention_places`, `attention_projections`), so nothing has to be probed, and
 it decodes step by step with a cache (`begin`, `step`; see `headscope.model.decoding.search`).
 """
 
@@ -43,10 +43,10 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(d, eps=config.norm_epsilon) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, ids: Tensor, places: Tensor, *, bound: int, zero: Tensor | None = None) -> Tensor:
-        """States [b t d] of ids [b t] at places [b t] (or [t]) below `bound`; those at `zero` [b t] start as 0.
+    def forward(self, ids: Tensor, positions: Tensor, *, bound: int, zero: Tensor | None = None) -> Tensor:
+        """States [b t d] of ids [b t] at positions [b t] (or [t]) below `bound`; the tokens at `zero` [b t] are 0.
 
-        With the padding id at `PADDING` places, padding is embedded as fairseq does it.
+        Padding (the padding id at position `PADDING`) is embedded as fairseq does it.
         """
         x: Tensor = self.tokens(ids)
         if self.scale != 1.0:
@@ -58,7 +58,7 @@ class Embeddings(nn.Module):
         if self.projection is not None:
             x = self.projection(x)
         if self.positions is not None:
-            x = x + self.positions(places, x, bound=bound)
+            x = x + self.positions(positions, x, bound=bound)
         if self.norm is not None:
             x = self.norm(x)
         dropped: Tensor = self.dropout(x)
@@ -89,10 +89,10 @@ class Stack(nn.Module):
 
 @dataclass
 class TransformerState:
-    """Where incremental decoding stands: caches of every layer, one row per hypothesis.
+    """State of incremental decoding: caches of every layer, one row per hypothesis.
 
-    `memory` and `memory_mask` [b 1 1 s] come from the encoder; `real` [b s] tells tokens from padding
-    among the cached ones (None: all real); `length` is how many positions are cached.
+    `memory` [b s d] and `memory_mask` [b 1 1 s] come from the encoder; `real` [b s] is False for padding among the
+    cached positions (None: no padding); `length` is the number of cached positions.
     """
 
     caches: list[LayerCache]
@@ -103,7 +103,7 @@ class TransformerState:
     _order: Tensor | None = field(default=None, repr=False)
 
     def select(self, order: Tensor, *, within: bool = False) -> None:
-        """Hypothesis i goes on from order[i]; `within` promises that order[i] is of the same sentence."""
+        """Reorder: row i becomes what was row order[i]; `within`: both are of the same sentence."""
         for cache in self.caches:
             cache.own.select(order)
             cache.cross.select(order, keys=not within)
@@ -137,8 +137,8 @@ class Transformer(nn.Module):
     def tied(self) -> dict[str, str]:
         """Names in the state dict that are other names of the same parameter: {copy: original}."""
         table = "decoder.embeddings.tokens.weight"
-        found = {"encoder.embeddings.tokens.weight": table} if self.config.share_embeddings else {}
-        return found | ({"output.weight": table} if self.config.tie_output else {})
+        copies = {"encoder.embeddings.tokens.weight": table} if self.config.share_embeddings else {}
+        return copies | ({"output.weight": table} if self.config.tie_output else {})
 
     def forward(
         self,
@@ -187,8 +187,8 @@ class Transformer(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Scores of the vocabulary [… V] for decoder outputs [… d]."""
-        found: Tensor = self.output(states if self.before_output is None else self.before_output(states))
-        return found
+        scores: Tensor = self.output(states if self.before_output is None else self.before_output(states))
+        return scores
 
     def begin(self, source: Tensor, source_mask: Tensor | None = None) -> TransformerState:
         """Read a source (or, decoder-only, all of a prompt but its last token; padding on the left)."""
@@ -212,9 +212,9 @@ class Transformer(nn.Module):
             missing = past + t - state.real.shape[1]
             if missing > 0:
                 state.real = torch.cat([state.real, state.real.new_ones(b, missing)], dim=1)
-            places = real_positions(state.real[:, : past + t])[:, past:]
+            positions = real_positions(state.real[:, : past + t])[:, past:]
         else:
-            places = torch.arange(past, past + t, device=ids.device)
+            positions = torch.arange(past, past + t, device=ids.device)
         mask: Tensor | None = None
         if t > 1:
             mask = torch.ones(t, past + t, dtype=torch.bool, device=ids.device).tril(past)[None, None]
@@ -223,12 +223,12 @@ class Transformer(nn.Module):
             mask = seen if mask is None else mask & seen
         view = View(mask, real, True, state.memory, state.memory_mask)
         state.length = past + t
-        states: Tensor = self.decoder(self._embed(ids, places, past=past), view, state.caches)
+        states: Tensor = self.decoder(self._embed(ids, positions, past=past), view, state.caches)
         return states
 
-    def _embed(self, ids: Tensor, places: Tensor, *, past: int = 0) -> Tensor:
-        zero = (places == 0).expand(ids.shape) if self.config.start == "zero" and past == 0 else None
-        states: Tensor = self.decoder.embeddings(ids, places, bound=past + ids.shape[1], zero=zero)
+    def _embed(self, ids: Tensor, positions: Tensor, *, past: int = 0) -> Tensor:
+        zero = (positions == 0).expand(ids.shape) if self.config.start == "zero" and past == 0 else None
+        states: Tensor = self.decoder.embeddings(ids, positions, bound=past + ids.shape[1], zero=zero)
         return states
 
     def attention_modules(self) -> Iterator[tuple[Site, int, str, Attention]]:
@@ -242,26 +242,26 @@ class Transformer(nn.Module):
                     yield site, layer, f"{side}.layers.{layer}.{name}", module
 
     def attention_places(self) -> AttentionSites:
-        """What `headscope.model.discovery` would find out by probing."""
+        """What `headscope.model.discovery` would find by probing."""
         order: list[AttentionSite] = []
         calls: dict[int, tuple[AttentionSite, ...]] = {}
         for site, layer, name, module in self.attention_modules():
-            place = AttentionSite(site, layer, module.heads, module.heads, module.d_head, name)
-            order.append(place)
-            calls[id(module)] = (place,)
+            attention_site = AttentionSite(site, layer, module.heads, module.heads, module.d_head, name)
+            order.append(attention_site)
+            calls[id(module)] = (attention_site,)
         return AttentionSites(tuple(order), calls)
 
     def attention_projections(self) -> dict[tuple[Site, int], Projections]:
-        """What `headscope.model.projections` would find out from gradients; nothing for layers without heads."""
-        found = {}
+        """What `headscope.model.projections` would find from gradients; layers without heads have no entry."""
+        by_site = {}
         for site, layer, _, module in self.attention_modules():
             if not module.heads:
                 continue
             query, key, value = (_rows(part.weight, module, width) for part, width in module.inputs())
             columns = torch.arange(module.heads * module.d_value).view(module.heads, module.d_value)
             output = Slices(module.output.weight, 1, tuple(columns.to(module.output.weight.device)))
-            found[site, layer] = Projections(query, key, value, output)
-        return found
+            by_site[site, layer] = Projections(query, key, value, output)
+        return by_site
 
 
 def _rows(weight: Tensor, module: Attention, width: int) -> Slices:

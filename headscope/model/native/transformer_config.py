@@ -1,4 +1,4 @@
-"""What a native Transformer is made of: the sizes, conventions and heads of each of its two stacks.
+"""Configuration of a native Transformer: sizes, conventions and head counts of each of its two stacks.
 
 Symbols of the papers: d_model, d_ffn, d_head (width of one head's queries and keys), d_value (of its
 values). Head counts are per layer, so a pruned model is an ordinary model.
@@ -174,10 +174,10 @@ class TransformerConfig:
         if self.share_embeddings:
             if self.encoder is None:
                 raise ConfigError("share_embeddings needs an encoder; a decoder-only model has one table anyway")
-            mine = (self.encoder.vocabulary, self.encoder.d_embedding or self.encoder.d_model)
+            encoder_table = (self.encoder.vocabulary, self.encoder.d_embedding or self.encoder.d_model)
             other = (decoder.vocabulary, decoder.d_embedding or decoder.d_model)
-            if mine != other:
-                raise ConfigError(f"share_embeddings: tables of {mine} and {other} entries × width differ")
+            if encoder_table != other:
+                raise ConfigError(f"share_embeddings: tables of {encoder_table} and {other} entries × width differ")
         width = self.d_output or decoder.d_model
         table = decoder.d_embedding or decoder.d_model
         if self.tie_output and width != table:
