@@ -202,7 +202,7 @@ def _try_rankings(
             return analyze(checkpoint, corpus, analyses=chosen, options=options, batching=batching, progress=step).heads
 
     verdict = try_rankings(
-        checkpoint, corpus, study.heads, trial=trial, reading=reading, again=again, progress=progress
+        checkpoint, corpus, study.heads, options=trial, likelihood_options=reading, remeasure=again, progress=progress
     )
     study.tables["faithfulness"], study.tables["faithfulness_rankings"] = verdict.curves, verdict.rankings
     study.remarks += verdict.remarks

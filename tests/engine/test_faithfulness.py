@@ -16,9 +16,15 @@ from headscope.bootstrap import Bootstrap, GroupSums, Ratio
 from headscope.config import AnalyzeConfig
 from headscope.data.batching import Omissions, batches
 from headscope.engine.base import ANALYSES, Options
-from headscope.engine.faithfulness.harm import PerformanceDrop, measure_drop
+from headscope.engine.faithfulness.comparison import (
+    ORDERS,
+    RemovalPlan,
+    compare_rankings,
+    plan_removals,
+    with_randomised,
+)
 from headscope.engine.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
-from headscope.engine.faithfulness.trial import ORDERS, RemovalPlan, compare_rankings, plan_removals, with_randomised
+from headscope.engine.faithfulness.performance_drop import PerformanceDrop, measure_drop
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -40,11 +46,11 @@ def table(**columns: list[float]) -> pd.DataFrame:
     return pd.DataFrame({**places, **columns, "functions": [""] * 5})
 
 
-def sums_of(its: RemovalPlan, harm_of_head: dict[HeadId, float], *, sentences: int = 7) -> GroupSums:
-    """Harm adds up over the heads that are off, sentence n counts n + 1 predictions."""
+def sums_of(plan: RemovalPlan, drop_of_head: dict[HeadId, float], *, sentences: int = 7) -> GroupSums:
+    """Drops add up over the removed heads, sentence n counts n + 1 predictions."""
     sums = GroupSums()
     for n in range(sentences):
-        value = torch.tensor([[(n + 1) * (2.0 + sum(harm_of_head[head] for head in off)) for off in its.masks]])
+        value = torch.tensor([[(n + 1) * (2.0 + sum(drop_of_head[head] for head in off)) for off in plan.masks]])
         sums.add(torch.tensor([n]), Ratio(value.double(), torch.tensor([[n + 1.0]]).double()))
     return sums
 
@@ -82,53 +88,61 @@ def test_agreement_is_spearmans() -> None:
     assert np.isnan(agreement(TRUE, dict.fromkeys(HEADS, 1.0)))
 
 
+def test_tied_heads_share_their_mean_rank_and_a_missing_number_is_no_agreement() -> None:
+    """Pearson's correlation of ranks 5 1 4 2 3 and 1 2.5 4 5 2.5, heads in another order."""
+    ties = dict(zip(HEADS[::-1], (2.0, 7.0, 4.0, 2.0, 1.0), strict=True))
+    expected = np.corrcoef([5, 1, 4, 2, 3], [1, 2.5, 4, 5, 2.5])[0, 1]
+    assert agreement(TRUE, ties) == pytest.approx(expected) == agreement(ties, TRUE)
+    assert np.isnan(agreement(TRUE, ties | {HEADS[2]: float("nan")}))
+
+
 def test_plan_measures_each_mask_once() -> None:
-    its = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=2, seed=1)
-    assert its.masks[0] == () and len(set(its.masks)) == len(its.masks)
-    assert its.removed == (0, 1, 2, 3, 4, 5)
-    assert its.curves["true", ORDERS[0]] == its.curves["wrong", ORDERS[1]]
-    for (name, order), places in its.curves.items():
-        assert [len(its.masks[place]) for place in places] == list(its.removed), (name, order)
-    assert {its.masks[place] for place in its.singles.values()} == {(head,) for head in HEADS}
+    plan = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=2, seed=1)
+    assert plan.masks[0] == () and len(set(plan.masks)) == len(plan.masks)
+    assert plan.removed == (0, 1, 2, 3, 4, 5)
+    assert plan.curves["true", ORDERS[0]] == plan.curves["wrong", ORDERS[1]]
+    for (name, order), places in plan.curves.items():
+        assert [len(plan.masks[place]) for place in places] == list(plan.removed), (name, order)
+    assert {plan.masks[place] for place in plan.singles.values()} == {(head,) for head in HEADS}
     order = ordered(TRUE)
-    for place, count in zip(its.curves["true", ORDERS[0]], its.removed, strict=True):
-        assert set(its.masks[place]) == set(order[:count])
+    for place, count in zip(plan.curves["true", ORDERS[0]], plan.removed, strict=True):
+        assert set(plan.masks[place]) == set(order[:count])
 
 
 def test_areas_against_a_slow_sum() -> None:
-    its = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=3, seed=1)
-    verdict = compare_rankings(
-        its, PerformanceDrop({"loss": sums_of(its, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1)
+    plan = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=3, seed=1)
+    comparison = compare_rankings(
+        plan, PerformanceDrop({"loss": sums_of(plan, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1)
     )
     order = [TRUE[head] for head in ordered(TRUE)]
     gaps = [sum(order[:n]) - sum(order[::-1][:n]) for n in range(6)]
     area = sum((gaps[n] + gaps[n + 1]) / 2 / 5 for n in range(5))
-    assert verdict.rankings["ranking"].tolist() == ["true", "wrong"]
-    assert verdict.rankings["area"].tolist() == pytest.approx([area, -area])
-    assert verdict.rankings["ablation_spearman"].tolist() == pytest.approx([1.0, -1.0])
+    assert comparison.rankings["ranking"].tolist() == ["true", "wrong"]
+    assert comparison.rankings["area"].tolist() == pytest.approx([area, -area])
+    assert comparison.rankings["ablation_spearman"].tolist() == pytest.approx([1.0, -1.0])
     drawn = [[TRUE[head] for head in random_order(HEADS, seed=1 + n)] for n in range(3)]
     areas = [
         sum(sum(d[:n]) - sum(d[::-1][:n]) + sum(d[: n + 1]) - sum(d[::-1][: n + 1]) for n in range(5)) / 10
         for d in drawn
     ]
-    assert verdict.rankings["area_random"][0] == pytest.approx(np.mean(areas))
-    assert verdict.rankings["area_random_sd"][0] == pytest.approx(np.std(areas, ddof=1))
-    curve = verdict.curves.query("ranking == 'true' and order == @ORDERS[0]")
+    assert comparison.rankings["area_random"][0] == pytest.approx(np.mean(areas))
+    assert comparison.rankings["area_random_sd"][0] == pytest.approx(np.std(areas, ddof=1))
+    curve = comparison.curves.query("ranking == 'true' and order == @ORDERS[0]")
     assert curve["harm"].tolist() == pytest.approx(np.cumsum([0, *order]).tolist())
     assert (curve["harm_low"] <= curve["harm"] + 1e-9).all() and (curve["harm"] <= curve["harm_high"] + 1e-9).all()
 
 
 def test_metrics_that_fall_count_their_fall() -> None:
-    its = plan_removals({"true": TRUE}, steps=2, random_orders=0, seed=1)
-    sums = sums_of(its, {head: -value for head, value in TRUE.items()})
-    bleu = np.array([30.0 - len(mask) for mask in its.masks])
-    verdict = compare_rankings(
-        its,
-        PerformanceDrop({"loss": sums_of(its, TRUE), "accuracy": sums}, {"bleu": bleu}),
+    plan = plan_removals({"true": TRUE}, steps=2, random_orders=0, seed=1)
+    sums = sums_of(plan, {head: -value for head, value in TRUE.items()})
+    bleu = np.array([30.0 - len(mask) for mask in plan.masks])
+    comparison = compare_rankings(
+        plan,
+        PerformanceDrop({"loss": sums_of(plan, TRUE), "accuracy": sums}, {"bleu": bleu}),
         {"true": TRUE},
         Bootstrap(seed=1),
     )
-    last = verdict.curves.query("removed == 5").groupby("metric")["harm"].first()
+    last = comparison.curves.query("removed == 5").groupby("metric")["harm"].first()
     assert (
         last["accuracy"] == pytest.approx(15) and last["bleu"] == pytest.approx(5) and last["loss"] == pytest.approx(15)
     )
@@ -154,18 +168,18 @@ def test_what_cannot_be_tested() -> None:
 
 
 def test_shuffled_agreement_is_a_column() -> None:
-    its = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=0, seed=1)
-    verdict = compare_rankings(
-        its, PerformanceDrop({"loss": sums_of(its, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1)
+    plan = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=0, seed=1)
+    comparison = compare_rankings(
+        plan, PerformanceDrop({"loss": sums_of(plan, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1)
     )
-    table = with_randomised(verdict, {"true": TRUE, "wrong": WRONG}, {"true": TRUE}).rankings
+    table = with_randomised(comparison, {"true": TRUE, "wrong": WRONG}, {"true": TRUE}).rankings
     assert table["shuffled_spearman"][0] == pytest.approx(1.0) and np.isnan(table["shuffled_spearman"][1])
 
 
 @pytest.mark.parametrize(
     ("kind", "objective"), [("t5", "loss"), ("native-pre", "loss"), ("gpt2", "top1"), ("bert", "loss")]
 )
-def test_harm_is_that_of_masked_heads(kind: str, objective: str) -> None:
+def test_the_drop_is_that_of_masked_heads(kind: str, objective: str) -> None:
     """All masks in one pass equal a pass of their own under `masked`."""
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
     heads = list(all_heads(checkpoint.layout))

@@ -1,1 +1,1 @@
-"""Which ranking of heads deserves belief: heads removed in its order, and the harm that follows."""
+"""Which ranking of heads is faithful to the model: the performance drop when heads are removed in its order."""

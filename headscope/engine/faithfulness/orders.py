@@ -14,9 +14,9 @@ from headscope.engine.base import ANALYSES, Analysis
 from headscope.heads import HeadId, Site
 
 Scores = Mapping[HeadId, float]
-"""How much each head matters by one ranking; more is more."""
+"""The importance of every head by one ranking; the higher, the more important."""
 
-OTHERS = {"confidence": 1.0, "entropy": -1.0}  # measures that pruning work ranks by, and which way they matter
+OTHERS = {"confidence": 1.0, "entropy": -1.0}  # analyses of other groups that are used as rankings, and their signs
 
 
 def ranks(cls: type[Analysis]) -> bool:
@@ -25,13 +25,13 @@ def ranks(cls: type[Analysis]) -> bool:
 
 
 def scores_of(heads: pd.DataFrame) -> tuple[dict[str, dict[HeadId, float]], dict[str, str]]:
-    """The rankings that a table of heads holds, and why others of its columns are none.
+    """The rankings that a table of heads holds, and by column why others are no rankings.
 
-    A ranking is a column of an analysis of the group "importance", or confidence, or entropy (the less, the
-    more important). One that lacks a number for some head, or gives all heads the same, is none.
+    A ranking is a column of an analysis of the group "importance", or confidence, or entropy (the lower, the
+    more important). A column without a number for some head, or with the same for all heads, is no ranking.
     """
     ids = head_ids(heads)
-    found: dict[str, dict[HeadId, float]] = {}
+    rankings: dict[str, dict[HeadId, float]] = {}
     refused: dict[str, str] = {}
     for column, sign in _columns(heads):
         values = heads[column].to_numpy(dtype=float) * sign
@@ -40,8 +40,8 @@ def scores_of(heads: pd.DataFrame) -> tuple[dict[str, dict[HeadId, float]], dict
         elif len(set(values.tolist())) < 2:
             refused[column] = "all heads have the same number"
         else:
-            found[column] = dict(zip(ids, values.tolist(), strict=True))
-    return found, refused
+            rankings[column] = dict(zip(ids, values.tolist(), strict=True))
+    return rankings, refused
 
 
 def _columns(heads: pd.DataFrame) -> Iterator[tuple[str, float]]:
@@ -72,9 +72,11 @@ def random_order(heads: Sequence[HeadId], *, seed: int) -> list[HeadId]:
 
 
 def agreement(first: Scores, second: Scores) -> float:
-    """Spearman's rank correlation of two rankings of the same heads; NaN where one of them is constant."""
-    heads = list(first)
-    ranks = pd.DataFrame({"a": [first[head] for head in heads], "b": [second[head] for head in heads]}).rank()
+    """Spearman's rank correlation of two rankings of the same heads, tied heads with their mean rank.
+
+    NaN where a ranking is constant or lacks a number.
+    """
+    ranks = pd.DataFrame({"a": first.values(), "b": [second[head] for head in first]}).rank()
     if ranks["a"].nunique() < 2 or ranks["b"].nunique() < 2:
         return float("nan")
     return float(np.corrcoef(ranks["a"], ranks["b"])[0, 1])
@@ -82,10 +84,10 @@ def agreement(first: Scores, second: Scores) -> float:
 
 @contextmanager
 def randomised(model: nn.Module, *, seed: int) -> Iterator[None]:
-    """Within the block every parameter's entries are shuffled among themselves; then they are as before.
+    """Within the block every parameter's entries are shuffled among themselves; they are restored after it.
 
-    What is left is the architecture and the scale of the weights: a ranking that does not change tells nothing
-    about what the model has learnt (Adebayo et al. 2018, §3; there weights are drawn anew).
+    Only the architecture and the scale of the weights are left: a ranking that does not change says nothing
+    about what the model has learnt (Adebayo et al. 2018, §3, who draw new weights).
     """
     before = [parameter.detach().clone() for parameter in model.parameters()]
     generator = torch.Generator().manual_seed(seed)
@@ -97,5 +99,5 @@ def randomised(model: nn.Module, *, seed: int) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for parameter, kept in zip(model.parameters(), before, strict=True):
-                parameter.copy_(kept)
+            for parameter, original in zip(model.parameters(), before, strict=True):
+                parameter.copy_(original)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,78 +26,64 @@ Step = Callable[[int], None]
 
 @dataclass
 class PerformanceDrop:
-    """What masks do, by metric: sums and counts per sentence (a cell for each mask), or plain numbers [mask].
+    """Metrics under masks of heads: sums and counts per sentence and mask, or values per corpus [mask].
 
-    `falls` names the metrics that a harmful mask lowers. The first mask is empty: differences are to it.
+    `higher_is_better` names the metrics that drop under a harmful mask; all others rise. The first mask is empty:
+    drops are differences to it.
     """
 
     sums: dict[str, GroupSums] = field(default_factory=dict)
-    plain: dict[str, Array] = field(default_factory=dict)
-    falls: frozenset[str] = frozenset({"accuracy", "bleu"})
+    values: dict[str, Array] = field(default_factory=dict)
+    higher_is_better: frozenset[str] = frozenset({"accuracy", "bleu"})
 
 
 def measure_drop(
-    checkpoint: Checkpoint, corpus: Corpus, masks: Masks, reading: LikelihoodOptions, *, objective: str, step: Step
+    checkpoint: Checkpoint, corpus: Corpus, masks: Masks, options: LikelihoodOptions, *, objective: str, step: Step
 ) -> PerformanceDrop:
-    """Harm of every mask by an objective: loss (with accuracy), or the damage of any other."""
+    """The objective under every mask: loss (with accuracy), or the damage by any other objective."""
     assert not masks[0], "differences are to the first mask, which is empty"
-    return _MEASURES.get(objective, _damage)(checkpoint, corpus, masks, reading, OBJECTIVES.get(objective), step)
-
-
-def _loss(
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    masks: Masks,
-    reading: LikelihoodOptions,
-    objective: type[Objective],
-    step: Step,
-) -> PerformanceDrop:
-    found = likelihood(checkpoint, corpus, reading, masks=masks, progress=step)
-    return PerformanceDrop({"loss": found.nll, "accuracy": found.right})
+    if objective == "loss":
+        scored = likelihood(checkpoint, corpus, options, masks=masks, progress=step)
+        return PerformanceDrop({"loss": scored.nll, "accuracy": scored.right})
+    damage = _damage(checkpoint, corpus, masks, options, OBJECTIVES.get(objective)(seed=options.seed), step)
+    return PerformanceDrop({objective: damage})
 
 
 def _damage(
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    masks: Masks,
-    reading: LikelihoodOptions,
-    objective: type[Objective],
-    step: Step,
-) -> PerformanceDrop:
-    asked, sums = objective(seed=reading.seed), GroupSums()
-    read = batches(
+    checkpoint: Checkpoint, corpus: Corpus, masks: Masks, options: LikelihoodOptions, objective: Objective, step: Step
+) -> GroupSums:
+    sums = GroupSums()
+    corpus_batches = batches(
         corpus,
         checkpoint,
-        tokens=reading.tokens,
-        limit=reading.limit,
-        long=reading.long,
+        tokens=options.tokens,
+        limit=options.limit,
+        long=options.long,
         losses=Omissions(),
         labels=True,
     )
     with torch.inference_mode():
-        for batch in read:
-            here = batch.to(checkpoint.device)
-            intact = asked.outcome(checkpoint, here)
+        for batch in corpus_batches:
+            on_device = batch.to(checkpoint.device)
+            intact = objective.outcome(checkpoint, on_device)
             columns = [torch.zeros_like(intact.values)]
             for heads in masks[1:]:
                 with masked(checkpoint.model, heads):
-                    columns.append(asked.damage(intact, asked.outcome(checkpoint, here, intact.aim)))
+                    altered = objective.outcome(checkpoint, on_device, intact.aim)
+                columns.append(objective.damage(intact, altered))
             sums.add(batch.indices, Ratio(torch.stack(columns, dim=1), intact.counts[:, None].expand(-1, len(masks))))
             step(len(batch.indices))
-    return PerformanceDrop({objective.name: sums})
-
-
-_MEASURES: Mapping[str, Callable[..., PerformanceDrop]] = {"loss": _loss}
+    return sums
 
 
 def bleu_drop(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: int, step: Step) -> PerformanceDrop:
     """BLEU of the translations under every mask: as the checkpoint translates, detokenised (sacreBLEU 13a)."""
     references = [checkpoint.joined(sentence.target or "") for sentence in corpus]
-    found = []
+    scores = []
     for heads in masks:
         with masked(checkpoint.model, heads):
             lines = (sentence.source for sentence in corpus)
             best = translate_lines(checkpoint, lines, options=TranslateOptions(), tokens=tokens, progress=step)
-            hypotheses = [each[0].text for each in best]
-        found.append(text_scores(hypotheses, references, ["bleu"], mode="raw", replicates=0)[0].value)
-    return PerformanceDrop(plain={"bleu": np.array(found)})
+            hypotheses = [translations[0].text for translations in best]
+        scores.append(text_scores(hypotheses, references, ["bleu"], mode="raw", replicates=0)[0].value)
+    return PerformanceDrop(values={"bleu": np.array(scores)})

@@ -1,0 +1,167 @@
+"""Remove heads in the order of every ranking, and in the reverse order; sort rankings by the area between the curves.
+
+Removing the most important heads first should lower performance early, the least important first late: the area
+between the two curves says how well a ranking separates them (for heads what perturbation curves are for pixels, Samek
+et al. 2017, §III; ΔA of Achtibat et al. 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+import torch
+
+from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums
+from headscope.engine.faithfulness.orders import Scores, agreement, ordered, random_order
+from headscope.engine.faithfulness.performance_drop import PerformanceDrop
+from headscope.errors import ConfigError
+from headscope.heads import HeadId
+
+ORDERS = ("most important first", "least important first")
+Mask = tuple[HeadId, ...]
+
+
+@dataclass(frozen=True)
+class RemovalPlan:
+    """Which masks to measure: `curves[name, order]` and `singles` are indices into `masks`, whose first is empty.
+
+    `removed` [step] is the number of heads that are removed at each point of a curve.
+    """
+
+    masks: tuple[Mask, ...]
+    curves: Mapping[tuple[str, str], tuple[int, ...]]
+    removed: tuple[int, ...]
+    singles: Mapping[HeadId, int]
+
+
+@dataclass(frozen=True)
+class RankingComparison:
+    """Tidy curves, and one row per ranking, the best first."""
+
+    curves: pd.DataFrame
+    rankings: pd.DataFrame
+    remarks: list[str] = field(default_factory=list)
+
+
+def plan_removals(
+    rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int, singles: bool = True
+) -> RemovalPlan:
+    """Masks for the curves of all rankings, of `random_orders` random ones, and of each head alone.
+
+    ConfigError for fewer than two steps or one head, and where there is no ranking.
+    """
+    if not rankings:
+        raise ConfigError("no ranking to test: run an importance (--importance), or confidence or entropy")
+    heads = list(next(iter(rankings.values())))
+    if steps < 2 or len(heads) < 2:
+        raise ConfigError(f"--faithfulness-steps {steps} of {len(heads)} heads: at least 2 of each are needed")
+    removed = tuple(sorted({round(len(heads) * n / steps) for n in range(steps + 1)}))
+    orders = {name: ordered(scores) for name, scores in rankings.items()}
+    orders |= {f"random:{n}": random_order(heads, seed=seed + n) for n in range(random_orders)}
+    masks: dict[frozenset[HeadId], int] = {frozenset(): 0}
+
+    def mask_number(heads: Sequence[HeadId]) -> int:
+        return masks.setdefault(frozenset(heads), len(masks))
+
+    curves = {}
+    for name, order in orders.items():
+        for direction, directed in zip(ORDERS, (order, order[::-1]), strict=True):
+            curves[name, direction] = tuple(mask_number(directed[:count]) for count in removed)
+    by_head = {head: mask_number([head]) for head in heads} if singles else {}
+    return RemovalPlan(tuple(tuple(sorted(mask, key=str)) for mask in masks), curves, removed, by_head)
+
+
+def compare_rankings(
+    plan: RemovalPlan, drop: PerformanceDrop, rankings: Mapping[str, Scores], bootstrap: Bootstrap
+) -> RankingComparison:
+    """Curves of every metric; areas, agreement with ablation and the order of the rankings by the first metric."""
+    curves = [_curves(plan, metric, drops) for metric, drops in _drops(drop, bootstrap).items()]
+    main = next(iter(drop.sums.values()))  # there is always an objective
+    areas = {name: _area(plan, name, main, bootstrap) for name in dict.fromkeys(name for name, _ in plan.curves)}
+    random_areas = np.array([float(area.value) for name, area in areas.items() if name.startswith("random:")])
+    single = _single_drops(plan, main)
+    rows = []
+    for name, scores in rankings.items():
+        area = areas[name]
+        rows.append(
+            {
+                "ranking": name,
+                "area": float(area.value),
+                "area_low": float(area.low),
+                "area_high": float(area.high),
+                "area_random": float(random_areas.mean()) if len(random_areas) else float("nan"),
+                "area_random_sd": float(random_areas.std(ddof=1)) if len(random_areas) > 1 else float("nan"),
+                "ablation_spearman": agreement(scores, single) if single else float("nan"),
+            }
+        )
+    table = pd.DataFrame(rows).sort_values("area", ascending=False, kind="stable", ignore_index=True)
+    table.insert(0, "place", np.arange(1, len(table) + 1))
+    return RankingComparison(pd.concat(curves, ignore_index=True), table)
+
+
+def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
+    """Each metric's difference to the intact model under every mask, with intervals; positive is worse."""
+    drops = {}
+    for name, sums in drop.sums.items():
+        sign = -1.0 if name in drop.higher_is_better else 1.0
+
+        def difference(total: torch.Tensor, count: torch.Tensor, sign: float = sign) -> torch.Tensor:
+            mean = total / count
+            return sign * (mean - mean[:, :1])
+
+        drops[name] = bootstrap.function(difference, sums)
+    for name, values in drop.values.items():
+        change = values[0] - values if name in drop.higher_is_better else values - values[0]
+        no_interval = np.full(len(values), np.nan)
+        drops[name] = Estimate(change, no_interval, no_interval)
+    return drops
+
+
+def _curves(plan: RemovalPlan, metric: str, drops: Estimate) -> pd.DataFrame:
+    frames = []
+    for (name, order), numbers in plan.curves.items():
+        masks = np.array(numbers)
+        frames.append(
+            pd.DataFrame(
+                {
+                    "ranking": name,
+                    "order": order,
+                    "removed": plan.removed,
+                    "share": np.array(plan.removed) / plan.removed[-1],
+                    "metric": metric,
+                    "harm": drops.value[masks],
+                    "harm_low": drops.low[masks],
+                    "harm_high": drops.high[masks],
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def _area(plan: RemovalPlan, name: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
+    """∫ drop(most important first) − drop(least important first) over the share of heads removed."""
+    first, last = (torch.tensor(plan.curves[name, order]) for order in ORDERS)
+    share = torch.tensor(plan.removed, dtype=torch.float64) / plan.removed[-1]
+
+    def between(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        mean = total / count
+        return torch.trapezoid(mean[:, first] - mean[:, last], share, dim=-1)
+
+    return bootstrap.function(between, sums)
+
+
+def _single_drops(plan: RemovalPlan, sums: GroupSums) -> dict[HeadId, float]:
+    mean: Array = (sums.total.sum(dim=0) / sums.count.sum(dim=0)).numpy()
+    return {head: float(mean[number] - mean[0]) for head, number in plan.singles.items()}
+
+
+def with_randomised(
+    comparison: RankingComparison, rankings: Mapping[str, Scores], shuffled: Mapping[str, Scores]
+) -> RankingComparison:
+    """The comparison with each ranking's agreement with itself on shuffled weights, which should be near 0."""
+    names = comparison.rankings["ranking"]
+    column = [agreement(rankings[name], shuffled[name]) if name in shuffled else float("nan") for name in names]
+    return replace(comparison, rankings=comparison.rankings.assign(shuffled_spearman=column))
