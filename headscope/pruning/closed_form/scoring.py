@@ -1,0 +1,104 @@
+"""Scores of heads from moments: the shape that all criteria of this kind share."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from headscope.engine.faithfulness.orders import Scores
+from headscope.errors import ConfigError
+from headscope.heads import HeadId, all_heads
+from headscope.model.gating import masked
+from headscope.pruning.closed_form.block_obs import RemovalStep, damp, greedy_order
+from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
+from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.ranking.criterion import ScoringContext
+
+
+def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Sequence[HeadId] = ()) -> Moments:
+    """The moments of a context's text, with `removed` heads masked; collected once and kept with the context.
+
+    With `gradients` also Fisher matrices of the context's objective. ConfigError where there is no text.
+    """
+    if context.corpus is None:
+        raise ConfigError("moments of contexts are measured on text: give --source FILE")
+    kept: dict[tuple[bool, tuple[HeadId, ...]], Moments] = vars(context).setdefault("moments", {})
+    key = gradients, tuple(removed)
+    if key not in kept:
+        with masked(context.checkpoint.model, removed):
+            kept[key] = collect_moments(
+                context.checkpoint,
+                context.corpus,
+                batching=context.batching,
+                objective=context.options.objective if gradients else None,
+                seed=context.options.seed,
+            )
+    return kept[key]
+
+
+def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:
+    """What `score` makes of W_O [d h k] and the moments of every (site, layer): a number for each head [h].
+
+    Heads that are gone are masked while moments are collected. NaN for heads that the text does not reach or whose
+    columns of W_O cannot be told.
+    """
+    moments = moments_of(context, removed=context.removed)
+    found: dict[HeadId, float] = {}
+    for projection in output_projections(context.checkpoint):
+        weight = projection.weight.view(len(projection.weight), projection.heads, -1)
+        for site, layer in projection.places:
+            if (site, layer) in moments.sites:
+                values = score(weight, moments.sites[site, layer]).tolist()
+                found.update({HeadId(site, layer, head): value for head, value in enumerate(values)})
+    return for_all_heads(context, found)
+
+
+def for_all_heads(context: ScoringContext, found: Mapping[HeadId, float]) -> Scores:
+    """The numbers of all heads in their usual order, NaN where there is none."""
+    return {head: found.get(head, float("nan")) for head in all_heads(context.checkpoint.layout)}
+
+
+def removal_order(
+    projection: OutputProjection, moments: ContextMoments, *, weight: Tensor | None = None
+) -> list[RemovalStep]:
+    """The units of a module, the cheapest to remove first, when the others are refitted after each.
+
+    The refit is affine where the projection has a bias, else linear. `weight` [d m] stands for W_O where errors
+    are weighted.
+    """
+    inverse = damp(moments.covariance if projection.has_bias else moments.second).inverse()
+    return greedy_order(projection.weight if weight is None else weight, inverse, projection.blocks)
+
+
+def error_when_gone(
+    context: ScoringContext, orders: list[tuple[OutputProjection, list[RemovalStep]]]
+) -> dict[HeadId, float]:
+    """The error of all modules together once a head and all those before it are gone, the cheapest first.
+
+    `orders` gives the units of every module as `removal_order` does, with errors that can be compared between
+    modules. What goes next is what is cheapest then.
+    """
+    waiting = [(steps[0].error, number, 0) for number, (_, steps) in enumerate(orders) if steps]
+    heapq.heapify(waiting)
+    error, found = 0.0, {}
+    while waiting:
+        cost, number, turn = heapq.heappop(waiting)
+        projection, steps = orders[number]
+        error += cost
+        found.update(dict.fromkeys(projection.units[steps[turn].block], error))
+        if turn + 1 < len(steps):
+            heapq.heappush(waiting, (steps[turn + 1].error, number, turn + 1))
+    return found
+
+
+def relative_error(error: float, energy: float) -> float:
+    """An error as a share of an energy; 0 where both are 0, as for a module that writes nothing."""
+    return error / energy if energy > 0 else 0.0
+
+
+def output_energy(weight: Tensor, moments: ContextMoments) -> float:
+    """E‖W x‖² of W [d m]."""
+    return float(torch.sum((weight @ moments.second) * weight))

@@ -1,0 +1,31 @@
+"""Reconstruction after a refit, by what the task loses."""
+
+from __future__ import annotations
+
+from headscope.engine.faithfulness.orders import Scores
+from headscope.pruning.closed_form.block_obs import weigh
+from headscope.pruning.closed_form.output_projections import output_projections
+from headscope.pruning.closed_form.scoring import error_when_gone, for_all_heads, moments_of, removal_order
+from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
+
+
+@criterion
+class ObsTaskError(Criterion):
+    """As `obs`, with errors weighted by the Fisher matrix of the module's output (the objective's gradients).
+
+    ½ tr(F E C Eᵀ) a token is the second-order estimate of what the objective loses where errors and gradients are
+    independent; it is summed over tokens and divided by predictions, so that all modules are measured alike.
+    """
+
+    name = "obs-task"
+    summary = "as obs, errors weighted by the gradient of the objective at the layer's output"
+    changes = False
+
+    def scores(self, context: ScoringContext) -> Scores:  # noqa: D102
+        moments, orders = moments_of(context, gradients=True), []
+        for projection in output_projections(context.checkpoint):
+            if (its := moments.of(projection)) is not None and its.fisher is not None:
+                weight = weigh(projection.weight, its.fisher / (2 * moments.predictions))
+                steps = removal_order(projection, its, weight=weight)
+                orders.append((projection, steps))
+        return for_all_heads(context, error_when_gone(context, orders))

@@ -1,0 +1,29 @@
+"""Size of contexts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headscope.engine.faithfulness.orders import Scores
+from headscope.pruning.closed_form.moments import ContextMoments
+from headscope.pruning.closed_form.scoring import scores_by_layer
+from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
+
+
+@criterion
+class OutputNorm(Criterion):
+    """Heads with large outputs stay: mean over tokens of the context's L2 norm (Muralidharan et al. 2024, Minitron).
+
+    The output is that of the head itself, before W_O.
+    """
+
+    name = "output-norm"
+    summary = "mean norm of the head's context (Minitron)"
+
+    def scores(self, context: ScoringContext) -> Scores:  # noqa: D102
+        return scores_by_layer(context, mean_norms)
+
+
+def mean_norms(weight: Tensor, moments: ContextMoments) -> Tensor:
+    """E‖x_h‖ of each head [h]."""
+    return moments.norms / moments.tokens

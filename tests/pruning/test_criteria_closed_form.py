@@ -1,0 +1,226 @@
+"""Criteria from moments of contexts: their numbers from first principles, and how they order heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headscope.engine.base import Options
+from headscope.formats.base import Checkpoint
+from headscope.formats.native import NATIVE
+from headscope.heads import HeadId, Site
+from headscope.model.gating import masked
+from headscope.pruning.closed_form import scoring
+from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.learning.gate_layout import gate_layout
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.ranking.ranking import rank_heads
+from tests.oracles import checkpoints, speakers
+from tests.oracles import closed_form as oracle
+
+KINDS = ("bert", "llama", "t5", "marian", "native-post")
+DAMPING = 1e-4
+
+
+def context_of(kind: str, **options: Any) -> ScoringContext:
+    return ScoringContext(speakers.checkpoint(kind), speakers.corpus(kind), **options)
+
+
+def by_place(kind: str, name: str) -> dict[tuple[Site, int], list[float]]:
+    found: dict[tuple[Site, int], list[float]] = {}
+    for head, score in criterion_named(name).scores(context_of(kind)).items():
+        found.setdefault((head.site, head.layer), []).append(score)
+    return found
+
+
+def measured(kind: str) -> tuple[dict[tuple[Site, int], Any], dict[tuple[Site, int], OutputProjection]]:
+    """Inputs [n m] of every output projection that has heads, and the projection."""
+    checkpoint = speakers.checkpoint(kind)
+    rows = oracle.contexts(kind, checkpoint, speakers.corpus(kind))
+    projections = {projection.places[0]: projection for projection in output_projections(checkpoint)}
+    return {place: rows[place] for place in projections}, projections
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_single_channels(kind: str) -> None:
+    """`flap`: mean z-score of variance · ‖column‖²; `wanda`: mean |W| · rms; `output-norm`: mean norm."""
+    inputs, projections = measured(kind)
+    found = {name: by_place(kind, name) for name in ("flap", "wanda", "output-norm")}
+    for place, rows in inputs.items():
+        weight, heads = projections[place].weight.numpy(), speakers.checkpoint(kind).layout[place]
+        parts = np.split(np.arange(rows.shape[1]), heads)
+        channels = rows.var(axis=0) * (weight**2).sum(axis=0)
+        standardised = (channels - channels.mean()) / channels.std(ddof=1)
+        assert found["flap"][place] == pytest.approx([standardised[part].mean() for part in parts])
+        rms = np.sqrt((rows**2).mean(axis=0))
+        assert found["wanda"][place] == pytest.approx([(abs(weight) * rms)[:, part].mean() for part in parts])
+        norms = [np.linalg.norm(rows[:, part], axis=1).mean() for part in parts]
+        assert found["output-norm"][place] == pytest.approx(norms)
+
+
+def slow_order(
+    inputs: dict[tuple[Site, int], Any],
+    projections: dict[tuple[Site, int], OutputProjection],
+    cost: Any,
+) -> dict[HeadId, float]:
+    """Take out the unit that adds least to the sum of all modules' costs, again and again; W refitted by lstsq."""
+    gone: dict[tuple[Site, int], list[int]] = {place: [] for place in projections}
+    errors, found = dict.fromkeys(projections, 0.0), {}
+    for _ in range(sum(len(projection.units) for projection in projections.values())):
+        tried = {}
+        for place, projection in projections.items():
+            for unit in set(range(len(projection.units))) - set(gone[place]):
+                columns = projection.blocks[[*gone[place], unit]].flatten().tolist()
+                tried[place, unit] = cost(place, projection, inputs[place], columns) - errors[place]
+        place, unit = min(tried, key=lambda key: tried[key])
+        gone[place].append(unit)
+        errors[place] += tried[place, unit]
+        found.update(dict.fromkeys(projections[place].units[unit], sum(errors.values())))
+    return found
+
+
+def damped_moments(projection: OutputProjection, rows: Any) -> tuple[Any, float]:
+    used = rows - rows.mean(axis=0) if projection.has_bias else rows
+    second = used.T @ used / len(used)
+    return second, DAMPING * np.diag(second).mean()
+
+
+def refitted(projection: OutputProjection, rows: Any, columns: list[int]) -> tuple[Any, Any]:
+    """W − V, and the damped moments that the error is measured with."""
+    second, damping = damped_moments(projection, rows)
+    weight = projection.weight.numpy()
+    other, _ = oracle.refitted(rows, weight, columns, damping=damping, affine=projection.has_bias)
+    return weight - other, second + damping * np.eye(len(second))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_obs_takes_out_what_costs_least_relative_to_the_output(kind: str) -> None:
+    inputs, projections = measured(kind)
+
+    def cost(place: Any, projection: OutputProjection, rows: Any, columns: list[int]) -> float:
+        lost, second = refitted(projection, rows, columns)
+        energy = ((rows @ projection.weight.numpy().T) ** 2).sum() / len(rows)
+        return float(np.trace(lost @ second @ lost.T) / energy)
+
+    expected = slow_order(inputs, projections, cost)
+    found = criterion_named("obs").scores(context_of(kind))
+    assert set(found) == set(expected)
+    for head, score in expected.items():
+        assert found[head] == pytest.approx(score, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_obs_task_takes_out_what_the_objective_loses_least_by(kind: str) -> None:
+    inputs, projections = measured(kind)
+    checkpoint = speakers.checkpoint(kind)
+    gradients, predictions = oracle.output_gradients(kind, checkpoint, speakers.corpus(kind))
+
+    def cost(place: Any, projection: OutputProjection, rows: Any, columns: list[int]) -> float:
+        lost, second = refitted(projection, rows, columns)
+        fisher = gradients[place].T @ gradients[place]
+        return float(np.trace(fisher @ lost @ second @ lost.T) / 2 / predictions)
+
+    expected = slow_order(inputs, projections, cost)
+    found = criterion_named("obs-task").scores(context_of(kind, options=Options(objective="loss")))
+    for head, score in expected.items():
+        assert found[head] == pytest.approx(score, rel=1e-6)
+
+
+def test_a_head_that_writes_nothing_goes_first_and_doubles_go_one_by_one() -> None:
+    """A head of zeros, and two heads that are the same: one of them is cheap, then the other is not."""
+    checkpoint = speakers.checkpoint("bert", seed=21)
+    attention = checkpoint.model.get_submodule("bert.encoder.layer.1.attention")
+    with torch.no_grad():
+        for part in ("query", "key", "value"):
+            linear: Any = attention.get_submodule(f"self.{part}")
+            linear.weight[10:] = linear.weight[5:10]
+            linear.bias[10:] = linear.bias[5:10]
+        checkpoint.model.get_parameter("bert.encoder.layer.0.attention.output.dense.weight")[:, :5] = 0
+    scores = criterion_named("obs").scores(ScoringContext(checkpoint, speakers.corpus("bert")))
+    first, second, *rest = sorted(scores, key=lambda head: scores[head])
+    assert first == HeadId(Site.ENCODER_SELF, 0, 0) and scores[first] == 0
+    assert second in (HeadId(Site.ENCODER_SELF, 1, 1), HeadId(Site.ENCODER_SELF, 1, 2))
+    assert scores[second] < 0.01 * min(scores[head] for head in rest)
+
+
+@pytest.mark.parametrize("name", ["obs", "obs-task"])
+@pytest.mark.parametrize("kind", ["llama", "marian"])
+def test_groups_share_a_score_and_every_size_is_a_prefix_of_the_order(name: str, kind: str) -> None:
+    context = context_of(kind)
+    gates = gate_layout(context.checkpoint.attention_sites)
+    scores = criterion_named(name).scores(context)
+    assert all(len({scores[head] for head in unit}) == 1 for unit in gates.units)
+    order = [head for unit in sorted(gates.units, key=lambda unit: scores[unit[0]]) for head in unit]
+    size = len(gates.units[0])
+    for keep in range(0, gates.heads + 1, size):
+        kept = rank_heads(gates, keep, lambda gone: scores).kept
+        assert set(gates.closed(kept)) == set(order[: gates.heads - keep])
+
+
+def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = []
+    original = scoring.collect_moments
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        collected.append(options["objective"])
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(scoring, "collect_moments", counted)
+    context = context_of("bert")
+    for name in ("flap", "obs", "wanda", "obs", "output-norm", "obs-task", "obs-task"):
+        criterion_named(name).scores(context)
+    assert collected == [None, ""]
+    criterion_named("obs").scores(replace(context))
+    assert len(collected) == 3
+
+
+@pytest.mark.parametrize("name", ["flap", "wanda", "output-norm"])
+def test_heads_that_are_gone_are_masked(name: str) -> None:
+    context, gone = context_of("marian"), [HeadId(Site.DECODER_SELF, 0, 1)]
+    found = criterion_named(name).scores(replace(context, removed=gone))
+    with masked(context.checkpoint.model, gone):
+        assert criterion_named(name).scores(replace(context)) == found
+    assert found != criterion_named(name).scores(context)
+
+
+@pytest.mark.parametrize("name", ["obs", "wanda"])
+def test_heads_that_no_text_reaches_have_no_number(name: str) -> None:
+    context = context_of("t5")
+    assert context.corpus is not None
+    whole = context.corpus
+    alone = replace(whole, has_target=False, read=lambda: (each._replace(target=None) for each in whole.read()))
+    scores = criterion_named(name).scores(replace(context, corpus=alone))
+    assert {head.site for head, score in scores.items() if np.isfinite(score)} == {Site.ENCODER_SELF}
+
+
+def test_models_without_labels_are_judged_by_their_representation() -> None:
+    checkpoint = checkpoints.hugging("bert-without-head")
+    scores = criterion_named("obs-task").scores(ScoringContext(checkpoint, speakers.corpus("bert")))
+    values = np.array(list(scores.values()))
+    assert np.isfinite(values).all() and (values > 0).all() and len(set(values.tolist())) == len(values)
+
+
+@pytest.mark.parametrize("name", ["obs", "obs-task", "flap", "wanda", "output-norm"])
+def test_the_command_ranks_by_them(name: str, tmp_path: Path) -> None:
+    small: Checkpoint = checkpoints.small()
+    NATIVE.save(small, tmp_path / "whole")
+    (tmp_path / "a").write_text("a b c\nb c\nd e f g\na\n" * 3, encoding="utf-8")
+    (tmp_path / "b").write_text("a b\nb c a\nd e f g d\na b\n" * 3, encoding="utf-8")
+    config = RankConfig(
+        checkpoint=str(tmp_path / "whole"),
+        out=tmp_path / "run",
+        device="cpu",
+        source=tmp_path / "a",
+        target=tmp_path / "b",
+        by=name,
+        keep=8,
+    )
+    selection = run_ranking(config)
+    assert len(selection.removed) == sum(small.layout.values()) - 8
+    assert (tmp_path / "run" / "removed.txt").read_text().split() == [str(head) for head in selection.removed]
