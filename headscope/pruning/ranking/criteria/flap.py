@@ -22,7 +22,7 @@ class Flap(Criterion):
     name = "flap"
     summary = "variance of the head's contexts times its columns of W_O, standardised per layer (FLAP)"
 
-    def scores(self, context: ScoringContext) -> Scores:  # noqa: D102
+    def scores(self, context: ScoringContext) -> Scores:
         return scores_by_layer(context, fluctuation)
 
 

@@ -30,7 +30,7 @@ class ObsError(Criterion):
     summary = "error of the layer's output without the head, the other heads refitted (optimal brain surgeon)"
     changes = False
 
-    def scores(self, context: ScoringContext) -> Scores:  # noqa: D102
+    def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context), []
         for projection in output_projections(context.checkpoint):
             if (its := moments.of(projection)) is not None:

@@ -21,7 +21,7 @@ class ObsTaskError(Criterion):
     summary = "as obs, errors weighted by the gradient of the objective at the layer's output"
     changes = False
 
-    def scores(self, context: ScoringContext) -> Scores:  # noqa: D102
+    def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []
         for projection in output_projections(context.checkpoint):
             if (its := moments.of(projection)) is not None and its.fisher is not None:

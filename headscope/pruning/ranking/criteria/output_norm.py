@@ -20,7 +20,7 @@ class OutputNorm(Criterion):
     name = "output-norm"
     summary = "mean norm of the head's context (Minitron)"
 
-    def scores(self, context: ScoringContext) -> Scores:  # noqa: D102
+    def scores(self, context: ScoringContext) -> Scores:
         return scores_by_layer(context, mean_norms)
 
 

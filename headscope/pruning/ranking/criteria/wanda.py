@@ -21,7 +21,7 @@ class Wanda(Criterion):
     name = "wanda"
     summary = "mean |weight| times activation norm over the head's columns of W_O (Wanda)"
 
-    def scores(self, context: ScoringContext) -> Scores:  # noqa: D102
+    def scores(self, context: ScoringContext) -> Scores:
         return scores_by_layer(context, weights_times_activations)
 
 
