@@ -1,4 +1,4 @@
-"""A package of somebody else's, installed beside headscope, adds an analysis, a format, a criterion and the like."""
+"""A package of somebody else's, installed beside headscope, adds one of every kind (in process: `tests/contracts`)."""
 
 from __future__ import annotations
 

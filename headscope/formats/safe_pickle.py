@@ -1,12 +1,21 @@
-"""Pickles run by a machine that knows values, containers and a few names, and never imports or calls anything."""
+"""The one reader of pickles that others wrote: nothing that a file names is imported or called.
+
+A pickle is a program. `Machine` runs it with plain values, containers and a short list of names; a class is at most a
+`StubType` that keeps its name, arguments and state. Torch files (`torch_files`), the fork's results and vocabularies
+(`numpy_pickles`) are read with it. `torch.load(weights_only=True)` reads torch files alone, and breaks two promises: it
+does not bound the steps that a file takes (hashing one key can take for ever), and it refuses every class that is not
+installed and listed by name, as those of fairseq's and omegaconf's configs are.
+"""
 
 from __future__ import annotations
 
 import argparse
 import io
 import math
+import pickle
 import pickletools
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn, cast
@@ -45,8 +54,30 @@ INERT = {
 INERT_PACKAGES = ("fairseq.", "omegaconf.")
 
 
+BROKEN = (
+    pickle.UnpicklingError,
+    struct.error,
+    AttributeError,
+    EOFError,
+    IndexError,
+    KeyError,
+    MemoryError,
+    NotImplementedError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading a truncated or damaged file may raise."""
+
+
 class Refused(Exception):
     """Why a file is not read."""
+
+
+def one_line(error: Exception) -> str:
+    """What was raised, for a message."""
+    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -67,7 +98,7 @@ class StubType:
 
 @dataclass(eq=False)
 class Storage:
-    """Numbers on disk: `count` of a type, at a place in a file whose size has been checked."""
+    """Numbers on disk: `count` of a type, in a file whose size has been checked."""
 
     dtype: torch.dtype
     count: int
@@ -102,7 +133,8 @@ class StoredTensor:
 
 MARK = object()
 VALUES = {
-    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
     *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
 }
 FRESH: dict[str, Callable[[], Any]] = {
@@ -119,10 +151,22 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class Machine:
-    """Runs one pickle from `handle` and leaves the rest unread; `storage(dtype, key, count)` finds numbers."""
+    """Runs one pickle and leaves what follows it unread.
 
-    def __init__(self, handle: io.BytesIO, storage: Callable[[torch.dtype, str, int], Storage]) -> None:
-        self.handle, self.storage = handle, storage
+    `names` may occur beside those of every file; `storage(dtype, key, count)` finds the numbers of tensors (None: there
+    may be none). Refused after `most_steps` steps, and for names and values that do not belong there.
+    """
+
+    def __init__(
+        self,
+        data: bytes | io.BytesIO,
+        *,
+        names: Collection[str] = (),
+        storage: Callable[[torch.dtype, str, int], Storage] | None = None,
+        most_steps: int = MOST_STEPS,
+    ) -> None:
+        self.handle = io.BytesIO(data) if isinstance(data, bytes) else data
+        self.names, self.storage, self.most_steps = names, storage, most_steps
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.storages: dict[str, Storage] = {}
@@ -150,35 +194,43 @@ class Machine:
 
     def _spend(self, steps: int) -> None:
         self.spent += steps
-        if self.spent > MOST_STEPS:
-            raise Refused(f"its pickle takes more than {MOST_STEPS:,} steps; it is broken or hostile")
+        if self.spent > self.most_steps:
+            raise Refused(f"its pickle takes more than {self.most_steps:,} steps; it is broken or hostile")
 
     def _since_mark(self) -> list[Any]:
-        place = next(n for n in range(len(self.stack) - 1, -2, -1) if n < 0 or self.stack[n] is MARK)
-        if place < 0:
+        mark = next(n for n in range(len(self.stack) - 1, -2, -1) if n < 0 or self.stack[n] is MARK)
+        if mark < 0:
             raise Refused("its pickle is broken; copy it again")
-        found = self.stack[place + 1 :]
-        del self.stack[place:]
-        return found
+        values = self.stack[mark + 1 :]
+        del self.stack[mark:]
+        return values
 
     def _pop(self, argument: Any) -> None:
         self.stack.pop()
 
-    def _binput(self, place: int) -> None:
-        self.memo[place] = self.stack[-1]
+    def _put(self, number: int) -> None:
+        self.memo[number] = self.stack[-1]
 
-    _long_binput = _binput
+    _binput = _long_binput = _put
 
     def _memoize(self, argument: Any) -> None:
         self.memo[len(self.memo)] = self.stack[-1]
 
-    def _binget(self, place: int) -> None:
-        self.stack.append(self.memo[place])
+    def _get(self, number: int) -> None:
+        self.stack.append(self.memo[number])
 
-    _long_binget = _binget
+    _binget = _long_binget = _get
 
     def _tuple(self, argument: Any) -> None:
         self.stack.append(tuple(self._since_mark()))
+
+    def _list(self, argument: Any) -> None:
+        self.stack.append(self._since_mark())
+
+    def _dict(self, argument: Any) -> None:
+        values = self._since_mark()
+        self.stack.append({})
+        self._fill(values)
 
     def _append(self, argument: Any) -> None:
         value = self.stack.pop()
@@ -194,25 +246,35 @@ class Machine:
 
     def _setitem(self, argument: Any) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        _as(dict, self.stack[-1])[_key(key)] = value
+        self._fill([key, value])
 
     def _setitems(self, argument: Any) -> None:
-        values = self._since_mark()
-        if len(values) % 2:
-            raise Refused("its pickle is broken; copy it again")
+        self._fill(self._since_mark())
+
+    def _fill(self, values: list[Any]) -> None:
+        """Put keys and values, one after the other, into the dictionary or the record on top of the stack."""
         target = self.stack[-1]
         if isinstance(target, StubType):
             target.state = target.state if isinstance(target.state, dict) else {}
             target = target.state
+        if len(values) % 2:
+            raise Refused("its pickle is broken; copy it again")
         for key, value in zip(values[::2], values[1::2], strict=True):
             _as(dict, target)[_key(key)] = value
 
     def _global(self, argument: str) -> None:
-        self.stack.append(_name(*argument.split(" ", 1)))
+        self.stack.append(self._name(*argument.split(" ", 1)))
 
     def _stack_global(self, argument: Any) -> None:
         name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(_name(_as(str, module), _as(str, name)))
+        self.stack.append(self._name(_as(str, module), _as(str, name)))
+
+    def _name(self, module: str, name: str) -> Name:
+        full = f"{module.replace('__builtin__', 'builtins')}.{name}"
+        if full in CALLED or full in INERT or full.startswith(INERT_PACKAGES) or full in self.names:
+            return Name(full)
+        shown = "".join(c if c.isprintable() else "?" for c in full)[:80]
+        raise Refused(f"its pickle asks for {shown}, which a checkpoint has no need of; {ADVICE}")
 
     def _reduce(self, argument: Any) -> None:
         args, function = self.stack.pop(), self.stack.pop()
@@ -236,14 +298,14 @@ class Machine:
     def _binpersid(self, argument: Any) -> None:
         kind, name, key, _, count = cast("tuple[Any, ...]", _as(tuple, self.stack.pop()))[:5]
         dtype = STORAGES.get(_as(Name, name).name)
-        if kind != "storage" or dtype is None or type(count) is not int or count < 0:
+        if kind != "storage" or self.storage is None or dtype is None or type(count) is not int or count < 0:
             raise Refused("its pickle refers to something that is no storage of numbers; the file is broken")
         if _as(str, key) not in self.storages:
             self.storages[key] = self.storage(dtype, key, count)
-        found = self.storages[key]
-        if (found.dtype, found.count) != (dtype, count):
+        storage = self.storages[key]
+        if (storage.dtype, storage.count) != (dtype, count):
             raise Refused(f"storage {key[:40]!r} is used with two sizes or types; the file is broken")
-        self.stack.append(found)
+        self.stack.append(storage)
 
     def _made(self, name: str, args: tuple[Any, ...]) -> Any:
         """What calling a name would make; never a call."""
@@ -286,14 +348,6 @@ CALLED = {
     "numpy.core.multiarray.scalar",
     "numpy._core.multiarray.scalar",
 }
-
-
-def _name(module: str, name: str) -> Name:
-    full = f"{module.replace('__builtin__', 'builtins')}.{name}"
-    if full in CALLED or full in INERT or full.startswith(INERT_PACKAGES):
-        return Name(full)
-    shown = "".join(c if c.isprintable() else "?" for c in full)[:80]
-    raise Refused(f"its pickle asks for {shown}, which a checkpoint has no need of; {ADVICE}")
 
 
 def _as(kind: type, value: Any) -> Any:
@@ -340,5 +394,5 @@ def _scalar(dtype: Any, data: Any = b"") -> int | float | bool | StubType:
         return StubType("numpy.scalar", ())
     if not isinstance(data, bytes) or len(data) != int(spelled[1]):
         raise Refused("its pickle has a number of the wrong length; the file is broken")
-    found: int | float | bool = numpy.frombuffer(data, dtype=f"<{spelled}")[0].item()
-    return found
+    number: int | float | bool = numpy.frombuffer(data, dtype=f"<{spelled}")[0].item()
+    return number

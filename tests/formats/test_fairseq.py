@@ -17,7 +17,7 @@ from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputE
 from headscope.formats.base import open_checkpoint
 from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.fairseq.config import ARCHITECTURES
-from headscope.formats.untrusted import read_tensors, read_torch
+from headscope.formats.torch_files import read_tensors, read_torch
 from headscope.heads import Site
 from headscope.model.native.folding import fold_mixings
 from tests.oracles import fairseq

@@ -25,7 +25,7 @@ from headscope.cli.main import run
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.safe_pickle import StoredTensor, StubType
-from headscope.formats.untrusted import LEGACY, is_torch_file, read_tensors, read_torch
+from headscope.formats.torch_files import LEGACY, is_torch_file, read_tensors, read_torch
 from tests.oracles import fairseq
 
 MARKER = "headscope-was-here"

@@ -28,8 +28,8 @@ from headscope.formats.fairseq.config import Settings, read_settings, transforme
 from headscope.formats.fairseq.keys import Origin, origin, ours, theirs, upgraded
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import native_state
+from headscope.formats.torch_files import is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
-from headscope.formats.untrusted import is_torch_file, read_tensors, read_torch
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

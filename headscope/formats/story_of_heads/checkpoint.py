@@ -35,7 +35,8 @@ from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.digest import file_digest
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import NATIVE
-from headscope.formats.plain_pickle import PlainStub, read_pickle
+from headscope.formats.numpy_pickles import read_pickle
+from headscope.formats.safe_pickle import StubType
 from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
 from headscope.formats.story_of_heads.keys import SOURCE, ArrayRule, array_rules, is_training_state
 from headscope.formats.story_of_heads.npz import Arrays, first_member
@@ -215,8 +216,8 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
 
 def _read_voc(path: Path) -> dict[str, int]:
     """Token to id from the pickle of their `Voc`, whose state is a tuple of one dictionary."""
-    found = read_pickle(path, {VOC: PlainStub})
-    state = found.state if isinstance(found, PlainStub) else None
+    vocabulary = read_pickle(path, {".".join(VOC)})
+    state = vocabulary.state if isinstance(vocabulary, StubType) else None
     ids = state[0] if isinstance(state, tuple) and len(state) == 1 else state
     plain = isinstance(ids, dict) and all(type(key) is str and type(value) is int for key, value in ids.items())
     if not plain or not isinstance(ids, dict) or min(ids.values(), default=0) < 0:

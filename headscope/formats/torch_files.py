@@ -1,15 +1,12 @@
-"""Torch files that others wrote, read without executing anything.
+"""Files of torch.save that others wrote: tensors stay on disk until they are asked for.
 
-A pickle is a program. Here it is run by a machine of our own that knows plain values, containers and a short
-list of names, and never imports or calls what a file asks for: a class is at most an inert record of its
-name and state. Tensors stay on disk until they are asked for, and every size that a file declares is
-compared with the file before memory is taken.
+Every size that a file declares is compared with the file before memory is taken; `headscope.formats.safe_pickle` runs
+the pickles and executes nothing.
 """
 
 from __future__ import annotations
 
 import io
-import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -21,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError
-from headscope.formats.safe_pickle import Machine, Refused, Storage, StoredTensor
+from headscope.formats.safe_pickle import BROKEN, Machine, Refused, Storage, StoredTensor, one_line
 
 MOST_BYTES = 16 << 20  # of pickle, without tensors; fairseq's largest language models have about one million
 LEGACY = bytes.fromhex("80028a0a6cfc9c46f920") + bytes.fromhex("6aa850192e")  # pickle of torch's magic number
@@ -50,13 +47,12 @@ def read_torch(path: Path) -> Any:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except _BROKEN as error:
-        detail = " ".join(str(error).split())[:120] or type(error).__name__
-        raise CheckpointError(f"{path} is truncated or broken ({detail}); copy it again") from None
+        raise CheckpointError(f"{path} is truncated or broken ({one_line(error)}); copy it again") from None
 
 
-def read_tensors(path: Path, found: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a mapping; CheckpointError where their bytes cannot be read."""
-    stored = {key: value for key, value in found.items() if isinstance(value, StoredTensor)}
+    stored = {key: value for key, value in content.items() if isinstance(value, StoredTensor)}
     try:
         # one storage may serve many tensors: a few are tied weights, thousands are an attack
         if sum(value.bytes for value in stored.values()) > 4 * path.stat().st_size:
@@ -64,23 +60,11 @@ def read_tensors(path: Path, found: Mapping[str, Any]) -> dict[str, Tensor]:
         return {key: value.read() for key, value in stored.items()}
     except Refused as error:
         raise CheckpointError(f"{path}: {error}") from None
-    except (OSError, RuntimeError, MemoryError, *_BROKEN) as error:
-        detail = " ".join(str(error).split())[:120] or type(error).__name__
-        raise CheckpointError(f"{path} is truncated or broken ({detail}); copy it again") from None
+    except (OSError, RuntimeError, *_BROKEN) as error:
+        raise CheckpointError(f"{path} is truncated or broken ({one_line(error)}); copy it again") from None
 
 
-_BROKEN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    OverflowError,
-    NotImplementedError,
-)
+_BROKEN = (zipfile.BadZipFile, zlib.error, *BROKEN)
 
 
 # Containers: the zip of torch 1.6 and later, and what came before.
@@ -106,7 +90,7 @@ def _read_zip(path: Path) -> Any:
         raise Refused(f"its pickle has {members[program].file_size:,} bytes; at most {MOST_BYTES:,} are read")
     if f"{root}byteorder" in members and archive.read(f"{root}byteorder") != b"little":
         raise Refused("it was written on a big-endian machine; save it anew on an ordinary one")
-    return Machine(io.BytesIO(archive.read(program)), storage).run()
+    return Machine(archive.read(program), storage=storage).run()
 
 
 def _check_members(path: Path, members: Mapping[str, zipfile.ZipInfo]) -> None:
@@ -134,7 +118,7 @@ def _read_legacy(path: Path) -> Any:
         asked[key] = Storage(dtype, count, key, lambda: _slice(path, *places[key]))
         return asked[key]
 
-    pickles = [Machine(head, storage).run() for _ in range(5)]
+    pickles = [Machine(head, storage=storage).run() for _ in range(5)]
     if pickles[1] != 1001 or not isinstance(pickles[2], dict) or pickles[2].get("little_endian") is not True:
         raise Refused("it is a legacy file of an unknown version or of a big-endian machine; save it anew")
     keys = pickles[4]
@@ -153,7 +137,7 @@ def _read_legacy(path: Path) -> Any:
 def _slice(path: Path, start: int, length: int) -> bytes:
     with path.open("rb") as handle:
         handle.seek(start)
-        found = handle.read(length)
-    if len(found) != length:
+        data = handle.read(length)
+    if len(data) != length:
         raise Refused("the file ends in the middle; copy it again")
-    return found
+    return data
