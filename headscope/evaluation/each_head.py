@@ -1,7 +1,7 @@
-"""Every head off, one at a time: what each metric becomes (the MHR fork's check of all masks).
+"""Every metric with one head masked at a time (the MHR fork's check of all masks).
 
 Perplexity and accuracy of all heads come from one pass over the corpus: for each batch the encoder runs once,
-and again only for its own heads. BLEU and chrF need a whole translation for every head.
+and again only for its own heads. BLEU and chrF need a translation of the corpus for every head.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from headscope.bootstrap import Array, Bootstrap, Estimate
 from headscope.config import EvaluateConfig
 from headscope.evaluation.likelihood import Likelihood, likelihood
 from headscope.evaluation.quality import (
-    OF_TRANSLATIONS,
+    TRANSLATION_METRICS,
     OpenedEvaluation,
     evaluation_signature,
-    look_tokenised,
+    needs_translation,
     open_all,
     perplexity,
     reference_texts,
     text_scores,
-    translated,
-    translates,
+    tokenised_remark,
+    translate_corpus,
 )
 from headscope.files.folders import kept_apart
 from headscope.files.output_checks import check_file, inputs_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class EachHead:
-    """A row per head with every metric and its difference to the first row, which has no head of its own off."""
+    """A row per masked head: every metric and its difference to the first row, where no further head is masked."""
 
     table: pd.DataFrame
     by: str
@@ -50,38 +50,39 @@ class EachHead:
 
 
 def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -> EachHead:
-    """Open everything, measure with each head off, and write `config.out` (see `score_each_head`)."""
+    """Open checkpoint and corpus, measure with each head masked, and write `config.out` (see `score_each_head`)."""
     if config.out is not None:
         check_file(config.out, inputs=inputs_of(config), force=config.force)
-    found = score_each_head(open_all(config), progress=progress)
+    result = score_each_head(open_all(config), progress=progress)
     if config.out is not None:
-        place = kept_apart(config.out, complete=found.complete)
-        written(place, lambda path: found.table.to_csv(path, index=False))
-        if place != config.out:
-            found.remarks.append(f"{config.out} stays as it was; {place} has what was measured of the sentences done")
-    return found
+        out = kept_apart(config.out, complete=result.complete)
+        written(out, lambda path: result.table.to_csv(path, index=False))
+        if out != config.out:
+            result.remarks.append(f"{config.out} stays as it was; {out} has what was measured of the sentences done")
+    return result
 
 
 def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> EachHead:
-    """Measure the model as it is (with the mask of its config), then with each further head off; writes nothing.
+    """Measure the model with the mask of its config, then with each further head masked; writes nothing.
 
-    The heads that matter most come first. Interrupted by Ctrl-C while references are scored, it gives what was
-    done (`complete` is then false).
+    The most important heads come first. Interrupted by Ctrl-C while references are scored, it returns the metrics of
+    the sentences before (`complete` is then false).
     """
     config = opened.config
-    chosen = select_heads(config.heads, opened.checkpoint.layout) if config.heads else []
-    heads = [head for head in chosen or all_heads(opened.checkpoint.layout) if head not in set(opened.off)]
+    layout, masked_heads = opened.checkpoint.layout, set(opened.masked_heads)
+    chosen = (select_heads(config.heads, layout) if config.heads else []) or all_heads(layout)
+    heads = [head for head in chosen if head not in masked_heads]
     columns: dict[str, Any] = {
         "site": ["", *(head.site.value for head in heads)],
         "layer": [None, *(head.layer for head in heads)],
         "head": [None, *(head.head for head in heads)],
     }
-    with masked(opened.checkpoint.model, opened.off):
+    with masked(opened.checkpoint.model, opened.masked_heads):
         scored = _likelihoods(opened, heads, progress)
         complete = scored is None or scored.complete
         if scored is not None:
             columns |= likelihood_columns(scored, Bootstrap(seed=config.seed, replicates=config.bootstrap))
-        if complete and translates(opened.metrics):
+        if complete and needs_translation(opened.metrics):
             try:
                 columns |= _text_columns(opened, heads, progress)
             except KeyboardInterrupt:
@@ -90,25 +91,27 @@ def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progres
                 complete = False
                 opened.remarks.append("translating was interrupted, so there is no BLEU and no chrF")
     opened.remarks += opened.unknown.remarks(opened.checkpoint)
-    by = next((name for name in OF_TRANSLATIONS if name in columns), "nll_per_token")
+    by = next((name for name in TRANSLATION_METRICS if name in columns), "nll_per_token")
     done = opened.corpus.count if scored is None else scored.sentences
     return EachHead(_sorted(columns, by), by, evaluation_signature(opened, done=done), opened.remarks, done, complete)
 
 
 def _likelihoods(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> Likelihood | None:
-    if not set(opened.metrics) - set(OF_TRANSLATIONS):
+    if not set(opened.metrics) - set(TRANSLATION_METRICS):
         return None
     masks = [[], *([head] for head in heads)]
     with progress("each head", opened.corpus.count) as step:
-        found = likelihood(opened.checkpoint, opened.corpus, opened.reading, masks=masks, progress=step)
-    opened.unknown = found.losses.unknown
-    if found.losses.truncated:
-        opened.remarks.append(f"cut off at the length limit: {found.losses.truncated} sentences (--max-length, --long)")
-    return found
+        scored = likelihood(opened.checkpoint, opened.corpus, opened.likelihood_options, masks=masks, progress=step)
+    opened.unknown = scored.losses.unknown
+    if scored.losses.truncated:
+        opened.remarks.append(
+            f"cut off at the length limit: {scored.losses.truncated} sentences (--max-length, --long)"
+        )
+    return scored
 
 
 def likelihood_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Σ -log p, the mean over tokens and its difference to the first mask with an interval, and what follows."""
+    """Columns [mask]: Σ -log p, its mean over tokens, perplexity, accuracy, differences to the first mask."""
     nats, right = bootstrap.ratio(scored.nll), bootstrap.ratio(scored.right)
     gap: Estimate = bootstrap.function(lambda total, count: (total - total[:, :1]) / count, scored.nll)
     sums: Array = scored.nll.total.sum(dim=0).numpy()
@@ -126,22 +129,22 @@ def likelihood_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, An
 
 def _text_columns(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> dict[str, list[float]]:
     references = reference_texts(opened)
-    opened.remarks += look_tokenised(references, opened.config.text)
-    found: dict[str, list[float]] = {}
+    opened.remarks += tokenised_remark(references, opened.config.text)
+    columns: dict[str, list[float]] = {}
     with progress("each head", opened.corpus.count * (len(heads) + 1)) as step:
-        for off in [[], *([head] for head in heads)]:
-            with masked(opened.checkpoint.model, off):
-                hypotheses = translated(opened, step)
+        for mask in [[], *([head] for head in heads)]:
+            with masked(opened.checkpoint.model, mask):
+                hypotheses = translate_corpus(opened, step)
             scores = text_scores(hypotheses, references, opened.metrics, mode=opened.config.text, replicates=0)
             for score in scores:
-                found.setdefault(score.metric, []).append(score.value)
-    return found | {f"{name}_difference": [each - values[0] for each in values] for name, values in found.items()}
+                columns.setdefault(score.metric, []).append(score.value)
+    return columns | {f"{name}_difference": [value - values[0] for value in values] for name, values in columns.items()}
 
 
 def _sorted(columns: dict[str, Any], by: str) -> pd.DataFrame:
-    """The first row stays; then the heads whose loss harms most."""
+    """The first row stays; then the heads whose mask lowers performance most."""
     import pandas as pd
 
     table = pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
-    heads = table.iloc[1:].sort_values(by, ascending=by in OF_TRANSLATIONS, kind="stable")
+    heads = table.iloc[1:].sort_values(by, ascending=by in TRANSLATION_METRICS, kind="stable")
     return pd.concat([table.iloc[:1], heads], ignore_index=True)

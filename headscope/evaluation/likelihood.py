@@ -1,8 +1,8 @@
-"""How likely a model finds a corpus: Σ -log p and hits of every sentence, under one mask of heads or many.
+"""The likelihood of a corpus under a model: Σ -log p and correct predictions per sentence, under one head mask or many.
 
-Counted are all tokens that the model says after its inputs: for decoders (teacher-forced) every token of the
-text and the one that closes it, except what a length limit cuts off; for encoders every token that is no
-special one, each hidden in turn (pseudo-log-likelihood, Salazar et al. 2020) or in a random share of 15 %.
+All predicted tokens count: for decoders (teacher-forced) every token of the text and the end-of-sentence token, except
+what a length limit truncates; for encoders every token that is not special, each masked in turn (pseudo-log-likelihood,
+Salazar et al. 2020) or in a random share of 15 %.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from headscope.model.native.transformer import Transformer
 from headscope.model.threads import threads_for_pass
 
 Hiding = Literal["each", "random"]
-WINDOW = {"text": 2048, "hidden": 128}  # sentences held at a time; hiding each token makes many rows of one
-SHARE = 0.15
-PART = 512  # positions whose logits are copied at a time
+WINDOW = {"text": 2048, "hidden": 128}  # sentences in memory at a time; hiding each token makes many rows of a sentence
+SHARE = 0.15  # of the tokens is hidden at random
+POSITIONS = 512  # whose logits are copied at a time
 
 
 class LabelledSentence(NamedTuple):
-    """What goes through the model for (a part of) one sentence; `last` closes the sentence."""
+    """A row of a batch with its labels: a sentence, or one of its copies with hidden tokens, of which one is `last`."""
 
     number: int
     source: Encoded
@@ -44,13 +44,13 @@ class LabelledSentence(NamedTuple):
     last: bool = True
 
     def length(self) -> int:
-        """Positions that it takes in a batch."""
+        """Positions in a batch."""
         return max(len(self.source.ids), len(self.target.ids) if self.target else 0)
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A batch, and what must be predicted at each of its positions [b t]; `done` sentences end with it."""
+    """A batch, the label of each of its positions [b t], and the number of sentences whose last row it has (`done`)."""
 
     batch: Batch
     labels: Tensor
@@ -59,7 +59,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class LikelihoodOptions:
-    """How a corpus is read: positions a batch, pieces a sentence, and what encoders hide."""
+    """Positions per batch, subwords per sentence (`limit`, `long`), and which tokens are hidden from encoders."""
 
     tokens: int
     limit: int
@@ -70,9 +70,9 @@ class LikelihoodOptions:
 
 @dataclass
 class Likelihood:
-    """Sums over a corpus; `nll` and `right` have a cell for every mask, `count` and `first` are of sentences.
+    """Sums over a corpus: `nll` (Σ -log p) and `right` (correct predictions) per sentence and mask.
 
-    `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] its number of tokens.
+    `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] the number of tokens.
     """
 
     nll: GroupSums = field(default_factory=GroupSums)
@@ -87,61 +87,61 @@ class Likelihood:
 def likelihood(
     checkpoint: Checkpoint,
     corpus: Corpus,
-    reading: LikelihoodOptions,
+    options: LikelihoodOptions,
     *,
     masks: Sequence[Sequence[HeadId]] = ((),),
     progress: Callable[[int], None] = lambda sentences: None,
 ) -> Likelihood:
-    """Run the corpus once for all masks; what they have in common is computed once per batch.
+    """Score a corpus in one pass for all masks; what they have in common is computed once per batch.
 
-    A KeyboardInterrupt ends the pass; the sums then cover what was done and say `complete=False`.
+    A KeyboardInterrupt ends the pass; the sums then cover the batches before it and have `complete=False`.
     """
-    found = Likelihood(first=np.zeros(corpus.count), counts=np.zeros(corpus.count))
+    sums = Likelihood(first=np.zeros(corpus.count), counts=np.zeros(corpus.count))
     try:
         with torch.inference_mode():
-            for each in labelled(checkpoint, corpus, reading, found.losses):
-                with threads_for_pass(checkpoint.model, each.batch.positions):
-                    nll, right, count = _under_masks(checkpoint, each, masks)
-                found.nll.add(each.batch.indices, Ratio(nll, count[:, None]))
-                found.right.add(each.batch.indices, Ratio(right, count[:, None]))
-                np.add.at(found.first, each.batch.indices.numpy(), nll[:, 0].numpy())
-                np.add.at(found.counts, each.batch.indices.numpy(), count.numpy())
-                found.sentences += each.done
-                progress(each.done)
+            for part in labelled(checkpoint, corpus, options, sums.losses):
+                with threads_for_pass(checkpoint.model, part.batch.positions):
+                    nll, right, count = _under_masks(checkpoint, part, masks)
+                sums.nll.add(part.batch.indices, Ratio(nll, count[:, None]))
+                sums.right.add(part.batch.indices, Ratio(right, count[:, None]))
+                np.add.at(sums.first, part.batch.indices.numpy(), nll[:, 0].numpy())
+                np.add.at(sums.counts, part.batch.indices.numpy(), count.numpy())
+                sums.sentences += part.done
+                progress(part.done)
     except KeyboardInterrupt:
-        if not found.sentences:
+        if not sums.sentences:
             raise
-        found.complete = False
-    return found
+        sums.complete = False
+    return sums
 
 
 def _under_masks(
-    checkpoint: Checkpoint, each: Labelled, masks: Sequence[Sequence[HeadId]]
+    checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ -log p and hits [b mask], and counts [b].
 
     The encoder runs again only where its own heads are masked; layers below the masked heads do not run again.
     """
-    batch, labels = each.batch.to(checkpoint.device), each.labels.to(checkpoint.device)
+    batch, labels = part.batch.to(checkpoint.device), part.labels.to(checkpoint.device)
     columns = []
     reuse = PartialForward()
     with reuse.recorded():
-        shared: Any = checkpoint.memory(batch)
-        plain = token_sums(checkpoint.logits(batch, shared), labels) if () in map(tuple, masks) else None
+        shared_memory: Any = checkpoint.memory(batch)
+        unmasked = token_sums(checkpoint.logits(batch, shared_memory), labels) if () in map(tuple, masks) else None
     for heads in masks:
-        if not heads and plain is not None:
-            columns.append(plain)
+        if not heads and unmasked is not None:
+            columns.append(unmasked)
             continue
         with masked(checkpoint.model, heads), reuse.starting(_first_layers(checkpoint.model, heads)):
             of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
-            memory = checkpoint.memory(batch) if of_encoder else shared
+            memory = checkpoint.memory(batch) if of_encoder else shared_memory
             columns.append(token_sums(checkpoint.logits(batch, memory), labels))
     nll, right, count = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
     return nll, right, count[:, 0]
 
 
 def _first_layers(model: nn.Module, heads: Sequence[HeadId]) -> dict[nn.Module, int]:
-    """The stack of a native model that masks change first, and its lowest layer that they change."""
+    """The first stack of a native model that a mask changes, and the lowest layer in it that it changes."""
     if not isinstance(model, Transformer):
         return {}
     of_encoder = [head.layer for head in heads if head.site is Site.ENCODER_SELF]
@@ -151,33 +151,37 @@ def _first_layers(model: nn.Module, heads: Sequence[HeadId]) -> dict[nn.Module, 
 
 
 def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ -log p of labels, how often they are the likeliest, and how many there are: [b] each, in float64."""
+    """Σ -log p of labels, the number of correct predictions and the number of labels, [b] each in float64."""
     sums = torch.zeros(3, len(labels), dtype=torch.float64)
-    for part in torch.split((labels != IGNORED).nonzero(), PART):
-        row, place = part.unbind(dim=1)
-        scores, wanted = logits[row, place], labels[row, place]  # [n V], [n]
+    for part in torch.split((labels != IGNORED).nonzero(), POSITIONS):
+        row, position = part.unbind(dim=1)
+        scores, target = logits[row, position], labels[row, position]  # [n V], [n]
         scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-        nll = scores.logsumexp(dim=-1) - scores.gather(1, wanted[:, None])[:, 0]
-        right = scores.argmax(dim=-1) == wanted
+        nll = scores.logsumexp(dim=-1) - scores.gather(1, target[:, None])[:, 0]
+        right = scores.argmax(dim=-1) == target
         for total, values in zip(sums, (nll, right, torch.ones_like(right)), strict=True):
             total.index_add_(0, row.cpu(), values.cpu().double())
     return sums[0], sums[1], sums[2]
 
 
+def hides_tokens(checkpoint: Checkpoint) -> bool:
+    """Whether tokens are predicted where they are hidden from the input: an encoder alone."""
+    sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
+    return not checkpoint.two_sided and Site.ENCODER_SELF in sites
+
+
 def labelled(
-    checkpoint: Checkpoint, corpus: Corpus, reading: LikelihoodOptions, losses: Omissions
+    checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, losses: Omissions
 ) -> Iterator[Labelled]:
-    """The corpus in batches of at most `reading.tokens` positions a side, sorted by length within windows."""
-    hides = not checkpoint.two_sided and any(
-        place.site is Site.ENCODER_SELF for place in checkpoint.attention_sites.order
-    )
+    """The corpus in batches of at most `options.tokens` positions a side, sorted by length within windows."""
     sentences = iter(corpus)
-    while window := list(islice(sentences, WINDOW["hidden" if hides else "text"])):
-        rows = (_hidden if hides else _texts)(checkpoint, window, reading, losses)
-        _count_cut(rows, corpus, reading, losses)
+    make_rows, size = (_hidden, WINDOW["hidden"]) if hides_tokens(checkpoint) else (_texts, WINDOW["text"])
+    while window := list(islice(sentences, size)):
+        rows = make_rows(checkpoint, window, options, losses)
+        _count_cut(rows, corpus, options, losses)
         group: list[LabelledSentence] = []
         for row in sorted(rows, key=LabelledSentence.length):
-            if group and row.length() * (len(group) + 1) > reading.tokens:
+            if group and row.length() * (len(group) + 1) > options.tokens:
                 yield _collate(group)
                 group = []
             group.append(row)
@@ -185,55 +189,55 @@ def labelled(
 
 
 def _texts(
-    checkpoint: Checkpoint, window: list[Sentence], reading: LikelihoodOptions, losses: Omissions
+    checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
 ) -> list[LabelledSentence]:
-    said = [sentence.source if sentence.target is None else sentence.target for sentence in window]
-    sources = checkpoint.encode([each.source for each in window], side="source", limit=reading.limit)
+    texts = [sentence.source if sentence.target is None else sentence.target for sentence in window]
+    sources = checkpoint.encode([sentence.source for sentence in window], side="source", limit=options.limit)
     losses.unknown.add("source", sources)
     targets: Sequence[Encoded | None] = [None] * len(window)
     if checkpoint.two_sided:
-        translations = checkpoint.encode(said, side="target", limit=reading.limit)
+        translations = checkpoint.encode(texts, side="target", limit=options.limit)
         losses.unknown.add("target", translations)
         targets = translations
-    labels = checkpoint.labels(said, limit=reading.limit)
-    columns = zip(window, sources, targets, labels, strict=True)
-    return [LabelledSentence(sentence.number, source, target, wanted) for sentence, source, target, wanted in columns]
+    labels = checkpoint.labels(texts, limit=options.limit)
+    numbers = (sentence.number for sentence in window)
+    return [LabelledSentence(*row) for row in zip(numbers, sources, targets, labels, strict=True)]
 
 
 def _hidden(
-    checkpoint: Checkpoint, window: list[Sentence], reading: LikelihoodOptions, losses: Omissions
+    checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
 ) -> list[LabelledSentence]:
-    """Sentences with one token hidden in each row, or one row each with a random share of its tokens hidden."""
+    """A row per token, which is hidden in it, or a row per sentence with a random share of its tokens hidden."""
     mask = checkpoint.mask_id()
     rows: list[LabelledSentence] = []
-    encoded = checkpoint.encode([each.source for each in window], side="source", limit=reading.limit)
+    encoded = checkpoint.encode([sentence.source for sentence in window], side="source", limit=options.limit)
     losses.unknown.add("source", encoded)
     for sentence, source in zip(window, encoded, strict=True):
-        plain = [place for place, special in enumerate(source.special) if not special]
-        groups = [[place] for place in plain] or [[]]
-        if reading.hiding == "random":
-            groups = [hidden_at_random(plain, sentence.number, seed=reading.seed)]
+        hideable = [position for position, special in enumerate(source.special) if not special]
+        groups = [[position] for position in hideable] or [[]]
+        if options.hiding == "random":
+            groups = [hidden_at_random(hideable, sentence.number, seed=options.seed)]
         for hidden in groups:
-            ids = [mask if place in hidden else own for place, own in enumerate(source.ids)]
-            labels = [own if place in hidden else IGNORED for place, own in enumerate(source.ids)]
+            ids = [mask if position in hidden else id_ for position, id_ in enumerate(source.ids)]
+            labels = [id_ if position in hidden else IGNORED for position, id_ in enumerate(source.ids)]
             rows.append(LabelledSentence(sentence.number, source._replace(ids=ids), None, labels, hidden is groups[-1]))
     return rows
 
 
-def hidden_at_random(plain: Sequence[int], number: int, *, seed: int) -> list[int]:
-    """15 % of the positions `plain` of sentence `number`, at least one of them (Devlin et al. 2019, §3.1)."""
-    chance = np.random.default_rng([seed, number])
-    found: list[int] = chance.permutation(np.asarray(plain, dtype=int))[: max(1, round(SHARE * len(plain)))].tolist()
-    return found
+def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> list[int]:
+    """15 % of `positions` of sentence `number`, at least one of them (Devlin et al. 2019, §3.1)."""
+    shuffled = np.random.default_rng([seed, number]).permutation(np.asarray(positions, dtype=int))
+    hidden: list[int] = shuffled[: max(1, round(SHARE * len(positions)))].tolist()
+    return hidden
 
 
-def _count_cut(rows: list[LabelledSentence], corpus: Corpus, reading: LikelihoodOptions, losses: Omissions) -> None:
+def _count_cut(rows: list[LabelledSentence], corpus: Corpus, options: LikelihoodOptions, losses: Omissions) -> None:
     for row in rows:
         cut = max(row.source.cut, row.target.cut if row.target else 0)
-        if cut and reading.long == "refuse":
-            where = corpus.name if row.source.cut else f"the target of {corpus.name}"
+        if cut and options.long == "refuse":
+            text = corpus.name if row.source.cut else f"the target of {corpus.name}"
             raise DataError(
-                f"{where}:{row.number + 1}: {reading.limit + cut} pieces, the limit is {reading.limit}; "
+                f"{text}:{row.number + 1}: {options.limit + cut} pieces, the limit is {options.limit}; "
                 "shorten the line, raise --max-length, or take --long truncate"
             )
         losses.truncated += bool(cut) and row.last

@@ -1,8 +1,8 @@
-"""How good a model is on a text: BLEU and chrF of its translations, perplexity and accuracy of the references.
+"""The quality of a model on a text: BLEU and chrF of its translations, perplexity and accuracy on the references.
 
-BLEU and chrF are sacreBLEU's own, with its signatures and its bootstrap. "raw" compares the texts as they
-are, with sacreBLEU's own tokenisation; "tokenised-lowercase" takes them as tokenised already and ignores case,
-as fairseq's and story-of-heads' own numbers do: the two are never mixed, and each is labelled.
+BLEU and chrF are sacreBLEU's, with its signatures and its bootstrap. "raw" compares detokenised texts with sacreBLEU's
+tokenisation; "tokenised-lowercase" takes texts as already tokenised and ignores case, as fairseq's and story-of-heads'
+numbers do. Scores of the second kind are labelled as such.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.unknown_subwords import UnknownPieces
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, likelihood
+from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
 from headscope.evaluation.translation import translate_lines
 from headscope.files.folders import kept_apart
 from headscope.files.output_checks import check_file, inputs_of
 from headscope.files.writing import written
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.formats.translate_options import TranslateOptions
-from headscope.heads import HeadId, Site, select_heads
+from headscope.heads import HeadId, select_heads
 from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TextMode = Literal["raw", "tokenised-lowercase"]
-OF_TRANSLATIONS = ("bleu", "chrf")
+TRANSLATION_METRICS = ("bleu", "chrf")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Score:
 
 @dataclass
 class Evaluation:
-    """What came of it. `sentences` has a row each: sentence, tokens, nll, hypothesis (empty where not asked for)."""
+    """Scores of a corpus; `sentences` has a row each: sentence, tokens, nll, hypothesis (empty if not scored)."""
 
     scores: list[Score]
     sentences: pd.DataFrame
@@ -77,15 +77,15 @@ class Evaluation:
 
 @dataclass
 class OpenedEvaluation:
-    """A checkpoint and a corpus that fit each other, and what a config asks of them."""
+    """A checkpoint and a corpus that fit each other, and the options of an evaluation."""
 
     config: EvaluateOptions
     checkpoint: Checkpoint
     corpus: Corpus
     metrics: tuple[str, ...]
-    off: list[HeadId]
-    reading: LikelihoodOptions
-    options: TranslateOptions
+    masked_heads: list[HeadId]
+    likelihood_options: LikelihoodOptions
+    translate_options: TranslateOptions
     remarks: list[str] = field(default_factory=list)
     unknown: UnknownPieces = field(default_factory=UnknownPieces)
 
@@ -98,33 +98,33 @@ def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) 
     """
     if config.per_sentence is not None:
         check_file(config.per_sentence, inputs=inputs_of(config), force=config.force)
-    found = score_corpus(open_all(config), progress=progress)
+    evaluation = score_corpus(open_all(config), progress=progress)
     if config.per_sentence is not None:
-        table, place = found.sentences, kept_apart(config.per_sentence, complete=found.complete)
-        written(place, lambda path: table.to_csv(path, index=False))
-        if place != config.per_sentence:
-            found.remarks.append(f"{config.per_sentence} stays as it was; {place} has the sentences that were done")
-    return found
+        table, out = evaluation.sentences, kept_apart(config.per_sentence, complete=evaluation.complete)
+        written(out, lambda path: table.to_csv(path, index=False))
+        if out != config.per_sentence:
+            evaluation.remarks.append(f"{config.per_sentence} stays as it was; {out} has the sentences that were done")
+    return evaluation
 
 
 def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:
     """Score an open checkpoint on a text; writes nothing."""
     began = time.monotonic()
-    with masked(opened.checkpoint.model, opened.off):
-        found = _evaluate(opened, progress)
-    found.seconds = time.monotonic() - began
-    return found
+    with masked(opened.checkpoint.model, opened.masked_heads):
+        evaluation = _evaluate(opened, progress)
+    evaluation.seconds = time.monotonic() - began
+    return evaluation
 
 
 def open_all(config: EvaluateConfig) -> OpenedEvaluation:
-    """The checkpoint and corpus of a config, checked against each other and against what is asked."""
+    """The checkpoint and corpus of a config, checked against each other and against the config."""
     corpus = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
     checkpoint = open_configured(config)
     return matched(checkpoint, corpus, config)
 
 
 def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> OpenedEvaluation:
-    """A checkpoint and a corpus, checked against each other and against what is asked; ConfigError if they differ."""
+    """A checkpoint and a corpus, checked against each other and the config; ConfigError where they do not fit."""
     if checkpoint.two_sided is not corpus.has_target:
         problem = (
             "needs --target, the references" if checkpoint.two_sided else "reads one side only; leave out --target"
@@ -133,22 +133,22 @@ def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> 
     metrics = _metrics(config, checkpoint)
     batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
     limit = sentence_limit(checkpoint, batching)
-    reading = LikelihoodOptions(config.batch_tokens, limit, config.long, config.hiding, config.seed)
-    options = TranslateOptions(
+    likelihood_options = LikelihoodOptions(config.batch_tokens, limit, config.long, config.hiding, config.seed)
+    translate_options = TranslateOptions(
         beam=config.beam,
         power=config.lenpen,
         max_ratio=config.max_len_a,
         max_extra=config.max_len_b,
         longest=config.max_length,
     )
-    if translates(metrics):
-        checkpoint.search_facts(options)
-    off = select_heads(config.mask, checkpoint.layout) if config.mask else []
-    return OpenedEvaluation(config, checkpoint, corpus, metrics, off, reading, options)
+    if needs_translation(metrics):
+        checkpoint.search_facts(translate_options)
+    masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
+    return OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
 
 
 def _metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Those asked for, or all that fit; `--each-head` translates only where it is told to."""
+    """The metrics of the config, or all that fit (with `--each-head` those that need no translation)."""
     fitting = METRICS if checkpoint.two_sided else METRICS[2:]
     if unfit := [name for name in config.metrics if name not in fitting]:
         raise ConfigError(
@@ -158,9 +158,9 @@ def _metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str, ...]
     return config.metrics or (METRICS[2:] if config.each_head else fitting)
 
 
-def translates(metrics: Sequence[str]) -> bool:
+def needs_translation(metrics: Sequence[str]) -> bool:
     """Whether any of the metrics compares translations."""
-    return any(name in OF_TRANSLATIONS for name in metrics)
+    return any(name in TRANSLATION_METRICS for name in metrics)
 
 
 def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
@@ -168,18 +168,18 @@ def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
     hypotheses: list[str] = []
     scored: Likelihood | None = None
     corpus, config = opened.corpus, opened.config
-    if set(opened.metrics) - set(OF_TRANSLATIONS):
+    if set(opened.metrics) - set(TRANSLATION_METRICS):
         with progress("scoring", corpus.count) as step:
-            scored = likelihood(opened.checkpoint, corpus, opened.reading, progress=step)
+            scored = likelihood(opened.checkpoint, corpus, opened.likelihood_options, progress=step)
         opened.unknown = scored.losses.unknown
         scores += likelihood_scores(scored, opened)
     complete = scored is None or scored.complete
-    if translates(opened.metrics) and complete:
+    if needs_translation(opened.metrics) and complete:
         try:
             with progress("translating", corpus.count) as step:
-                hypotheses = translated(opened, step)
+                hypotheses = translate_corpus(opened, step)
             references = reference_texts(opened)
-            opened.remarks += look_tokenised(references, config.text)
+            opened.remarks += tokenised_remark(references, config.text)
             mode, replicates = config.text, config.bootstrap
             scores[:0] = text_scores(hypotheses, references, opened.metrics, mode=mode, replicates=replicates)
         except KeyboardInterrupt:
@@ -204,29 +204,29 @@ def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
     )
 
 
-def translated(opened: OpenedEvaluation, step: Callable[[int], None]) -> list[str]:
+def translate_corpus(opened: OpenedEvaluation, step: Callable[[int], None]) -> list[str]:
     """The best translation of every source line, as the model and its masks are now."""
     lines, unknown = (sentence.source for sentence in opened.corpus), UnknownPieces()
     cut: list[int] = []
-    found = translate_lines(
+    translations = translate_lines(
         opened.checkpoint,
         lines,
-        options=opened.options,
+        options=opened.translate_options,
         tokens=opened.config.batch_tokens,
         cut=cut.append,
         unknown=unknown,
         progress=step,
     )
-    texts = [best[0].text for best in found]
+    texts = [candidates[0].text for candidates in translations]
     opened.unknown = opened.unknown or unknown  # what the likelihood counted has the target too
     if cut:
-        _tell_cut(opened, cut)
+        _report_truncated(opened, cut)
     return texts
 
 
-def _tell_cut(opened: OpenedEvaluation, lines: Sequence[int]) -> None:
+def _report_truncated(opened: OpenedEvaluation, lines: Sequence[int]) -> None:
     """A remark that lines (by number from 1) were translated from their first pieces, or DataError, as is asked."""
-    limit = opened.checkpoint.reads(opened.options.longest)
+    limit = opened.checkpoint.reads(opened.translate_options.longest)
     if opened.config.long == "refuse":
         raise DataError(
             f"{opened.corpus.name}:{min(lines)}: more than {limit} pieces to translate; shorten the line, raise "
@@ -241,7 +241,7 @@ def reference_texts(opened: OpenedEvaluation) -> list[str]:
     return [opened.checkpoint.joined(sentence.target or "") for sentence in opened.corpus]
 
 
-def look_tokenised(references: Sequence[str], mode: TextMode) -> list[str]:
+def tokenised_remark(references: Sequence[str], mode: TextMode) -> list[str]:
     """A remark where "raw" is asked of references that look tokenised."""
     spaced = sum(text.endswith((" .", " ?", " !")) for text in references)
     if mode == "raw" and spaced > len(references) / 2:
@@ -264,48 +264,43 @@ def text_scores(
         "bleu": ("BLEU", lambda: BLEU(tokenize="13a" if raw else "none", lowercase=not raw, force=True)),
         "chrf": ("chrF2", lambda: CHRF(lowercase=not raw)),
     }
-    found = []
-    for name in [each for each in OF_TRANSLATIONS if each in metrics]:
-        label, make = makers[name]
+    scores = []
+    for name, (label, make) in makers.items():
+        if name not in metrics:
+            continue
         metric = make()
         try:
             resampled = replicates if len(hypotheses) > 1 else 1
             score = metric.corpus_score(hypotheses, [references], n_bootstrap=max(resampled, 1))
         except TypeError:  # sacreBLEU 2.6 cannot average replicates of which some match nowhere
             score = (metric := make()).corpus_score(hypotheses, [references])
-        mine = str(metric.get_signature())
-        told = json.loads(score.format(width=9, signature=mine, is_json=True))
-        mean, spread = told.get("confidence_mean", np.nan), told.get("confidence_var", np.nan)
+        signature = str(metric.get_signature())
+        fields = json.loads(score.format(width=9, signature=signature, is_json=True))
+        mean, spread = fields.get("confidence_mean", np.nan), fields.get("confidence_var", np.nan)
         title = label if raw else f"{label} (tokenised, lower-case)"
-        found.append(Score(name, title, float(score.score), mean - spread, mean + spread, mine))
-    return found
+        scores.append(Score(name, title, float(score.score), mean - spread, mean + spread, signature))
+    return scores
 
 
 def likelihood_scores(scored: Likelihood, opened: OpenedEvaluation) -> list[Score]:
     """Perplexity = exp(Σ -log p / tokens) and the share of tokens that the model finds likeliest."""
     bootstrap = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap)
-    ratios = bootstrap.ratio(scored.nll), bootstrap.ratio(scored.right)
-    ends = [[float(end[0]) for end in (each.value, each.low, each.high)] for each in ratios]
-    (value, low, high), (share, less, more) = ends
-    name = "masked-token perplexity" if hides(opened.checkpoint) else "perplexity"
-    found = [
+    (value, low, high), (share, least, most) = (
+        [float(end[0]) for end in (ratio.value, ratio.low, ratio.high)]
+        for ratio in (bootstrap.ratio(scored.nll), bootstrap.ratio(scored.right))
+    )
+    name = "masked-token perplexity" if hides_tokens(opened.checkpoint) else "perplexity"
+    scores = [
         Score("perplexity", name, perplexity(value), perplexity(low), perplexity(high)),
-        Score("accuracy", "token accuracy", share, less, more),
+        Score("accuracy", "token accuracy", share, least, most),
     ]
-    return [score for score in found if score.metric in opened.metrics]
+    return [score for score in scores if score.metric in opened.metrics]
 
 
 def perplexity(nats: float) -> float:
     """Of a mean -log p; infinite where it is too large for a number."""
     with np.errstate(over="ignore"):
         return float(np.exp(nats))
-
-
-def hides(checkpoint: Checkpoint) -> bool:
-    """Whether the model is asked for hidden tokens: an encoder alone."""
-    return not checkpoint.two_sided and any(
-        place.site is Site.ENCODER_SELF for place in checkpoint.attention_sites.order
-    )
 
 
 def _per_sentence(count: int, scored: Likelihood | None, hypotheses: Sequence[str]) -> pd.DataFrame:
@@ -324,15 +319,22 @@ def _per_sentence(count: int, scored: Likelihood | None, hypotheses: Sequence[st
 def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -> Signature:
     """Everything that shapes the numbers, whatever metric they are of."""
     checkpoint, corpus, config = opened.checkpoint, opened.corpus, opened.config
-    whole = done is None or done == corpus.count
-    count = f"{corpus.count}" if whole else f"{done} of {corpus.count} (interrupted)"
-    hidden = {"hide": config.hiding} if hides(checkpoint) else {"eos": "incl"} if checkpoint.two_sided else {}
-    search = checkpoint.search_facts(opened.options) | {"text": config.text} if translates(opened.metrics) else {}
+    complete = done is None or done == corpus.count
+    count = f"{corpus.count}" if complete else f"{done} of {corpus.count} (interrupted)"
+    hidden = {"hide": config.hiding} if hides_tokens(checkpoint) else {"eos": "incl"} if checkpoint.two_sided else {}
+    search = {}
+    if needs_translation(opened.metrics):
+        search = checkpoint.search_facts(opened.translate_options) | {"text": config.text}
     return signature_of(
-        {"m": "+".join(opened.metrics), **search, **hidden, "len": f"{opened.reading.limit}-{config.long}"},
+        {
+            "m": "+".join(opened.metrics),
+            **search,
+            **hidden,
+            "len": f"{opened.likelihood_options.limit}-{config.long}",
+        },
         data=(corpus.digest, count),
         checkpoint=checkpoint,
-        off={"mask": ",".join(map(str, opened.off))} if opened.off else None,
+        off={"mask": ",".join(map(str, opened.masked_heads))} if opened.masked_heads else None,
         transformers=True,
         replicates=config.bootstrap,
         seed=config.seed,

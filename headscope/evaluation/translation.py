@@ -40,32 +40,32 @@ def translate_lines(
 ) -> Iterator[list[Translation]]:
     """The translations of each line, best first, in the order of the lines; an empty line stays empty.
 
-    A batch has at most `tokens` source positions, padding included, and no more hypotheses than `LOGITS` bytes have
-    room for. `cut` is told the number (from 1) of every line that is longer than `checkpoint.reads` says and was cut
-    off there; pieces are counted in `unknown`. CheckpointError for a model that cannot translate.
+    A batch has at most `tokens` source positions, padding included, and no more hypotheses than fit `LOGITS` bytes.
+    `cut` is called with the number (from 1) of every line that was truncated to the length that `checkpoint.reads`
+    gives; subwords are counted in `unknown`. CheckpointError for a model that cannot translate.
     """
     if not checkpoint.two_sided:
         raise CheckpointError(
             f"{checkpoint.path} ({checkpoint.model_type}) has no encoder with a decoder, so it cannot translate"
         )
-    facts = checkpoint.search_facts(options)  # refuses what cannot be asked for, before any text is read
+    facts = checkpoint.search_facts(options)  # raises before any text is read
     limit = checkpoint.reads(options.longest)
     most = max(1, LOGITS // (4 * checkpoint.vocabulary * int(facts["beam"])))
     rest = iter(lines)
     before = 0
     counts = UnknownPieces() if unknown is None else unknown
     while texts := list(islice(rest, window)):
-        found: dict[int, list[Translation]] = {}
+        translations: dict[int, list[Translation]] = {}
         encoded = _encoded(checkpoint, texts, limit)
         counts.add("source", list(encoded.values()))
-        for number in (number for number, each in encoded.items() if each.cut):
+        for number in (number for number, line in encoded.items() if line.cut):
             cut(before + number + 1)
-        for group in _groups({number: len(each.ids) for number, each in encoded.items()}, tokens, most):
+        for group in _groups({number: len(line.ids) for number, line in encoded.items()}, tokens, most):
             translated = checkpoint.translations([texts[n] for n in group], options)
-            found.update(zip(group, translated, strict=True))
+            translations.update(zip(group, translated, strict=True))
             progress(len(group))
         before += len(texts)
-        yield from (found.get(n, NOTHING) for n in range(len(texts)))
+        yield from (translations.get(n, NOTHING) for n in range(len(texts)))
 
 
 def _encoded(checkpoint: Checkpoint, texts: Sequence[str], limit: int) -> dict[int, Encoded]:

@@ -86,9 +86,9 @@ def test_intervals_are_sacrebleus_bootstrap() -> None:
 
 
 def test_references_that_look_tokenised_are_remarked_on_in_raw_mode() -> None:
-    assert quality.look_tokenised(["a b .", "c d ."], "raw")
-    assert not quality.look_tokenised(["a b .", "c d ."], "tokenised-lowercase")
-    assert not quality.look_tokenised(["a b.", "c d ."], "raw")
+    assert quality.tokenised_remark(["a b .", "c d ."], "raw")
+    assert not quality.tokenised_remark(["a b .", "c d ."], "tokenised-lowercase")
+    assert not quality.tokenised_remark(["a b.", "c d ."], "raw")
 
 
 # Perplexity and accuracy.
@@ -214,8 +214,8 @@ def test_an_interrupted_pass_replaces_no_table(run: Evaluate, tmp_path: Path, mo
     def interrupted(*_: Any) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(quality, "translated", interrupted)
-    monkeypatch.setattr(each_head, "translated", interrupted)
+    monkeypatch.setattr(quality, "translate_corpus", interrupted)
+    monkeypatch.setattr(each_head, "translate_corpus", interrupted)
     for options in ({"per_sentence": table}, {"out": table, "each_head": True}):
         found = run(checkpoints.small(), SOURCES, TARGETS, metrics=("bleu", "accuracy"), force=True, **options)
         assert not found.complete and f"{table} stays as it was; {table}.new has" in found.remarks[-1]
@@ -228,8 +228,8 @@ def test_an_interrupted_translation_keeps_the_scores_of_the_references(
     def interrupted(*_: Any) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(quality, "translated", interrupted)
-    monkeypatch.setattr(each_head, "translated", interrupted)
+    monkeypatch.setattr(quality, "translate_corpus", interrupted)
+    monkeypatch.setattr(each_head, "translate_corpus", interrupted)
     found = run(checkpoints.small(), SOURCES, TARGETS)
     assert not found.complete and "interrupted" in found.remarks[0]
     assert {score.metric for score in found.scores} == {"perplexity", "accuracy"}
