@@ -1,1 +1,1 @@
-"""Captum over head gates: what each head adds to what a model says."""
+"""Attribution of a model's predictions to its heads: objectives, and captum over head gates."""

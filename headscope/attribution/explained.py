@@ -1,8 +1,8 @@
-"""An objective's verdict on one batch, as a function of head gates that captum can take apart."""
+"""An objective on one batch as a function of head gates, which captum attributes to the gates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,9 +25,9 @@ Of = Literal["damage", "value"]
 
 @dataclass
 class GatedObjective:
-    """What an objective says to one batch under whatever gates are set; the first pass is taken as the intact one.
+    """The value of an objective on one batch under the gates that are set; the first call is the intact model's.
 
-    Higher is better. "damage": minus the objective's damage, 0 where nothing is closed. "value": the objective's
+    Higher is better. "damage": minus the objective's damage, 0 where no gate is closed. "value": the objective's
     value with the intact pass's aim, minus it where lower is better; the two differ by a constant but for
     `representation`, whose damage is a cosine distance and whose value is a projection.
     """
@@ -45,9 +45,8 @@ class GatedObjective:
     def __call__(self) -> Tensor:
         """One forward pass: [b]."""
         output = self.objective.output(self.checkpoint, self.ready)
-        outcome = self.objective.evaluate(
-            self.checkpoint, output, self.ready, None if self.intact is None else self.intact.aim
-        )
+        aim = None if self.intact is None else self.intact.aim
+        outcome = self.objective.evaluate(self.checkpoint, output, self.ready, aim)
         if self.intact is None:
             self.intact = outcome
         if self.of == "damage":
@@ -57,7 +56,7 @@ class GatedObjective:
 
 @dataclass(frozen=True)
 class ExplainedBatch:
-    """f(gates) of a batch and its open gates [b N]; what turns importances [b N] into sums and counts per sentence."""
+    """f(gates) of a batch, its open gates [b N], and the counts that importances [b N] are divided by."""
 
     f: GateFunction
     gates: Tensor
@@ -83,20 +82,31 @@ def explained_batch(
     keep: Keep = "first",
     ablate_with: str = "zero",
 ) -> Iterator[ExplainedBatch]:
-    """Within the block: what every sentence of a batch is worth under head gates.
+    """Within the block: the objective of every sentence of a batch as a function of head gates.
 
-    Closed heads give what `ablate_with` says (see `headscope.attribution.replacements`). Hundreds of passes over one
-    batch follow, so a command's process keeps freed memory (`headscope.model.process_settings`).
+    A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.replacements`). Hundreds of
+    passes over one batch follow, so a command's process keeps freed memory (`headscope.model.process_settings`).
     """
     keep_freed_memory()
-    verdict = GatedObjective(checkpoint, objective, batch, of)
+    gated_objective = GatedObjective(checkpoint, objective, batch, of)
     replace = replacement(ablate_with)
-    instead: Callable[[Contexts], Contexts] = lambda contexts: replace(contexts, batch, objective.seed)  # noqa: E731
-    runs = frozenset(Site) if batch.target is not None or not checkpoint.two_sided else frozenset({Site.ENCODER_SELF})
-    f = GateFunction(checkpoint.model, verdict, layer_index=layer_index, keep=keep, sites=runs, instead=instead)
+
+    def closed_contexts(contexts: Contexts) -> Contexts:
+        return replace(contexts, batch, objective.seed)
+
+    encoder_only = checkpoint.two_sided and batch.target is None
+    sites = frozenset({Site.ENCODER_SELF}) if encoder_only else frozenset(Site)
+    f = GateFunction(
+        checkpoint.model,
+        gated_objective,
+        layer_index=layer_index,
+        keep=keep,
+        sites=sites,
+        closed_contexts=closed_contexts,
+    )
     with f.entered():
-        assert verdict.intact is not None
+        assert gated_objective.intact is not None
         dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32
         yield ExplainedBatch(
-            f, torch.ones(len(batch.indices), f.size, dtype=dtype), verdict.intact.counts.cpu(), f.layout
+            f, torch.ones(len(batch.indices), f.size, dtype=dtype), gated_objective.intact.counts.cpu(), f.layout
         )

@@ -1,7 +1,7 @@
-"""An objective as a function of the gates of all heads: what captum takes apart.
+"""An objective as a function of the gates of all heads.
 
-The vector [b N] has a gate for every head, in the order of `headscope.heads.all_heads`; gate one leaves a head
-as it is, gate zero takes its context away (or puts another one in its place).
+The vector [b N] has a gate for every head, in the order of `headscope.heads.all_heads`; gate 1 leaves a head
+unchanged, gate 0 removes its context (or replaces it).
 """
 
 from __future__ import annotations
@@ -27,69 +27,69 @@ Contexts = Mapping[tuple[Site, int], list[Tensor]]
 
 
 def split_gates(vector: Tensor, layout: Layout) -> dict[tuple[Site, int], Tensor]:
-    """Values [… N] of all heads, cut into those of every (site, layer) [… h], in the order of `all_heads`."""
-    places = sorted(layout, key=lambda place: (SITES.index(place[0]), place[1]))
-    return dict(zip(places, torch.split(vector, [layout[place] for place in places], dim=-1), strict=True))
+    """Split values [… N] of all heads, in the order of `all_heads`, into those of every (site, layer) [… h]."""
+    layers = sorted(layout, key=lambda layer: (SITES.index(layer[0]), layer[1]))
+    return dict(zip(layers, torch.split(vector, [layout[layer] for layer in layers], dim=-1), strict=True))
 
 
 def join_gates(parts: Mapping[tuple[Site, int], Tensor]) -> Tensor:
-    """The other way round: values [… h] of every (site, layer) as one vector [… N]."""
-    places = sorted(parts, key=lambda place: (SITES.index(place[0]), place[1]))
-    return torch.cat([parts[place] for place in places], dim=-1)
+    """The inverse of `split_gates`: values [… h] of every (site, layer) as one vector [… N]."""
+    layers = sorted(parts, key=lambda layer: (SITES.index(layer[0]), layer[1]))
+    return torch.cat([parts[layer] for layer in layers], dim=-1)
 
 
 class GateFunction:
-    """f(gates): what `worth` [b] gives for a batch under head gates [b N].
+    """f(gates): the objective [b] of a batch under head gates [b N].
 
-    `worth` runs the model and looks at the batch only, and is the same computation each time. Gates that are the
-    same for all sentences, as captum's perturbations are, take the short way of `headscope.model.prefix_cache`: what is
-    below the first head that differs from an earlier pass is not computed again. `keep` says which pass that
-    is: the "first" one (all heads open, and later vectors close one), or the "last" one (vectors that differ in
-    one head from the one before). Gates that require gradients, or differ between sentences, take a whole pass.
-    `sites` are those that `worth` runs (default: all); `layer_index` those of the model, None for whole passes only.
-    `instead` makes, of the contexts of a pass with all heads open, what closed heads give (default: nothing).
+    `objective` runs the model on the batch, the same at each call. Gates that are the same for all sentences,
+    as captum's perturbations are, reuse a cached pass (`headscope.model.prefix_cache`): layers below the first head
+    that differs from that pass are not computed again. `keep` says which pass is cached: the "first" (all heads open;
+    later vectors close one), or the "last" (for vectors that differ in one head from the vector before). Gates that
+    require gradients, or differ between sentences, take a full pass.
+    `sites` are those that `objective` runs (default: all); `layer_index` is the model's, None for full passes only.
+    `closed_contexts` maps the contexts of a pass with all heads open to those of closed heads (default: zero).
     """
 
     def __init__(
         self,
         model: nn.Module,
-        worth: Callable[[], Tensor],
+        objective: Callable[[], Tensor],
         *,
         layer_index: LayerIndex | None,
         keep: Keep = "first",
         sites: frozenset[Site] = frozenset(Site),
-        instead: Callable[[Contexts], Contexts] = lambda contexts: {},
+        closed_contexts: Callable[[Contexts], Contexts] = lambda contexts: {},
     ) -> None:
-        self.model, self.worth, self.keep, self.instead = model, worth, keep, instead
+        self.model, self.objective, self.keep, self.closed_contexts = model, objective, keep, closed_contexts
         self.layout = {
-            place: heads for place, heads in find_attention(model).layout.items() if heads and place[0] in sites
+            layer: heads for layer, heads in find_attention(model).layout.items() if heads and layer[0] in sites
         }
         self.size = sum(self.layout.values())
-        self.rerun = PrefixCache(model, worth, layer_index)
+        self.prefix_cache = PrefixCache(model, objective, layer_index)
 
     @contextmanager
     def entered(self) -> Iterator[GateFunction]:
         """Within the block the function can be called; it begins with a pass with all heads open."""
-        with self.rerun.entered():
+        with self.prefix_cache.entered():
             with torch.no_grad():
-                self.rerun.value(split_gates(torch.ones(self.size), self.layout), keep=True)
-            self.rerun.instead = self.instead(self.rerun.kept.contexts)
+                self.prefix_cache.value(split_gates(torch.ones(self.size), self.layout), keep=True)
+            self.prefix_cache.instead = self.closed_contexts(self.prefix_cache.kept.contexts)
             yield self
 
     def __call__(self, gates: Tensor) -> Tensor:
-        """What each sentence is worth [b] under gates [b N]; ConfigError where N is not the number of heads."""
+        """The objective [b] under gates [b N]; ConfigError where N is not the number of heads."""
         if gates.shape[-1] != self.size:
             raise ConfigError(f"{gates.shape[-1]} gates for a model of {self.size} heads")
         if gates.requires_grad and torch.is_grad_enabled():
-            return self._wholly(gates).to(gates.device)
+            return self._full_pass(gates).to(gates.device)
         with torch.no_grad():
             if not bool((gates == gates[:1]).all()):
-                return self._wholly(gates).to(gates.device)
-            alike = split_gates(gates[0].detach().cpu(), self.layout)
-            return self.rerun.value(alike, keep=self.keep == "last").to(gates.device)
+                return self._full_pass(gates).to(gates.device)
+            by_layer = split_gates(gates[0].detach().cpu(), self.layout)
+            return self.prefix_cache.value(by_layer, keep=self.keep == "last").to(gates.device)
 
-    def _wholly(self, gates: Tensor) -> Tensor:
-        if self.rerun.instead:
+    def _full_pass(self, gates: Tensor) -> Tensor:
+        if self.prefix_cache.instead:
             raise ConfigError("closed heads that give something else take gates that are the same for all sentences")
         with frozen_parameters(self.model), gated(self.model, split_gates(gates, self.layout)):
-            return self.worth()
+            return self.objective()

@@ -1,7 +1,7 @@
-"""How final states become logits, and whether heads write to them directly: found by watching a probe.
+"""How final states become logits, and whether heads write to them directly, read from one pass over a probe batch.
 
 Direct logit attribution (Elhage et al. 2021) needs a residual stream to which every head only adds, one norm
-after it, and one matrix to the vocabulary. Whether a model is so is read from the graph of one pass: the
+after it, and one matrix to the vocabulary. Whether a model has these is read from the graph of the pass: the
 output of every attention must be reached from the final state through additions alone. A norm after the
 addition (BERT, Marian), a norm or a factor on the sublayer (Gemma 2, Granite), or a layer between the last norm and
 the vocabulary (masked language models) is refused with that reason.
@@ -34,7 +34,7 @@ SHAPES = frozenset(
 
 @dataclass(frozen=True)
 class FinalNorm:
-    """y = gain · (x − mean) / σ + shift; `centred` says whether the mean is taken off (LayerNorm, not RMSNorm)."""
+    """y = gain · (x − mean) / σ + shift; `centred` says whether the mean is subtracted (LayerNorm, not RMSNorm)."""
 
     module: nn.Module
     gain: Tensor
@@ -43,11 +43,11 @@ class FinalNorm:
 
     def scale(self, x: Tensor, y: Tensor) -> Tensor:
         """1/σ of every state [… 1], by least squares over x and y [… d]."""
-        spread = self.gain * self.middle(x)
-        return ((y - self.shift) * spread).sum(-1, keepdim=True) / spread.square().sum(-1, keepdim=True)
+        unscaled = self.gain * self.centre(x)
+        return ((y - self.shift) * unscaled).sum(-1, keepdim=True) / unscaled.square().sum(-1, keepdim=True)
 
-    def middle(self, x: Tensor) -> Tensor:
-        """x, without its mean where that is taken off."""
+    def centre(self, x: Tensor) -> Tensor:
+        """x, minus its mean if `centred`."""
         return x - x.mean(dim=-1, keepdim=True) if self.centred else x
 
 
@@ -60,12 +60,12 @@ class Readout:
     norm: FinalNorm | None
 
     def direction(self, labels: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """What a vector added to x [n d] is worth to the logit of labels [n], less the mean logit: [n d].
+        """The direction [n d] on which a vector added to x [n d] raises the logit of labels [n] over the mean logit.
 
-        The norm's σ is held at what it is; y [n d] is the norm of x.
+        The norm's σ is a constant; y [n d] is the norm of x.
         """
-        towards = self.factor * (self.weight[labels] - self.weight.mean(dim=0)).to(x.dtype)
-        return towards if self.norm is None else self.norm.middle(towards * self.norm.gain) * self.norm.scale(x, y)
+        direction = self.factor * (self.weight[labels] - self.weight.mean(dim=0)).to(x.dtype)
+        return direction if self.norm is None else self.norm.centre(direction * self.norm.gain) * self.norm.scale(x, y)
 
 
 def find_readout(checkpoint: Checkpoint) -> Readout | str:
@@ -75,44 +75,44 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
     except CheckpointError as error:
         return str(error)
     with torch.enable_grad(), eval_mode(checkpoint.model), frozen_parameters(checkpoint.model, trainable=True):
-        seen = _Probe()
-        with seen.watching(checkpoint, layer):
+        probe = _Probe()
+        with probe.hooks(checkpoint, layer):
             logits = checkpoint.logits(_probe(checkpoint)).detach()
-    factor = _proportion(_varying(logits), _varying(seen.final.detach() @ weight.T))
+    factor = _proportion(_varying(logits), _varying(probe.final.detach() @ weight.T))
     if factor is None:
         return "its logits are bent or biased after the output layer"
     with torch.no_grad():
-        for module, x, y in reversed(seen.norms):
-            share = _proportion(seen.final.detach(), y.detach())
-            if share is not None:
+        for module, x, y in reversed(probe.norms):
+            proportion = _proportion(probe.final.detach(), y.detach())
+            if proportion is not None:
                 norm = read_norm(module, x.detach(), y.detach())
                 if norm is None:
                     return f"its last norm ({type(module).__name__}) is of an unknown kind"
-                return _direct(seen, x) or Readout(weight, factor * share, norm)
-    return _direct(seen, seen.final) or Readout(weight, factor, None)
+                return _direct(probe, x) or Readout(weight, factor * proportion, norm)
+    return _direct(probe, probe.final) or Readout(weight, factor, None)
 
 
 @dataclass
 class _Probe:
-    """What a probe leaves: norms with their inputs and outputs, attention outputs by module, the final state."""
+    """What hooks record: norms with inputs and outputs, graph nodes of attention outputs, the final state."""
 
     norms: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
     outputs: dict[str, Any] = field(default_factory=dict)
     final: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @contextmanager
-    def watching(self, checkpoint: Checkpoint, layer: nn.Module) -> Iterator[None]:
-        """Within the block a pass leaves them."""
+    def hooks(self, checkpoint: Checkpoint, layer: nn.Module) -> Iterator[None]:
+        """Within the block the hooks are in place."""
         owners = {id(module.weight): module for module in checkpoint.model.modules() if hasattr(module, "weight")}
         with ExitStack() as stack:
             for module in checkpoint.model.modules():
                 if _normalises(module):
                     stack.callback(module.register_forward_hook(self._norm).remove)
-            for (site, number), its in checkpoint.projections.items():
+            for (site, number), projection in checkpoint.projections.items():
                 if site is not Site.ENCODER_SELF:
                     name = f"{site}.{number}"
                     self.outputs[name] = None
-                    owner = None if its.output is None else owners.get(id(its.output.weight))
+                    owner = None if projection.output is None else owners.get(id(projection.output.weight))
                     if owner is not None:
                         stack.callback(owner.register_forward_hook(self._writer(name)).remove)
             stack.callback(layer.register_forward_pre_hook(self._end).remove)
@@ -134,19 +134,19 @@ class _Probe:
 
 def _normalises(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
-    alone = not any(True for _ in module.children())
-    return alone and ((isinstance(weight, Tensor) and weight.ndim == 1) or isinstance(module, nn.LayerNorm))
+    is_leaf = not any(True for _ in module.children())
+    return is_leaf and ((isinstance(weight, Tensor) and weight.ndim == 1) or isinstance(module, nn.LayerNorm))
 
 
 def _probe(checkpoint: Checkpoint) -> Batch:
-    plain = checkpoint.common_ids()[: 3 * PROBE]
-    ids = [plain[(3 * n) % len(plain)] for n in range(PROBE)]
-    its = side([Encoded(ids, [False] * PROBE)]).to(checkpoint.device)
-    return Batch(torch.zeros(1, dtype=torch.long), 0, its, its if checkpoint.two_sided else None)
+    common = checkpoint.common_ids()[: 3 * PROBE]
+    ids = [common[(3 * n) % len(common)] for n in range(PROBE)]
+    text = side([Encoded(ids, [False] * PROBE)]).to(checkpoint.device)
+    return Batch(torch.zeros(1, dtype=torch.long), 0, text, text if checkpoint.two_sided else None)
 
 
-def _direct(seen: _Probe, x: Tensor) -> str | None:
-    """None where every attention output is reached from x through additions alone, else what is in between."""
+def _direct(probe: _Probe, x: Tensor) -> str | None:
+    """None where every attention output is reached from x through additions alone, else the reason."""
     reached, waiting = set(), [x.grad_fn]
     while waiting:
         node: Any = waiting.pop()
@@ -156,37 +156,37 @@ def _direct(seen: _Probe, x: Tensor) -> str | None:
         kind = type(node).__name__
         if kind in SHAPES or (kind == "AddBackward0" and node._saved_alpha == 1):
             waiting += [parent for parent, _ in node.next_functions]
-    apart = [name for name, node in seen.outputs.items() if node not in reached]
-    if apart:
-        return f"what {apart[0]} writes passes more than additions on its way to the last norm (post-norm, say)"
+    unreached = [name for name, node in probe.outputs.items() if node not in reached]
+    if unreached:
+        return f"what {unreached[0]} writes passes more than additions on its way to the last norm (post-norm, say)"
     return None
 
 
 def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | None:
-    """Gain, shift and kind of a norm, from what it makes of a few states; None where y [… d] does not follow from x."""
+    """Gain, shift and kind of a norm, from its outputs for a few states; None where they do not give y [… d] for x."""
     far = FAR * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)).to(x.dtype)  # [d]
     shift = module(torch.zeros_like(far))
     for centred in (True, False):
-        middle = far - far.mean() if centred else far
-        gain = (module(far) - shift) * middle.square().mean().sqrt() / middle
+        centre = far - far.mean() if centred else far
+        gain = (module(far) - shift) * centre.square().mean().sqrt() / centre
         norm = FinalNorm(module, gain, shift, centred)
-        if _near(norm.gain * norm.middle(x) * norm.scale(x, y) + shift, y):
+        if _near(norm.gain * norm.centre(x) * norm.scale(x, y) + shift, y):
             return norm
     return None
 
 
 def _varying(logits: Tensor) -> Tensor:
-    """Logits less those of the first position: a bias is gone."""
+    """Logits minus those of the first position, which removes a bias."""
     return logits - logits[:, :1]
 
 
-def _proportion(whole: Tensor, part: Tensor) -> float | None:
-    """The factor f with whole = f · part, None where there is none."""
-    if whole.shape != part.shape:
+def _proportion(a: Tensor, b: Tensor) -> float | None:
+    """The factor f with a = f · b, None where there is none."""
+    if a.shape != b.shape:
         return None
-    factor = (whole * part).sum() / part.square().sum()
-    return float(factor) if _near(factor * part, whole) else None
+    factor = (a * b).sum() / b.square().sum()
+    return float(factor) if _near(factor * b, a) else None
 
 
-def _near(found: Tensor, expected: Tensor) -> bool:
-    return bool((found - expected).norm() <= NEAR.get(expected.dtype, 0.05) * expected.norm())
+def _near(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).norm() <= NEAR.get(expected.dtype, 0.05) * expected.norm())

@@ -1,6 +1,6 @@
-"""What a head that is taken out gives in place of its context: nothing, its mean, or what it gave elsewhere.
+"""The context of an ablated head: zero, its mean over the sentence, or its context at another position.
 
-Every choice looks at one sentence only, so a batch of N sentences gives what N batches of one give.
+Each replacement depends on one sentence only, so a batch of N sentences is N batches of one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ def mean_context(context: Tensor, real: Tensor) -> Tensor:
 
 
 def other_context(context: Tensor, real: Tensor, shifts: Tensor) -> Tensor:
-    """Contexts [b h t k] in which each real position has what the head gave `shifts` [b] real positions further on.
-
-    Counted in a circle; positions that are not real get some real position's.
-    """
+    """Contexts [b h t k] rolled by `shifts` [b] over each sentence's real positions; what padding gets is arbitrary."""
     lengths = real.sum(dim=-1, keepdim=True)  # [b 1]
     order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)  # real positions first
     rank = (real.cumsum(dim=-1) - 1).clamp(min=0)
@@ -38,7 +35,7 @@ def other_context(context: Tensor, real: Tensor, shifts: Tensor) -> Tensor:
 def random_shifts(indices: Tensor, lengths: Tensor, *, seed: int) -> Tensor:
     """For each sentence number a shift from 1 to its length minus 1 (0 where there is one position): [b].
 
-    A hash of number and seed (the finaliser of MurmurHash3), so that a sentence's shift is its own.
+    A hash of number and seed (the finaliser of MurmurHash3), so that the shift does not depend on the batch.
     """
     mask = 0xFFFFFFFF
     mixed = (indices * 0x9E3779B1 + seed * 0x85EBCA77 + 1) & mask
@@ -48,50 +45,52 @@ def random_shifts(indices: Tensor, lengths: Tensor, *, seed: int) -> Tensor:
     return torch.where(lengths > 1, 1 + mixed.to(lengths.device) % (lengths - 1).clamp(min=1), 0)
 
 
-def nothing(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
-    """A closed head gives nothing: its gate is zero (Voita et al. 2019; Michel et al. 2019)."""
+def zeros(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+    """Zero: the head's gate is closed (Voita et al. 2019; Michel et al. 2019)."""
     return {}
 
 
 def means(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
-    """A closed head gives the mean of its contexts over the sentence, the same at every position.
+    """The mean of the head's contexts over the sentence, the same at every position.
 
     Wang et al. (2022) take the mean over a data set; here it is over the sentence's own positions.
     """
-    return {where: [mean_context(each, _real(where, batch)) for each in calls] for where, calls in contexts.items()}
+    return {
+        layer: [mean_context(context, _real(layer, batch)) for context in calls] for layer, calls in contexts.items()
+    }
 
 
-def others(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
-    """A closed head gives at each position what it gave at another position of the same sentence.
+def resampled(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+    """At each position the head's context at another position of the same sentence.
 
-    All heads of a sentence are shifted alike, by a number of positions that follows from the seed and the
-    sentence's number. A sentence of one position stays as it is.
+    All heads of a sentence are shifted by the same number of positions, which follows from the seed and the
+    sentence's number. A sentence of one position stays unchanged.
     """
     shifts: dict[int, Tensor] = {}
-    found = {}
-    for where, calls in contexts.items():
-        real = _real(where, batch)
+    replaced = {}
+    for layer, calls in contexts.items():
+        real = _real(layer, batch)
         if id(real) not in shifts:
             shifts[id(real)] = random_shifts(batch.indices, real.sum(dim=-1), seed=seed)
-        found[where] = [other_context(each, real, shifts[id(real)]) for each in calls]
-    return found
+        replaced[layer] = [other_context(context, real, shifts[id(real)]) for context in calls]
+    return replaced
 
 
 REPLACEMENTS: Mapping[str, Callable[[Contexts, Batch, int], Contexts]] = {
-    "zero": nothing,
+    "zero": zeros,
     "mean": means,
-    "resample": others,
+    "resample": resampled,
 }
 
 
 def replacement(name: str) -> Callable[[Contexts, Batch, int], Contexts]:
-    """A way to take heads out by its name; ConfigError for an unknown one."""
+    """A replacement by its name; ConfigError for an unknown one."""
     if name not in REPLACEMENTS:
         raise ConfigError(f"--ablate-with {name!r} is not known; choose {', '.join(REPLACEMENTS)}")
     return REPLACEMENTS[name]
 
 
-def _real(where: tuple[Site, int], batch: Batch) -> Tensor:
-    """Which query positions of a site are no padding [b t]."""
+def _real(layer: tuple[Site, int], batch: Batch) -> Tensor:
+    """Which query positions of a site are not padding [b t]."""
     text = batch.source if batch.target is None else batch.target
-    return (batch.source if where[0] is Site.ENCODER_SELF else text).real
+    return (batch.source if layer[0] is Site.ENCODER_SELF else text).real

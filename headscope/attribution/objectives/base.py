@@ -1,9 +1,8 @@
 """The contract of an objective, and the registry that finds it by name.
 
-An objective makes one number per sentence of what a model says. Gradient methods differentiate it,
-perturbation methods look at how it changes, and both divide by the same counts. It is split into the pass
-through the model (`output`) and the verdict (`judge`), so that whoever gets an output in another way, by running
-the upper layers only, asks the same question of it.
+An objective maps a model's output to one number per sentence. Gradient methods differentiate it, perturbation methods
+measure how it changes, and both divide by the same counts. It is split into the pass through the model (`output`) and
+its evaluation (`evaluate`), so that an output from running the upper layers only is evaluated in the same way.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
-    """What an objective makes of one batch.
+    """The value of an objective on one batch.
 
-    `values` [b] is differentiable with respect to the output; `counts` [b] says how many predictions it is a sum
-    over (1 where it is no sum): a mean over the corpus is Σ values / Σ counts. `aim` is what was asked for, without
-    gradient: hand it to the next call to ask the same of an altered model. `vector` [b d] is there for
-    objectives that compare vectors. NumericalError where a value is NaN.
+    `values` [b] is differentiable with respect to the output; `counts` [b] is the number of predictions that are summed
+    (1 where nothing is summed): a mean over the corpus is Σ values / Σ counts. `aim` is the target of the objective,
+    without gradient: pass it on to evaluate an altered model on the same target. `vector` [b d] is for objectives
+    that compare vectors. NumericalError where a value is NaN.
     """
 
     values: Tensor
@@ -38,15 +37,15 @@ class ObjectiveOutput:
     vector: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.values.isnan().any()):  # a probability of 0 is a loss of ∞, and no damage
+        if bool(self.values.isnan().any()):  # a probability of 0 is a loss of ∞, which is no error
             raise NumericalError("the objective is NaN on some sentences; take a wider --dtype")
 
 
 class Objective(ABC):
     """One number per sentence. A file in this folder defines one final subclass and registers it.
 
-    `seed` decides about what is drawn (which tokens are hidden), per sentence number: a batch of N sentences
-    is N batches of one. `higher_is_better` says which direction harms.
+    `seed` and the sentence number decide what is drawn (which tokens are hidden): a batch of N sentences is N batches
+    of one. `higher_is_better` says whether damage lowers or raises the value.
     """
 
     name: ClassVar[str]
@@ -60,10 +59,10 @@ class Objective(ABC):
     @classmethod
     @abstractmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-        """Why a checkpoint is none that this objective is for, None where it is one."""
+        """Why the objective does not apply to a checkpoint, None where it does."""
 
     def alters(self, checkpoint: Checkpoint) -> bool:
-        """Whether the model reads another text than the batch's (see `prepared`)."""
+        """Whether `prepared` changes the text."""
         return False
 
     def prepared(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
@@ -72,16 +71,16 @@ class Objective(ABC):
 
     @abstractmethod
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
-        """What the model says to a prepared batch, in one forward pass with every head through `attend`."""
+        """The model's output for a prepared batch, in one forward pass with every head through `attend`."""
 
     @abstractmethod
     def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
-        """The verdict on an output, for a prepared batch; `aim` is that of an earlier outcome, if any."""
+        """The objective of an output for a prepared batch; `aim` is that of an earlier outcome, if any."""
 
     def outcome(self, checkpoint: Checkpoint, batch: Batch, aim: Tensor | None = None) -> ObjectiveOutput:
-        """One forward pass over a batch (as the corpus gives it), and the verdict."""
+        """One forward pass over a batch (as the corpus gives it), and its evaluation."""
         ready = self.prepared(checkpoint, batch)
         return self.evaluate(checkpoint, self.output(checkpoint, ready), ready, aim)
 
@@ -90,7 +89,7 @@ class Objective(ABC):
         return self.outcome(checkpoint, batch, aim).values
 
     def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
-        """How much worse `altered` is than `intact` [b]; `altered` was asked with the aim of `intact`."""
+        """How much worse `altered` is than `intact` [b]; both were evaluated with the aim of `intact`."""
         difference = intact.values - altered.values
         return difference if self.higher_is_better else -difference
 
@@ -109,19 +108,19 @@ DEFAULTS = ("loss", "top1", "representation")
 
 
 def default_objective(checkpoint: Checkpoint, *, has_target: bool) -> str:
-    """`loss` where the model predicts words and is told them, `top1` for classes, `representation` elsewhere."""
+    """`loss` where the model predicts words and has a reference, `top1` for classes, else `representation`."""
     return next(name for name in DEFAULTS if OBJECTIVES.get(name).applies(checkpoint, has_target=has_target) is None)
 
 
 def choose_objective(name: str, checkpoint: Checkpoint, *, has_target: bool) -> str:
     """The objective's name, or the default where `name` is empty.
 
-    ConfigError for an unknown name, and for one that this checkpoint or corpus is not for.
+    ConfigError for an unknown name, and for an objective that does not apply to this checkpoint or corpus.
     """
     if not name:
         return default_objective(checkpoint, has_target=has_target)
     why = OBJECTIVES.get(name).applies(checkpoint, has_target=has_target)
     if why is not None:
-        fitting = [its for its, cls in OBJECTIVES if cls.applies(checkpoint, has_target=has_target) is None]
+        fitting = [known for known, cls in OBJECTIVES if cls.applies(checkpoint, has_target=has_target) is None]
         raise ConfigError(f"--objective {name}: {why}; choose {' or '.join(fitting)}")
     return name

@@ -17,13 +17,13 @@ from headscope.formats.base import Checkpoint
 
 @objective
 class Loss(Objective):
-    """Σ -log p of what the model should predict, in nats, without label smoothing; counts are predicted tokens.
+    """Σ -log p of the labels, in nats, without label smoothing; counts are predicted tokens.
 
-    Decoders are teacher-forced and predict every token of the reference and the one that closes it (a
-    decoder-only Hugging Face model every token after its first). Masked language models predict 15 % of the tokens
-    that are no special ones, at least one a sentence, all hidden at once behind the mask token, as `headscope
-    evaluate --hiding random` does (BERT also leaves or swaps some of them in training; here all are hidden).
-    Which ones follows from the seed and the sentence's number.
+    Decoders are teacher-forced and predict every token of the reference and the end-of-sentence token (a decoder-only
+    Hugging Face model every token after its first). Masked language models predict 15 % of the tokens that are not
+    special, at least one a sentence, all replaced by the mask token at once, as `headscope evaluate --hiding
+    random` does (in its training BERT keeps or swaps some of them). Which ones follows from the seed and the
+    sentence's number.
     """
 
     name = "loss"
@@ -48,10 +48,10 @@ class Loss(Objective):
         if checkpoint.decodes:
             return batch
         hidden = torch.zeros_like(batch.source.real)
-        plain = (batch.source.real & ~batch.source.special).tolist()
-        for row, (number, places) in enumerate(zip(batch.indices.tolist(), plain, strict=True)):
-            found = hidden_at_random([n for n, is_plain in enumerate(places) if is_plain], number, seed=self.seed)
-            hidden[row, found] = True
+        ordinary = (batch.source.real & ~batch.source.special).tolist()
+        for row, (number, positions) in enumerate(zip(batch.indices.tolist(), ordinary, strict=True)):
+            candidates = [n for n, is_ordinary in enumerate(positions) if is_ordinary]
+            hidden[row, hidden_at_random(candidates, number, seed=self.seed)] = True
         ids = batch.source.ids
         source = replace(batch.source, ids=ids.masked_fill(hidden, checkpoint.mask_id()))
         return replace(batch, source=source, labels=ids.masked_fill(~hidden, IGNORED))

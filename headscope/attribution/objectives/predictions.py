@@ -1,4 +1,4 @@
-"""What objectives share: which positions of a batch predict something, and -log p of what they should."""
+"""What objectives share: which positions of a batch predict something, and -log p of their labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headscope.formats.base import Checkpoint
 
 
 def no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-    """Why a checkpoint predicts no words here, None where it does."""
+    """Why a checkpoint predicts no words on a corpus, None where it does."""
     if checkpoint.predicts != "words":
         return "needs a model that predicts words (one with a language-model head)"
     if checkpoint.two_sided and not has_target:
@@ -21,10 +21,10 @@ def no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
 def predicting(batch: Batch, *, decodes: bool) -> tuple[Side, Tensor]:
     """The side whose positions predict, and which of them do [b t].
 
-    A decoder predicts at every real position; an encoder in place of every token that is no special one.
+    A decoder predicts at every real position, an encoder at every position of a token that is not special.
     """
-    its = batch.source if batch.target is None else batch.target
-    return its, its.real if decodes else its.real & ~its.special
+    side = batch.source if batch.target is None else batch.target
+    return side, side.real if decodes else side.real & ~side.special
 
 
 def per_sentence(values: Tensor, rows: Tensor, sentences: int) -> Tensor:
@@ -39,6 +39,6 @@ def precise(values: Tensor) -> Tensor:
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Σ -log p of labels [b t] in nats and their number, [b] each; positions labelled `IGNORED` do not count."""
-    rows, places = (labels != IGNORED).nonzero(as_tuple=True)
-    nll = torch.nn.functional.cross_entropy(precise(logits[rows, places]), labels[rows, places], reduction="none")
+    rows, positions = (labels != IGNORED).nonzero(as_tuple=True)
+    nll = torch.nn.functional.cross_entropy(precise(logits[rows, positions]), labels[rows, positions], reduction="none")
     return per_sentence(nll, rows, len(labels)), (labels != IGNORED).sum(dim=1)

@@ -1,4 +1,4 @@
-"""What an encoder makes of a sentence: its mean-pooled final state."""
+"""The sentence vector of an encoder: its mean-pooled final state."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Representation(Objective):
     def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
-        its = batch.source if batch.target is None else batch.target
-        mean = mean_pooled(precise(output), its.real)
+        side = batch.source if batch.target is None else batch.target
+        mean = mean_pooled(precise(output), side.real)
         direction = torch.nn.functional.normalize(mean.detach(), dim=-1) if aim is None else aim
         values = (mean * direction).sum(dim=-1)
         return ObjectiveOutput(values, torch.ones_like(values), direction, mean)

@@ -1,4 +1,4 @@
-"""The score of what a model says."""
+"""The logit of a model's own predictions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headscope.formats.base import Checkpoint
 class Top1(Objective):
     """Σ over positions of the largest logit; counts are positions. For a classifier the logit of its class.
 
-    A decoder predicts at every real position, teacher-forced; an encoder in place of every token that is no
-    special one, with nothing hidden. `aim` [b t] (or [b]) holds the ids: an altered model is asked for the
-    logits of what the intact one says.
+    A decoder predicts at every real position, teacher-forced; an encoder at every token that is not special,
+    with nothing hidden. `aim` [b t] (or [b]) holds the predicted ids: an altered model's value is the logits of
+    what the intact model predicts.
     """
 
     name = "top1"
@@ -39,6 +39,6 @@ class Top1(Objective):
             values = precise(output).gather(1, aim[:, None])[:, 0]
             return ObjectiveOutput(values, torch.ones_like(values), aim)
         _, counted = predicting(batch, decodes=checkpoint.decodes)
-        rows, places = counted.nonzero(as_tuple=True)
-        values = precise(output[rows, places, aim[rows, places]])
+        rows, positions = counted.nonzero(as_tuple=True)
+        values = precise(output[rows, positions, aim[rows, positions]])
         return ObjectiveOutput(per_sentence(values, rows, len(counted)), counted.sum(dim=1), aim)
