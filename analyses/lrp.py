@@ -1,9 +1,11 @@
-"""How much of a prediction each head is responsible for: layer-wise relevance propagation (Voita et al. 2019)."""
+"""Layer-wise relevance propagation: the share of every head in what a model predicts (Voita et al. 2019)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from headscope.relevance.rulesets import (
     explained_quantity,
 )
 
+Name = TypeVar("Name", bound=str)
 MEASURES = ("relevance", "raw", "absolute", "value_share", "qk_share")
 
 
@@ -56,7 +59,8 @@ class Lrp(Analysis):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.target, self.steps = _target(options.target_token), _steps(options.steps)
+        self.target: Target = _choice("--target-token", options.target_token, TARGETS)
+        self.steps: Steps | None = _choice("--steps", options.steps, STEPS) if options.steps else None
         self.names: Sequence[str] = tuple(filter(None, options.rules.split(",")))
         for name in self.names:
             self._check(name, RULE_SETS.get(name))
@@ -72,46 +76,42 @@ class Lrp(Analysis):
         has_target = batch.target is not None
         self.names = self.names or (default_rules(checkpoint, has_target=has_target),)
         self.quantity = explained_quantity(checkpoint, has_target=has_target, target=self.target)
-        found: dict[tuple[str, Site, int], Ratio] = {}
-        for name, its in self._explanations(checkpoint, batch).items():
-            for (site, layer), relevance in its.relevance.items():
-                normal = relevance.normalized()
+        ratios: dict[tuple[str, Site, int], Ratio] = {}
+        for name, explanation in self._explanations(checkpoint, batch).items():
+            for (site, layer), relevance in explanation.relevance.items():
+                normalized = relevance.normalized()
                 if self.options.detail and name == self.names[0]:
-                    self._keep(batch, (site, layer), normal, its.counts)
-                shares = (relevance.value_share, relevance.qk_share)
-                parts = [
-                    _times(normal, its.counts),
-                    _once(relevance.raw, its.counts),
-                    _once(relevance.absolute, its.counts),
-                ]
-                parts += [_once(share, its.counts) for share in shares]
-                totals, counts = zip(*parts, strict=True)
-                found[name, site, layer] = Ratio(torch.stack(totals, dim=-1), torch.stack(counts, dim=-1))
-        return found
+                    self._keep(batch, (site, layer), normalized, explanation.counts)
+                measures = (relevance.raw, relevance.absolute, relevance.value_share, relevance.qk_share)
+                columns = [_weighted(normalized, explanation.counts)]
+                columns += [_summed(values, explanation.counts) for values in measures]
+                totals, counts = zip(*columns, strict=True)
+                ratios[name, site, layer] = Ratio(torch.stack(totals, dim=-1), torch.stack(counts, dim=-1))
+        return ratios
 
     def _explanations(self, checkpoint: Checkpoint, batch: Batch) -> dict[str, Explanation]:
         """Every rule set's explanation; rule sets that are backward passes in the same way share a forward pass."""
-        together: dict[Steps, list[Backward]] = {}
-        found: dict[str, Explanation] = {}
+        by_steps: dict[Steps, list[Backward]] = {}
+        explanations: dict[str, Explanation] = {}
         for name in self.names:
             rule_set = RULE_SETS.get(name)
             steps = self.used[name] = self.steps or rule_set.steps
-            if why := rule_set.applies(checkpoint, has_target=batch.target is not None):
-                raise ConfigError(f"--rules {name}: {why}")
+            if reason := rule_set.applies(checkpoint, has_target=batch.target is not None):
+                raise ConfigError(f"--rules {name}: {reason}")
             if isinstance(rule_set, Backward):
-                together.setdefault(steps, []).append(rule_set)
+                by_steps.setdefault(steps, []).append(rule_set)
             else:
-                found[name] = rule_set.explain(checkpoint, batch, target=self.target, steps=steps)
-        for steps, rule_sets in together.items():
-            found |= explain_backward(checkpoint, batch, rule_sets, target=self.target, steps=steps)
-        return {name: found[name] for name in self.names}
+                explanations[name] = rule_set.explain(checkpoint, batch, target=self.target, steps=steps)
+        for steps, rule_sets in by_steps.items():
+            explanations |= explain_backward(checkpoint, batch, rule_sets, target=self.target, steps=steps)
+        return {name: explanations[name] for name in self.names}
 
-    def _keep(self, batch: Batch, place: tuple[Site, int], normal: Tensor, counts: Tensor) -> None:
-        """Normalised relevance [p h] of every sentence, of the positions that are explained."""
-        site, layer = place
+    def _keep(self, batch: Batch, site_layer: tuple[Site, int], normalized: Tensor, counts: Tensor) -> None:
+        """Keep the relevance [p h] of every sentence, of the positions that are explained, from all [p b h]."""
+        site, layer = site_layer
         for row, number in enumerate(batch.indices.tolist()):
-            its = normal[counts[:, row] > 0, row]
-            self.kept.setdefault((number, site), {})[layer] = its.float().cpu()
+            explained = normalized[counts[:, row] > 0, row]
+            self.kept.setdefault((number, site), {})[layer] = explained.float().cpu()
 
     def own(self) -> dict[tuple[int, Site], dict[int, Tensor]]:
         return self.kept
@@ -123,12 +123,14 @@ class Lrp(Analysis):
         order = sorted(aggregates.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
         estimates = {key: aggregates.ratio(*key) for key in order}
         first = {
-            (site, layer): _measure(its, 0) for (name, site, layer), its in estimates.items() if name == self.names[0]
+            (site, layer): _measure(estimate, 0)
+            for (name, site, layer), estimate in estimates.items()
+            if name == self.names[0]
         }
         return AnalysisReport(
             columns=[Column("lrp", first)],
             tables={"lrp": pd.DataFrame(_rows(estimates))},
-            detail={"lrp": {f"{number}/{site}": _layers(its) for (number, site), its in self.kept.items()}},
+            detail={"lrp": {f"{number}/{site}": _stacked(layers) for (number, site), layers in self.kept.items()}},
         )
 
     def signature(self) -> dict[str, str]:
@@ -136,14 +138,14 @@ class Lrp(Analysis):
         return {"rules": "+".join(self.names), "explains": self.quantity, "steps": steps}
 
 
-def _times(normal: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_p normalised relevance [p b h], each as often as it stands for a prediction, and how often that is."""
-    weights = counts.to(normal.dtype)[..., None] * normal.isfinite()  # [p b h]
-    return (normal.nan_to_num() * weights).sum(dim=0), weights.sum(dim=0)
+def _weighted(normalized: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_p normalised relevance [p b h] times the number of predictions it is for, and the sum of these, [b h] each."""
+    weights = counts.to(normalized.dtype)[..., None] * normalized.isfinite()  # [p b h]
+    return (normalized.nan_to_num() * weights).sum(dim=0), weights.sum(dim=0)
 
 
-def _once(values: Tensor | None, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_p values [p b h] and the number of predictions [b h]; none of them where there are no values."""
+def _summed(values: Tensor | None, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_p values [p b h] and the number of predictions, [b h] each; zeros where there are no values."""
     heads = counts.sum(dim=0)[:, None]
     if values is None:
         return torch.zeros_like(heads), torch.zeros_like(heads)
@@ -152,44 +154,34 @@ def _once(values: Tensor | None, counts: Tensor) -> tuple[Tensor, Tensor]:
     return total, heads.to(total.dtype).expand_as(total)
 
 
-def _measure(its: Estimate, number: int) -> Estimate:
-    parts: list[Array] = [each[..., number] for each in (its.value, its.low, its.high)]
+def _measure(estimate: Estimate, number: int) -> Estimate:
+    parts: list[Array] = [end[..., number] for end in (estimate.value, estimate.low, estimate.high)]
     return Estimate(*parts)
 
 
 def _rows(estimates: Mapping[tuple[str, Site, int], Estimate]) -> list[dict[str, object]]:
     rows = []
-    for (name, site, layer), its in estimates.items():
-        for head in range(its.value.shape[0]):
+    for (name, site, layer), estimate in estimates.items():
+        for head in range(estimate.value.shape[0]):
             row: dict[str, object] = {"rules": name, "site": site.value, "layer": layer, "head": head}
             for number, measure in enumerate(MEASURES):
-                for end, part in (("", its.value), ("_low", its.low), ("_high", its.high)):
+                for end, part in (("", estimate.value), ("_low", estimate.low), ("_high", estimate.high)):
                     row[measure + end] = float(part[head, number])
             rows.append(row)
     return rows
 
 
-def _layers(layers: Mapping[int, Tensor]) -> Array:
-    """[p h] of every layer as [p layer h]; layers with fewer heads are filled with NaN."""
-    shape = (max(len(its) for its in layers.values()), max(layers) + 1, max(its.shape[1] for its in layers.values()))
-    found = torch.full(shape, float("nan"), dtype=torch.float64)
-    for layer, its in layers.items():
-        found[: len(its), layer, : its.shape[1]] = its
-    array: Array = found.numpy()
-    return array
+def _stacked(layers: Mapping[int, Tensor]) -> Array:
+    """Relevance [p h] of every layer as [p layer h]; layers with fewer heads are filled with NaN."""
+    positions, heads = (max(sizes) for sizes in zip(*(relevance.shape for relevance in layers.values()), strict=True))
+    stacked: Array = np.full((positions, max(layers) + 1, heads), np.nan)
+    for layer, relevance in layers.items():
+        stacked[: len(relevance), layer, : relevance.shape[1]] = relevance
+    return stacked
 
 
-def _target(name: str) -> Target:
-    for known in TARGETS:
-        if name == known:
-            return known
-    raise ConfigError(f"--target-token {name!r} is not known; choose {', '.join(TARGETS[:-1])} or {TARGETS[-1]}")
-
-
-def _steps(name: str) -> Steps | None:
-    for known in STEPS:
-        if name == known:
-            return known
-    if name:
-        raise ConfigError(f"--steps {name!r} is not known; choose {' or '.join(STEPS)}")
-    return None
+def _choice(option: str, value: str, allowed: Sequence[Name]) -> Name:
+    for name in allowed:
+        if value == name:
+            return name
+    raise ConfigError(f"{option} {value!r} is not known; choose {', '.join(allowed[:-1])} or {allowed[-1]}")

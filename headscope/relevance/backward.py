@@ -13,9 +13,10 @@ from headscope.attribution.objectives.predictions import precise, predicting
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
+from headscope.heads import Site
 from headscope.relevance.gradient.recording import RecordedPass, recording
 from headscope.relevance.gradient.rules import Rules
-from headscope.relevance.readout import join_relevance
+from headscope.relevance.readout import Relevance, join_relevance
 from headscope.relevance.rulesets import Explanation, RuleSet, Steps, Target, explained_quantity, register
 
 
@@ -44,39 +45,34 @@ def explain_backward(
 
     Explained is the logit of the likeliest token (`top1`), of the reference (`reference`), or the likeliest minus
     1/V of the sum of the V - 1 others (`contrastive`; Achtibat et al. advise it where most logits are negative).
-    Decoders are explained at every real position, masked language models at every token that is no special one, nothing
-    hidden; classifiers once; models that predict nothing by the projection of their mean-pooled final state on
-    its own direction. `steps` "sum" takes one backward pass for the whole batch, "each" one for each position.
+    Decoders are explained at every real position, masked language models at every token that is not special, with
+    nothing hidden; classifiers once; models that predict nothing by the projection of their mean-pooled final state on
+    its own direction. `steps` "sum" takes one backward pass for the whole batch, "each" one per position.
     """
-    with recording(checkpoint.model, {each.name: each.rules for each in rule_sets}) as recorded:
+    with recording(checkpoint.model, {rule_set.name: rule_set.rules for rule_set in rule_sets}) as recorded:
         output, quantity = _output(checkpoint, batch, target)
     with torch.enable_grad():
         values, counts = _quantities(checkpoint, output, batch, quantity)  # [b p] each
         if steps == "sum":
             values, counts = values.sum(dim=1, keepdim=True), counts.sum(dim=1, keepdim=True)
         starts = values.sum(dim=0).unbind()
-    found = {}
-    for number, each in enumerate(rule_sets):
+    explanations = {}
+    for number, rule_set in enumerate(rule_sets):
         last = number == len(rule_sets) - 1
-        found[each.name] = _explanation(recorded, each, starts, values.detach().T, counts.T, retain=not last)
-    return found
+        relevance = _relevance(recorded, rule_set.rules, starts, retain=not last)
+        explanations[rule_set.name] = Explanation(relevance, counts.T, values.detach().T)
+    return explanations
 
 
-def _explanation(
-    recorded: RecordedPass,
-    rule_set: Backward,
-    starts: Sequence[Tensor],
-    values: Tensor,
-    counts: Tensor,
-    *,
-    retain: bool,
-) -> Explanation:
+def _relevance(
+    recorded: RecordedPass, rules: Rules, starts: Sequence[Tensor], *, retain: bool
+) -> dict[tuple[Site, int], Relevance]:
     """One backward pass for each start; the last of them frees the graph unless it is to be retained."""
     parts = [
-        recorded.relevance(start, rule_set.rules, retain=retain or number < len(starts) - 1)
+        recorded.relevance(start, rules, retain=retain or number < len(starts) - 1)
         for number, start in enumerate(starts)
     ]
-    return Explanation({where: join_relevance([part[where] for part in parts]) for where in parts[0]}, counts, values)
+    return {layer: join_relevance([part[layer] for part in parts]) for layer in parts[0]}
 
 
 def _output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tensor, str]:
@@ -88,18 +84,18 @@ def _output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tenso
 
 
 def _quantities(checkpoint: Checkpoint, output: Tensor, batch: Batch, quantity: str) -> tuple[Tensor, Tensor]:
-    """The numbers to be explained [b p], zero where there is none, and whether there is one [b p]."""
+    """The numbers to explain [b p], zero where there is none, and whether there is one [b p]."""
     if quantity == "representation":
         outcome = OBJECTIVES.get(quantity)().evaluate(checkpoint, output, batch)
         return outcome.values[:, None], outcome.counts[:, None]
     logits = output[:, None] if output.ndim == 2 else output  # [b p V]
     chosen, counted = _chosen(checkpoint, batch, logits, quantity)
-    rows, places = counted.nonzero(as_tuple=True)
-    picked = precise(logits[rows, places, chosen[rows, places]])
+    rows, positions = counted.nonzero(as_tuple=True)
+    picked = precise(logits[rows, positions, chosen[rows, positions]])
     if quantity == "contrastive":
-        mine = precise(logits[rows, places])
-        picked = picked - (mine.sum(dim=-1) - picked) / mine.shape[-1]
-    values = picked.new_zeros(counted.shape).index_put((rows, places), picked)
+        position_logits = precise(logits[rows, positions])
+        picked = picked - (position_logits.sum(dim=-1) - picked) / position_logits.shape[-1]
+    values = picked.new_zeros(counted.shape).index_put((rows, positions), picked)
     return values, counted.to(values.dtype)
 
 

@@ -1,4 +1,4 @@
-"""What a rule set is, and the registry of them. A new one is a file of its own in this folder."""
+"""The contract of a rule set, and the registry. A new rule set is a file of its own in this folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from headscope.relevance.readout import Relevance
 if TYPE_CHECKING:
     from headscope.formats.base import Checkpoint
 
-Where = tuple[Site, int]
 Target = Literal["top1", "reference", "contrastive"]
 Steps = Literal["sum", "each"]
 TARGETS: tuple[Target, ...] = ("top1", "reference", "contrastive")
@@ -28,17 +27,17 @@ STEPS: tuple[Steps, ...] = ("sum", "each")
 class Explanation:
     """Relevances of every (site, layer) for one batch.
 
-    `counts` [p b] says how many predictions of sentence b are explained at p: one or none, or with p = 1 all of
-    them together. `values` [p b] are the numbers that were explained.
+    `counts` [p b] is the number of predictions of sentence b that are explained at p: one or none, or with p = 1 all of
+    them together. `values` [p b] are the explained numbers.
     """
 
-    relevance: dict[Where, Relevance]
+    relevance: dict[tuple[Site, int], Relevance]
     counts: Tensor
     values: Tensor
 
 
 def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Target) -> str:
-    """In a word, what is explained: "top1" (or the other targets) of words or classes, or "representation".
+    """What is explained: the target, of words or classes, or "representation".
 
     ConfigError where a model has no such target.
     """
@@ -55,10 +54,10 @@ def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Targ
 
 
 class RuleSet(ABC):
-    """A way to hand relevance back from an output to every head.
+    """Propagation rules from an output back to every head.
 
-    `linear` says that the relevance of a sum is the sum of relevances, so that all positions of a text can be
-    explained in one backward pass; `steps` which of "sum" and "each" it is used with unasked.
+    `linear`: the relevance of a sum is the sum of relevances, so that all positions of a text can be explained in one
+    backward pass. `steps`: the default, one pass for their "sum" or for "each".
     """
 
     name: str
@@ -68,11 +67,11 @@ class RuleSet(ABC):
 
     @abstractmethod
     def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-        """Why a checkpoint is none that this rule set is for, None where it is one."""
+        """Why the rule set does not apply to a checkpoint, None where it does."""
 
     @abstractmethod
     def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:
-        """Relevances of what `target` says, at each position or at all together."""
+        """Relevances for the target, at each position or for their sum."""
 
 
 RULE_SETS: Registry[RuleSet] = Registry("rule set", package="headscope.relevance", group="headscope.rule_sets")

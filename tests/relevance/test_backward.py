@@ -218,7 +218,7 @@ def test_cp_conserves_relevance_through_the_whole_model(placement: dict[str, Any
     top = logits[:, 1].max(dim=-1).values  # [b]
     gaps = {}
     for name in ("cp", "attnlrp"):
-        its.switch.rules = rules(name)
+        its.active.rules = rules(name)
         gradients = torch.autograd.grad(top.sum(), entered, retain_graph=True)
         total = sum((x * gradient).sum(dim=(1, 2)) for x, gradient in zip(entered, gradients, strict=True))
         gaps[name] = float(((total - top) / top).detach().abs().max())

@@ -29,7 +29,7 @@ def test_factors_of_experts_are_constants() -> None:
     for name in ("cp", "attnlrp"):
         found = recorded.relevance(value, rule_sets[name])
         assert all(each.raw.isfinite().all() for each in found.values())
-        recorded.switch.rules = rule_sets[name]
+        recorded.active.rules = rule_sets[name]
         (gradient,) = torch.autograd.grad(value, seen, retain_graph=True)
         expected = (seen[0] * gradient).detach().unflatten(-1, (mixed, -1)).sum(dim=(1, 3))
         place = next(place for place in found if place[0] == "cross" and place[1] == 2)

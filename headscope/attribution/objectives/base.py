@@ -69,9 +69,9 @@ class Objective(ABC):
         """The batch as the model reads it; the same batch unless `alters`."""
         return batch
 
-    @abstractmethod
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
-        """The model's output for a prepared batch, in one forward pass with every head through `attend`."""
+        """The model's output for a prepared batch, in one forward pass: logits unless a subclass says otherwise."""
+        return checkpoint.logits(batch)
 
     @abstractmethod
     def evaluate(

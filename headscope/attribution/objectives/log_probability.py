@@ -27,9 +27,6 @@ class LogProbability(Objective):
             return "a masked language model gives a text no probability"
         return no_words(checkpoint, has_target=has_target)
 
-    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
-        return checkpoint.logits(batch)
-
     def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:

@@ -56,9 +56,6 @@ class Loss(Objective):
         source = replace(batch.source, ids=ids.masked_fill(hidden, checkpoint.mask_id()))
         return replace(batch, source=source, labels=ids.masked_fill(~hidden, IGNORED))
 
-    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
-        return checkpoint.logits(batch)
-
     def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:

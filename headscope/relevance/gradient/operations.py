@@ -1,9 +1,8 @@
-"""Every torch function that a model calls is told apart: linear, activation, norm, product, softmax, or refused.
+"""Classify every torch function that a model calls: linear, activation, norm, product, softmax; refuse others.
 
-The parameters of the model take no part in gradients meanwhile, so a tensor that requires a gradient is one
-that depends on the input: a product of two such tensors is a product of two variables, anything else that
-multiplies is linear. A function that nothing is known of must not meet a variable, unless all rule sets are
-plain gradients; so no model is explained by rules that do not cover it.
+Parameters of the model require no gradients meanwhile, so a tensor that requires a gradient depends on the input: a
+product of two such tensors is a product of two variables, any other product is linear. An unknown function of a
+variable is refused unless all rule sets are plain gradients: no model is explained by rules that do not cover it.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from headscope.errors import CheckpointError
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts
-from headscope.relevance.gradient.functions import Switch, with_epsilon, with_share
+from headscope.relevance.gradient.autograd_functions import ActiveRules, with_epsilon, with_share
+from headscope.relevance.gradient.composite_modules import ModuleRule, NormParameters, activated, normalized
 from headscope.relevance.gradient.rules import Rules
-from headscope.relevance.gradient.units import NormUnit, Unit, activated, normalized
 
 
 def _names(text: str) -> frozenset[str]:
@@ -52,14 +51,14 @@ SOFTMAX = frozenset(["softmax"])
 
 
 class Operations(TorchFunctionMode):
-    """Within it the functions that `model` calls get the nodes that rules need.
+    """Within this mode the functions that `model` calls get the autograd nodes that `rule_sets` need.
 
-    `rule_sets` are those that will be asked for; their names are for messages.
+    The names of the rule sets are for messages.
     """
 
-    def __init__(self, model: nn.Module, switch: Switch, rule_sets: dict[str, Rules]) -> None:
+    def __init__(self, model: nn.Module, active: ActiveRules, rule_sets: dict[str, Rules]) -> None:
         super().__init__()
-        self.switch = switch
+        self.active = active
         self.modules = {id(part): name for name, part in model.named_modules()}
         self.strict = [name for name, rules in rule_sets.items() if not rules.plain]
         self.epsilon = any(rules.epsilon is not None for rules in rule_sets.values())
@@ -69,98 +68,98 @@ class Operations(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Called by torch in place of every function of its own."""
+        """Called by torch in place of each of its functions."""
         kwargs = kwargs or {}
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in LINEAR or self.within or not self.strict or not torch.is_grad_enabled() or not _depends(found):
-            return found
-        return self._ruled(name, found, args, kwargs)
+        if name in LINEAR or self.within or not self.strict or not torch.is_grad_enabled() or not _depends(result):
+            return result
+        return self._ruled(name, result, args, kwargs)
 
-    def unit(self, module: nn.Module, unit: Unit) -> Callable[..., Tensor]:
-        """The forward of a module that has one rule for all that it computes."""
+    def with_module_rule(self, module: nn.Module, rule: ModuleRule) -> Callable[..., Tensor]:
+        """The forward function of a module that has one rule for all that it computes."""
         forward = module.forward
 
-        def whole(x: Tensor) -> Tensor:
+        def ruled(x: Tensor) -> Tensor:
             outer = self.within
-            with self.one_unit():
-                plain: Tensor = forward(x)
-            return unit(plain, x, self.switch) if _depends(plain) and not outer else plain
+            with self.one_rule():
+                output: Tensor = forward(x)
+            return rule(output, x, self.active) if _depends(output) and not outer else output
 
-        return whole
+        return ruled
 
     def mixture(self, module: Experts) -> Callable[..., Tensor]:
-        """The forward of a mixture of experts whose factors are constants, unless all is the ordinary gradient."""
+        """The forward function of a mixture of experts, its factors constants under all rules but plain gradients."""
 
         def mixed(context: Tensor, queries: Queries) -> Tensor:
-            with self.one_unit():
+            with self.one_rule():
                 factors = module.factors(queries)
                 if factors is None:
                     return context
                 if _depends(factors):
-                    factors = with_share(factors, self.switch, lambda rules: 1.0 if rules.plain else 0.0)
+                    factors = with_share(factors, self.active, lambda rules: 1.0 if rules.plain else 0.0)
                 return context * factors.transpose(1, 2)[..., None].to(context.dtype)
 
         return mixed
 
     @contextmanager
-    def one_unit(self) -> Iterator[None]:
-        """Within the block functions get no nodes: what they do together has one rule."""
+    def one_rule(self) -> Iterator[None]:
+        """Within the block functions get no nodes: together they have one rule."""
         outer, self.within = self.within, True
         try:
             yield
         finally:
             self.within = outer
 
-    def _ruled(self, name: str, found: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        switch = self.switch
+    def _ruled(self, name: str, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        active = self.active
         variables = _count((args, kwargs))
         if name in MAPS and variables == 1:
-            return with_epsilon(found, switch) if self.epsilon else found
+            return with_epsilon(result, active) if self.epsilon else result
         if name in PRODUCTS or name in QUOTIENTS:
             if variables < 2 and _multiplies(name, args):
-                return found
+                return result
             if variables == 2 and name in PRODUCTS and not name.endswith("_"):
-                return with_share(found, switch, lambda rules: rules.product)
+                return with_share(result, active, lambda rules: rules.product)
         elif name in ACTIVATIONS:
-            return activated(found, args[0] if args else kwargs["input"], switch)
+            return activated(result, args[0] if args else kwargs["input"], active)
         elif name in SOFTMAX:
             constant = self.constant_softmax
-            return with_share(found, switch, lambda rules: rules.weights and 1.0) if constant else found
+            return with_share(result, active, lambda rules: rules.weights and 1.0) if constant else result
         elif name in ("layer_norm", "rms_norm"):
             norm = _norm(name, *args, **kwargs)
             if norm is not None:
-                return normalized(found, args[0] if args else kwargs["input"], norm, switch)
+                return normalized(result, args[0] if args else kwargs["input"], norm, active)
         self._refuse(name)
-        return found
+        return result
 
     def _refuse(self, name: str) -> None:
-        """CheckpointError where the model itself called; what is done with its output is not its business."""
+        """CheckpointError where a module of the model is the caller, not who uses the model's output."""
         caller = self._caller()
         if caller is None:
             return
-        module, where = caller
+        module, name_in_model = caller
         raise CheckpointError(
-            f"{type(module).__name__} ({where}) computes with {name!r}, for which "
+            f"{type(module).__name__} ({name_in_model}) computes with {name!r}, for which "
             f"{', '.join(self.strict)} {'have' if len(self.strict) > 1 else 'has'} no rule; --rules gradient needs none"
         )
 
     def _caller(self) -> tuple[nn.Module, str] | None:
-        """The innermost module of the model that is at work."""
+        """The innermost module of the model on the call stack, and its name."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            its = frame.f_locals.get("self")
-            if isinstance(its, nn.Module) and id(its) in self.modules:
-                return its, self.modules[id(its)] or "the model itself"
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, nn.Module) and id(caller) in self.modules:
+                return caller, self.modules[id(caller)] or "the model itself"
             frame = frame.f_back
         return None
 
 
-def _depends(found: Any) -> bool:
+def _depends(result: Any) -> bool:
     """Whether a result depends on the input."""
-    if isinstance(found, Tensor):
-        return found.requires_grad
-    return isinstance(found, tuple | list) and any(map(_depends, found))
+    if isinstance(result, Tensor):
+        return result.requires_grad
+    return isinstance(result, tuple | list) and any(map(_depends, result))
 
 
 def _count(value: Any) -> int:
@@ -189,7 +188,7 @@ def _norm(
     weight: Tensor | None = None,
     *others: Any,
     **named: Any,
-) -> NormUnit | None:
+) -> NormParameters | None:
     """The norm over the last axis that a call of `layer_norm` or `rms_norm` asks for; None for more axes."""
     if len(normalized_shape) != 1 or _depends(weight):
         return None
@@ -198,4 +197,4 @@ def _norm(
     if eps is None:
         x = named.get("input", x)
         eps = torch.finfo(x.dtype).eps if isinstance(x, Tensor) else 0.0
-    return NormUnit(weight, centred, float(eps))
+    return NormParameters(weight, centred, float(eps))

@@ -2,27 +2,28 @@
 
 `with recording(model, rule_sets) as recorded: output = model(…)`, then `recorded.relevance(value, rules)` for
 any of them, in or after the block. The graph begins at the queries, keys and values of the lowest layers, so
-nothing below them is walked through again. Leaving the block undoes everything, also after an error.
+backward passes end there. Leaving the block restores the model, also after an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from headscope.attribution.objectives.predictions import precise
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, multiplied, tapped
 from headscope.model.discovery import AttentionSite, eval_mode, track_calls
 from headscope.model.gradients import frozen_parameters
 from headscope.model.mixing.experts import experts_of
-from headscope.relevance.gradient.functions import Switch, weighted, with_epsilon, with_share
+from headscope.relevance.gradient.autograd_functions import ActiveRules, weighted_values, with_epsilon, with_share
+from headscope.relevance.gradient.composite_modules import composite_modules, replaced_forwards
 from headscope.relevance.gradient.operations import Operations
 from headscope.relevance.gradient.rules import Rules, epsilon, shared
-from headscope.relevance.gradient.units import replaced, units_of
 from headscope.relevance.readout import Relevance
 
 Where = tuple[Site, int]
@@ -30,35 +31,35 @@ Where = tuple[Site, int]
 
 @dataclass
 class RecordedPass:
-    """The queries [b h t k] and contexts [b h t k] of every place, in one graph; and the switch of its nodes."""
+    """Queries and contexts [b h t k] of every attention call, in one graph, and the rules that its nodes look up."""
 
-    switch: Switch = field(default_factory=Switch)
+    active: ActiveRules = field(default_factory=ActiveRules)
     calls: list[tuple[Where, Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> None:
-        """Keep what is read at one call."""
+        """Record a call."""
         if attention_site.heads:
             self.calls.append(((attention_site.site, attention_site.layer), call.query, context))
 
     def relevance(self, value: Tensor, rules: Rules, *, retain: bool = True) -> dict[Where, Relevance]:
         """Relevances for one number, in one backward pass by `rules`; `p` is 1.
 
-        Sentences do not touch each other, so the sum of a batch's values explains each sentence's own. `retain`
-        False frees the graph. Places that the number does not depend on have relevances of zero.
+        Sentences do not depend on each other, so the sum of a batch's values explains each sentence's own. `retain`
+        False frees the graph. Layers that the number does not depend on have relevance zero.
         """
         contexts = [context for _, _, context in self.calls]
         queries = [query for _, query, _ in self.calls] if rules.weights and rules.scores else []
-        self.switch.rules, before = rules, self.switch.rules
+        previous, self.active.rules = self.active.rules, rules
         try:
-            found = torch.autograd.grad(value, [*contexts, *queries], retain_graph=retain, allow_unused=True)
+            gradients = torch.autograd.grad(value, [*contexts, *queries], retain_graph=retain, allow_unused=True)
         finally:
-            self.switch.rules = before
-        to_queries = found[len(contexts) :] or [None] * len(contexts)
+            self.active.rules = previous
+        to_queries = gradients[len(contexts) :] or [None] * len(contexts)
         with torch.no_grad():
             return {
-                where: _read(context, to_context, query, to_query, rules)
-                for (where, query, context), to_context, to_query in zip(
-                    self.calls, found[: len(contexts)], to_queries, strict=True
+                layer: _read(context, to_context, query, to_query, rules)
+                for (layer, query, context), to_context, to_query in zip(
+                    self.calls, gradients[: len(contexts)], to_queries, strict=True
                 )
             }
 
@@ -75,15 +76,15 @@ def _read(
     if to_context is None:
         nothing = context.new_zeros(1, b, h)
         return Relevance(nothing, nothing, context.new_zeros(1, b, h, t), nothing, nothing)
-    neurons = _precise(context) * _precise(to_context)
+    neurons = precise(context) * precise(to_context)
     by_query = neurons.sum(dim=-1)
     raw = by_query.sum(dim=-1)
     onward = raw
     if rules.epsilon is not None:
-        stable = epsilon(_precise(to_context), _precise(context), rules.epsilon)
-        onward = (_precise(context) * stable).sum(dim=(-1, -2))
+        stable = epsilon(precise(to_context), precise(context), rules.epsilon)
+        onward = (precise(context) * stable).sum(dim=(-1, -2))
     through_values = shared(onward, rules.values)
-    through_scores = None if to_query is None else 2 * (_precise(query) * _precise(to_query)).sum(dim=(-1, -2))
+    through_scores = None if to_query is None else 2 * (precise(query) * precise(to_query)).sum(dim=(-1, -2))
     return Relevance(
         raw[None],
         neurons.abs().sum(dim=(-1, -2))[None],
@@ -93,29 +94,26 @@ def _read(
     )
 
 
-def _precise(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
 @dataclass(frozen=True)
 class _Products:
-    """The matrix products of attention, by the rules of the moment."""
+    """The matrix products of attention, by the active rules."""
 
-    switch: Switch
+    active: ActiveRules
     operations: Operations
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """q · k [b h t s]; queries and keys that depend on nothing yet are where the graph begins."""
-        query, key = (with_share(_begun(states), self.switch, lambda rules: rules.scores) for states in (query, key))
-        with self.operations.one_unit():  # a product of two variables that has its shares already
+        """q · k [b h t s]; the graph begins at queries and keys below which there is no attention."""
+        states = _requiring_grad(query), _requiring_grad(key)
+        query, key = (with_share(part, self.active, lambda rules: rules.scores) for part in states)
+        with self.operations.one_rule():  # a product of two variables, whose shares are already given
             return torch.matmul(query, key.transpose(-1, -2))
 
     def context(self, weights: Tensor, value: Tensor) -> Tensor:
         """weights · v [b h t k]."""
-        return weighted(weights, _begun(value), self.switch)
+        return weighted_values(weights, _requiring_grad(value), self.active)
 
 
-def _begun(states: Tensor) -> Tensor:
+def _requiring_grad(states: Tensor) -> Tensor:
     return states if states.requires_grad else states.requires_grad_()
 
 
@@ -126,21 +124,23 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
     CheckpointError, naming the module, where the model does something that a rule set has no rule for.
     """
     recorded = RecordedPass()
-    operations = Operations(model, recorded.switch, dict(rule_sets))
+    operations = Operations(model, recorded.active, dict(rule_sets))
     strict = any(not rules.plain for rules in rule_sets.values())
-    units = units_of(model) if strict else {}
+    forwards: dict[nn.Module, Callable[..., Tensor]] = {}
+    if strict:
+        rules_of_modules = composite_modules(model)
+        forwards |= {module: operations.with_module_rule(module, rule) for module, rule in rules_of_modules.items()}
+        forwards |= {experts: operations.mixture(experts) for experts in experts_of(model)}
     with ExitStack() as stack:
-        walk = stack.enter_context(track_calls(model))
+        tracker = stack.enter_context(track_calls(model))
         stack.enter_context(eval_mode(model))
         stack.enter_context(frozen_parameters(model))
-        stack.enter_context(replaced({module: operations.unit(module, unit) for module, unit in units.items()}))
-        if strict:
-            stack.enter_context(replaced({each: operations.mixture(each) for each in experts_of(model)}))
-        stack.enter_context(multiplied(_Products(recorded.switch, operations)))
+        stack.enter_context(replaced_forwards(forwards))
+        stack.enter_context(multiplied(_Products(recorded.active, operations)))
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-            context = with_epsilon(context, recorded.switch) if operations.epsilon else context
-            attention_site = walk.attention_site(call.module)
+            context = with_epsilon(context, recorded.active) if operations.epsilon else context
+            attention_site = tracker.attention_site(call.module)
             if attention_site is not None:
                 recorded.add(attention_site, call, context)
             return context

@@ -1,21 +1,21 @@
 """Propagation rules, written as what they do to a gradient on its way back through one operation.
 
 Relevance of a tensor is tensor · gradient. A rule of layer-wise relevance propagation is then a backward pass
-of its own for one kind of operation, and everything that is linear keeps its ordinary one:
+of its own for one kind of operation; linear operations keep their ordinary gradients:
 
 | operation | rule | effect on the gradient g |
 | --- | --- | --- |
-| y = f(x), elementwise, f(0) = 0 | identity: all of it to the only input | g · f(x)/x |
+| y = f(x), elementwise, f(0) = 0 | identity: all relevance to x | g · f(x)/x |
 | normalisation | the deviation (or root mean square) is a constant | centre(g · weight) / deviation |
 | product of two variables | uniform: half to each factor | g / 2 |
 | factors of a mixture of experts (MAE) | constants | none to the gate |
-| weights · V, Q · Kᵀ | shares for each factor | g · share, nothing for a share of 0 |
+| weights · V, Q · Kᵀ | a share for each factor | g · share, nothing for a share of 0 |
 | linear map z = Wx + b | epsilon: z stabilised in the denominator | g · z / (z + ε sign z) |
 
 Sources: Bach et al. 2015 (epsilon); Ali et al. 2022, "XAI for Transformers" (weights and deviations as
 constants); Achtibat et al. 2024, "AttnLRP" (identity, uniform; the softmax keeps its ordinary gradient, which is
 their Deep Taylor rule). Ali et al. have no gated feed-forward layers; every rule set here but `gradient` gives half
-of a product to each factor. lxt's CP-LRP gives nothing to the gate there, so its numbers for `cp` are others.
+of a product to each factor. lxt's CP-LRP gives nothing to the gate there, so its numbers for `cp` differ.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Rules:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing differs from the ordinary gradient."""
+        """Whether these are ordinary gradients."""
         return self == Rules()
 
 
 def identity_rule(gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """All relevance of y = f(x) goes to x: g · y / x, and nothing where x is 0.
 
-    Achtibat et al. add 1e-10 to x; leaving zeros out does the same without moving the other numbers.
+    Achtibat et al. add 1e-10 to x; leaving zeros out has the same effect without changing the other values.
     """
     return (y / x).nan_to_num_(nan=0.0).mul_(gradient)
 
@@ -71,12 +71,12 @@ def constant_deviation(gradient: Tensor, weight: Tensor | None, inverse: Tensor,
 
 def epsilon(gradient: Tensor, z: Tensor, size: float) -> Tensor:
     """g · z / (z + ε sign z) with ε = size · root mean square of z over its last axis (Montavon et al. 2019)."""
-    room = size * z.square().mean(dim=-1, keepdim=True).sqrt()
-    return gradient * (z / torch.where(z < 0, z - room, z + room)).nan_to_num_(nan=0.0)
+    margin = size * z.square().mean(dim=-1, keepdim=True).sqrt()
+    return gradient * (z / torch.where(z < 0, z - margin, z + margin)).nan_to_num_(nan=0.0)
 
 
 def shared(gradient: Tensor, share: float) -> Tensor | None:
-    """g · share; None, which stops the walk, for a share of nothing."""
+    """g · share; None, which ends the backward pass there, for a share of 0."""
     if share == 0:
         return None
     return gradient if share == 1 else gradient * share

@@ -182,12 +182,12 @@ def _positive_and_negative(
     reached = ratio.flatten(2, 3) @ left  # [n t 2p 2s]
     along = reached[:, :, :p, :s] + reached[:, :, p:, s:]  # coefficient of (Qk)⁺: [n t p s]
     against = reached[:, :, :p, s:] + reached[:, :, p:, :s]
-    both = torch.cat([along, against], dim=1).permute(0, 2, 3, 1)  # [n p s 2t]
+    coefficients = torch.cat([along, against], dim=1).permute(0, 2, 3, 1)  # [n p s 2t]
     sides = torch.cat(
         [torch.cat([query_up, query_down], dim=1), torch.cat([query_down, query_up], dim=1)], dim=-1
     )  # [n 2t 2e]
     n, e = inputs.query.shape[0], inputs.query.shape[-1]
-    summed = (both.reshape(n, p * s, -1) @ sides).view(n, p, s, 2 * e).transpose(0, 1)
+    summed = (coefficients.reshape(n, p * s, -1) @ sides).view(n, p, s, 2 * e).transpose(0, 1)
     keys += summed[..., :e] * key_up + summed[..., e:] * key_down
 
 

@@ -11,7 +11,8 @@ the sum that enters the first layer: embeddings and positions are not gone into.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +115,7 @@ def explain(
     block_bytes: int = BLOCK_BYTES,
     neurons: bool = True,
 ) -> VoitaRelevance:
-    """Explain any output of a model: `forward` runs it once, `start` says what relevance its output begins with.
+    """Explain any output of a model: `forward` runs it once, `start` maps its output to the relevance there.
 
     `start` gives a tensor [p …] with the output's shape, or `OutputUnits`. The model is left as it was.
     CheckpointError where an operation has no rule.
@@ -124,7 +125,7 @@ def explain(
 
 @dataclass(frozen=True)
 class RecordedTrace:
-    """A forward pass, its output, and the relevance that this starts with: all that the way back needs."""
+    """A forward pass, its output and the relevance at the output: everything that propagation needs."""
 
     trace: Trace
     output: Tensor
@@ -132,18 +133,19 @@ class RecordedTrace:
     settings: VoitaSettings
 
     def explained(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> VoitaRelevance:
-        """Go back; the model is not run again, so that several of these can go on side by side."""
+        """Propagate relevance; the model is not run again, so that several of these can run in parallel."""
         if block_bytes < 1:
             raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
         trace, dtype = self.trace, rule_dtype(self.output.dtype)
         with torch.inference_mode(False), torch.no_grad():
             rules = VoitaRules(self.settings, sentences=trace.sentences, dtype=dtype, block=block_bytes)
-            size = _positions_at_once(trace, self.start, block_bytes)
-            parts = [
-                _Part.of(trace, propagate(trace, self.output, positions, rules), neurons)
-                for positions in _split(self.start, size)
-            ]
-        return _joined(trace, parts, self.start, self.settings)
+            starts = _split(self.start, _positions_at_once(trace, self.start, block_bytes))
+            return _joined(
+                [
+                    _positions(trace, start, propagate(trace, self.output, start, rules), self.settings, neurons)
+                    for start in starts
+                ]
+            )
 
 
 def record_trace(
@@ -177,41 +179,39 @@ def _split(start: Tensor | OutputUnits, size: int) -> list[Tensor | OutputUnits]
     return [OutputUnits(*some) for some in zip(*columns, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Some explained positions: heads, token sums of each stack's input, and states by name if they are kept."""
-
-    heads: dict[tuple[Site, int], Relevance]
-    tokens: tuple[Tensor, ...]
-    states: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, trace: Trace, result: Propagated, neurons: bool) -> _Part:
-        roots = [result.roots[name] for name in trace.roots if name in result.roots]
-        states = dict(zip(("source", "target"), roots, strict=False))
-        if result.memory is not None:
-            states["memory"] = result.memory
-        tokens = tuple(root.abs().sum(dim=-1) for root in roots)
-        return cls(result.heads, tokens, states if neurons else {})
-
-
-def _joined(trace: Trace, parts: list[_Part], start: Tensor | OutputUnits, settings: VoitaSettings) -> VoitaRelevance:
-    tokens = [torch.cat(sums) for sums in zip(*(part.tokens for part in parts), strict=True)]
-    states = {name: torch.cat([part.states[name] for part in parts]) for name in parts[0].states}
+def _positions(
+    trace: Trace, start: Tensor | OutputUnits, result: Propagated, settings: VoitaSettings, neurons: bool
+) -> VoitaRelevance:
+    """The relevance of some explained positions."""
     if isinstance(start, OutputUnits):
         explained = start.values != 0
         classes = torch.where(explained, start.classes, -1)
     else:
         explained = start.reshape(len(start), trace.sentences, -1).ne(0).any(dim=-1)
         classes = torch.full_like(explained, -1, dtype=torch.long)
+    roots = [result.roots[name] for name in trace.roots if name in result.roots]
+    source_tokens, target_inputs, *_ = (*(root.abs().sum(dim=-1) for root in roots), None, None)
+    source, target, *_ = (*roots, None, None)
     return VoitaRelevance(
-        heads={layer: join_relevance([part.heads[layer] for part in parts]) for layer in parts[0].heads},
-        source_tokens=tokens[0] if tokens else None,
-        target_inputs=tokens[1] if len(tokens) > 1 else None,
-        source=states.get("source"),
-        target=states.get("target"),
-        memory=states.get("memory"),
+        heads=result.heads,
+        source_tokens=source_tokens,
+        target_inputs=target_inputs,
+        source=source if neurons else None,
+        target=target if neurons else None,
+        memory=result.memory if neurons else None,
         explained=explained,
         classes=classes,
         rescale_shifted=settings.version == "2019",
     )
+
+
+def _joined(parts: list[VoitaRelevance]) -> VoitaRelevance:
+    """Relevances of different explained positions, concatenated along `p`."""
+
+    def joined(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {layer: join_relevance([heads[layer] for heads in values]) for layer in values[0]}
+        return torch.cat(values) if isinstance(values[0], Tensor) else values[0]
+
+    columns = ([getattr(part, field.name) for part in parts] for field in fields(VoitaRelevance))
+    return VoitaRelevance(*map(joined, columns))

@@ -71,7 +71,7 @@ def _lengths(batch: Batch) -> list[int]:
 
 
 def _joined(parts: Sequence[VoitaRelevance], groups: Sequence[Tensor]) -> Explanation:
-    """The sentences of all groups in the order of the batch; positions that a group has not are not explained."""
+    """The sentences of all groups in the order of the batch; positions beyond those of a group are not explained."""
     counts = _scattered([part.explained.float() for part in parts], groups)
 
     def joined(layer: tuple[Site, int], name: str) -> Any:

@@ -1,7 +1,7 @@
 """Hand relevance from the output of a recorded forward pass back to its inputs, step by step, by a set of rules.
 
 What does not depend on the rules is here: the order of the steps, projections that read the same input for one
-attention and count as one matrix, re-arrangements, what reaches a tensor on several ways, and the read-out.
+attention and count as one matrix, re-arrangements, what reaches a tensor on several paths, and the read-out.
 Relevance has a leading axis `p`, the explained positions: one pass serves all of them.
 """
 
@@ -49,9 +49,9 @@ def propagate(trace: Trace, output: Tensor, start: Tensor | OutputUnits, rules: 
 
 
 class _Propagation:
-    """The state of one way back.
+    """The state of one propagation.
 
-    - `pending`: relevance that reached a tensor so far, each with a label of the way it came, by the tensor's id.
+    - `pending`: relevance that reached a tensor so far, each with a label of where it came from, by the tensor's id.
     - `projections`: relevance that waits for the other projections of its group, by group and step.
     - `totals` [p b]: absolute relevance at the output of every cross attention's sublayer, by its id.
     """

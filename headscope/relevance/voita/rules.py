@@ -60,7 +60,7 @@ class RuleTable:
     - `norm`: the Jacobian of norms, "published" or "exact" (see `VoitaSettings`); None: norms are passed unchanged.
     - `product`: relevance of a product goes to its factors equally or in proportion to their values.
     - `rescale`: after each operation relevance gets the "absolute" total that came in (signs are kept; sums of what
-      reached a tensor on several ways and both ends of a cross attention are rescaled too), or is made "positive" with
+      reached a tensor on several paths and both ends of a cross attention are rescaled too), or is made "positive" with
       the sum that came in, or is not rescaled.
     """
 
@@ -149,9 +149,9 @@ def _scaled(relevance: Tensor, factor: Tensor) -> Tensor:
     return (relevance.reshape(p, b, -1) * factor[..., None]).view(relevance.shape)
 
 
-def _ratio(wanted: Tensor, actual: Tensor) -> Tensor:
-    """wanted / actual without a stabiliser, and 1 where there is nothing to scale."""
-    return torch.where(actual > 0, wanted / actual.clamp(min=torch.finfo(actual.dtype).tiny), 1)
+def _ratio(target: Tensor, actual: Tensor) -> Tensor:
+    """target / actual without a stabiliser, and 1 where there is nothing to scale."""
+    return torch.where(actual > 0, target / actual.clamp(min=torch.finfo(actual.dtype).tiny), 1)
 
 
 class VoitaRules:
@@ -221,8 +221,8 @@ class VoitaRules:
         if self.table.core is None:
             return self._rescaled(relevance, relevance, relevance)
         impact = (a * b).to(self.dtype)
-        both = transition(torch.stack([impact, impact], dim=-1), self.table.core)[..., 0] * relevance
-        return self._by_token(relevance, both, both)
+        shares = transition(torch.stack([impact, impact], dim=-1), self.table.core)[..., 0] * relevance
+        return self._by_token(relevance, shares, shares)
 
     def mix(self, relevance: Tensor, matrix: Tensor, x: Tensor) -> Tensor:
         """Through matrix · x, the matrix acting on the last axis but one; with bias 0 all impacts factor."""
@@ -250,12 +250,12 @@ class VoitaRules:
         return AttentionRelevance(parts[0], key, value, value_share, qk_shares[0] + qk_shares[1])
 
     def gather(self, parts: list[Tensor]) -> Tensor:
-        """What reached one tensor on several ways, as one."""
+        """Join what reached one tensor on several paths."""
         total = torch.stack(parts).sum(dim=0)
         if self.table.rescale != "absolute":
             return total
-        wanted = sum((absolute_total(part, self.sentences) for part in parts), torch.zeros((), dtype=total.dtype))
-        return _scaled(total, _ratio(wanted, absolute_total(total, self.sentences)))
+        arrived = sum((absolute_total(part, self.sentences) for part in parts), torch.zeros((), dtype=total.dtype))
+        return _scaled(total, _ratio(arrived, absolute_total(total, self.sentences)))
 
     def joint(self, total: Tensor, own: Tensor, memory: Tensor) -> Tensor:
         """Factor [p b] for what a cross attention's sublayer hands on, `total` [p b] having come in."""
@@ -292,8 +292,8 @@ class VoitaRules:
         size = sum(absolute_total(part, self.sentences) for part in parts) + self.table.epsilon
         if self.table.rescale == "absolute":
             return [_scaled(part, absolute_total(reference, self.sentences) / size) for part in parts]
-        wanted = reference.reshape(len(reference), self.sentences, -1).sum(dim=-1)
-        return [_scaled(part.abs(), wanted / size) for part in parts]
+        incoming = reference.reshape(len(reference), self.sentences, -1).sum(dim=-1)
+        return [_scaled(part.abs(), incoming / size) for part in parts]
 
     def _grouped(self, relevance: Tensor, groups: int) -> Tensor:
         """What the query heads of a group give to their common keys or values: [p b h s k] to [p b g s k]."""

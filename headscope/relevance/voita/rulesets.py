@@ -1,4 +1,4 @@
-"""Voita's rules as rule sets: `voita` as the program is, and its other modes and versions."""
+"""Voita's rules as rule sets: `voita` is the program's default; its other modes and versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headscope.relevance.voita.settings import VoitaSettings
 
 @dataclass(frozen=True)
 class Voita(RuleSet):
-    """Starts from an indicator at each position; rescaling makes it non-linear, so positions are explained apart."""
+    """Starts from an indicator at each position; rescaling is not linear, so positions are explained one by one."""
 
     name: str
     summary: str
@@ -32,21 +32,16 @@ class Voita(RuleSet):
         return explain_batch(checkpoint, batch, settings=self.settings, target=target)
 
 
-register(Voita("voita", "LRP as in Voita et al.'s program, 2021: alpha-beta rule on exact Jacobians"))
-register(
-    Voita(
-        "voita-constant",
-        "the same with attention weights as constants",
-        VoitaSettings(attention_constant=True),
-    )
-)
-register(Voita("voita-eps", "the same in its signed mode (ill-conditioned at norms)", VoitaSettings(mode="eps")))
-register(
-    Voita(
+for name, summary, settings in (
+    ("voita", "LRP as in Voita et al.'s program, 2021: alpha-beta rule on exact Jacobians", VoitaSettings()),
+    ("voita-constant", "the same with attention weights as constants", VoitaSettings(attention_constant=True)),
+    ("voita-eps", "the same in its signed mode (ill-conditioned at norms)", VoitaSettings(mode="eps")),
+    (
         "voita-eps-constant",
         "the signed mode with attention weights as constants",
         VoitaSettings(mode="eps", attention_constant=True),
-    )
-)
-register(Voita("voita-2019", "the program as first published; superseded", VoitaSettings(version="2019")))
-register(Voita("voita-paper", "contribution ratios of the paper's appendix A", VoitaSettings(version="paper")))
+    ),
+    ("voita-2019", "the program as first published; superseded", VoitaSettings(version="2019")),
+    ("voita-paper", "contribution ratios of the paper's appendix A", VoitaSettings(version="paper")),
+):
+    register(Voita(name, summary, settings))

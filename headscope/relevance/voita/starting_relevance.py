@@ -1,4 +1,4 @@
-"""Where Voita's rule starts: 1.0 at single outputs of a checkpoint, or a sentence vector's own shares."""
+"""Where Voita's rules start: 1.0 at single outputs, or each neuron's share of a sentence vector's length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headscope.relevance.voita.rules import OutputUnits, rule_dtype
 def quantity_of(checkpoint: Checkpoint, batch: Batch, target: Target) -> str:
     """What is explained: "top1" or "reference" of words, "classes", or "representation".
 
-    ConfigError for a target that this rule or this checkpoint has not.
+    ConfigError for a target that the rules or the checkpoint do not support.
     """
     if target not in ("top1", "reference"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Which torch functions and modules a trace knows, and as what kind of step each is undone."""
+"""Which torch functions and modules a trace recognises, and the kind of step of each."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ LIKE = frozenset(["to", "type_as"])
 
 
 def module_operations(module: nn.Module) -> Callable[[Any], tuple[Operation, ...]] | None:
-    """What a module may be as a whole (the first that fits its numbers), None where it is seen function by function.
+    """Candidates for what a module computes (the first whose numbers fit), None where it is recorded by function.
 
     RMS norms are recognised by their class name (`…RMSNorm`, `T5LayerNorm`), activations by the module of their class.
     """

@@ -23,7 +23,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Cross:
-    """The sublayer of a cross attention: ids of its output (`total`) and of the memory; `label` of the way there."""
+    """The sublayer of a cross attention: ids of its output (`total`) and of the memory; `label` of the path to it."""
 
     total: int
     memory: int
