@@ -1,11 +1,11 @@
-# Two targets do everything on a fresh machine: `make demo` and `make test`.
+# Two targets do everything on a fresh machine: `make demo` and `make test`; `make test-fast` is for while you work.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 # The CPU build of torch is enough here; this range is the one pyproject.toml asks for.
 TORCH = torch>=2.9,<2.14
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test test-fast lint types unit clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/headscope demo --out demo --force
@@ -13,6 +13,9 @@ demo: $(VENV)/demo.stamp
 	@echo "Done. Look at demo/analysis/figures/heads.png and demo/analysis/heads.csv; demo/pruned is the smaller checkpoint."
 
 test: lint types unit
+
+test-fast: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m "not slow and not whole"
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

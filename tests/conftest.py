@@ -19,6 +19,17 @@ HANGS = 900
 """Seconds after which a process is taken to hang: many times what any takes, also on a machine that is busy."""
 
 
+WHOLE = [Path(__file__).parent / folder for folder in ("contracts", "faults", "properties")]
+"""Folders whose tests go through every analysis, format, variant, option or fault that there is."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What lies in `WHOLE` is marked as such: `-m "not whole"` leaves it out."""
+    if any(item.path.is_relative_to(folder) for folder in WHOLE):
+        item.add_marker("whole")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first: what is left for the end is short, and no process waits for another's last."""

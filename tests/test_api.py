@@ -79,6 +79,7 @@ def test_commands_take_what_methods_take() -> None:
 # Analyses.
 
 
+@pytest.mark.slow
 def test_a_study_has_the_numbers_and_the_files_of_the_command(
     pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path
 ) -> None:

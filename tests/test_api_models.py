@@ -119,6 +119,7 @@ def test_a_small_transformers_model_can_be_trained_on_and_saved(tmp_path: Path) 
     torch.testing.assert_close(again(sentences()), small(sentences()), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_plain_class_is_written_where_it_can_say_so(tmp_path: Path) -> None:
     config = in_memory("t5")[0].config
     config.num_layers = config.num_decoder_layers

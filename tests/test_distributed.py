@@ -11,8 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
 
 TRAININGS = """
 import sys

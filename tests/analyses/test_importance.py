@@ -25,6 +25,8 @@ from tests.oracles import gate_gradients, speakers, tiny, written
 from tests.oracles.shuffled import other_way_round
 from tests.oracles.speakers import SPEAKERS, asked
 
+pytestmark = pytest.mark.slow
+
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32
 every_kind = pytest.mark.parametrize("kind", KINDS)

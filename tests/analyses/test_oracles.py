@@ -41,6 +41,8 @@ from tests.oracles import (
 from tests.oracles.seen import Place, Seen, Term
 from tests.oracles.tiny import PIECES
 
+pytestmark = pytest.mark.slow
+
 REPLICATES, SEED, CLOSE = 23, 5, 1e-9
 RANKS = [(17 * number) % 53 * 13 for number in range(53)]  # 0 … 676: some pieces are among the 500 most frequent
 ORACLES: dict[str, Callable[..., Term]] = {

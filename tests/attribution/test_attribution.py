@@ -29,6 +29,8 @@ from tests.oracles.gate_games import Game
 from tests.oracles.shuffled import other_way_round
 from tests.oracles.speakers import SPEAKERS, asked
 
+pytestmark = pytest.mark.slow
+
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -252,6 +252,7 @@ def test_ctrl_c_keeps_what_was_done(
     assert len(pd.read_csv(tmp_path / "run" / "heads.csv")) == 72
 
 
+@pytest.mark.slow
 def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first sentences, with few updates; as it stands it runs in the README's test."""
 

@@ -175,6 +175,7 @@ def test_broken_gzip(write: Write) -> None:
             list(read_conllu(path))
 
 
+@pytest.mark.slow
 def test_memory_is_flat(write: Write) -> None:
     path = write(*[*SENTENCE, ""] * 4999)
     assert len(list(read_conllu(path))) == 4999  # imports and caches are filled

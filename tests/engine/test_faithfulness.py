@@ -203,6 +203,7 @@ def test_the_drop_is_that_of_masked_heads(kind: str, objective: str) -> None:
         assert {"loss", "accuracy"} == set(found.sums)
 
 
+@pytest.mark.slow
 def test_the_whole_trial(tmp_path: Path) -> None:
     """On the demonstration's BERT: tables, figure, and weights that are as before."""
     text = tmp_path / "text.en"

@@ -21,6 +21,8 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.study import AnalysisResult
 from tests.oracles import tiny
 
+pytestmark = pytest.mark.slow
+
 REPLICATES = 20
 WORDS = ("old", "small", "lazy", "brown", "quick", "young", "tired")
 

@@ -19,6 +19,8 @@ from headscope.formats.base import open_checkpoint
 from tests.contracts.architectures import BY_NAME, build
 from tests.oracles.mutations import mutated
 
+pytestmark = pytest.mark.slow
+
 FILES = {"model.safetensors": 250, "config.json": 200, "pytorch_model.bin": 100}
 
 

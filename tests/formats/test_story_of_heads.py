@@ -329,6 +329,7 @@ def test_hostile_vocabularies(tmp_path: Path, content: Any) -> None:
     assert not mark.exists() and "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
+@pytest.mark.slow
 def test_six_hundred_broken_files(tmp_path: Path) -> None:
     """Truncated or with flipped bits: the same logits, or one line."""
     hp = HP | {"num_layers": 1}

@@ -28,6 +28,8 @@ from headscope.formats.safe_pickle import StoredTensor, StubType
 from headscope.formats.torch_files import LEGACY, is_torch_file, read_tensors, read_torch
 from tests.oracles import fairseq
 
+pytestmark = pytest.mark.slow
+
 MARKER = "headscope-was-here"
 PUSH = b"\x8c"  # SHORT_BINUNICODE
 

@@ -355,6 +355,7 @@ def test_several_lambdas_from_the_command_line(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name / "pruning.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "bart"])
 def test_hugging_face_models_learn_lose_heads_and_open_again(kind: str, tmp_path: Path) -> None:
     """Masked and causal language models and translation, from a folder to a smaller folder."""
@@ -433,6 +434,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     assert CliRunner().invoke(app, [*command, *more, "--resume"]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared: Path, tmp_path: Path) -> None:
     """The story-of-heads oracle on its own pairs; the gates alone learn, from the program's random start."""
     folder = shared / "oracles" / "story-of-heads"

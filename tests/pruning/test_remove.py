@@ -372,6 +372,7 @@ def test_a_site_that_the_model_lacks_is_named_with_those_it_has(
     assert status == 2 and "'cross.0.1'; it has encoder-self 2 × 3" in err
 
 
+@pytest.mark.slow
 def test_the_command_prints_proof_savings_and_times(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

@@ -24,6 +24,8 @@ from headscope.pruning.learning.topk import annealed, gumbel, soft_top_k, straig
 from headscope.pruning.learning.training_examples import training_examples
 from tests.oracles import checkpoints, speakers, subset
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("temperature", [1000.0, 1.0, 0.1, 1e-8])
 @pytest.mark.parametrize("k", [1, 3, 5, 7, 11])

@@ -37,6 +37,8 @@ from headscope.pruning.sweep.table import labels_of, unharmed
 from headscope.pruning.sweep.work import Launch
 from tests.oracles import checkpoints, tiny
 
+pytestmark = pytest.mark.slow
+
 MINUTES = ["minutes"]
 
 

@@ -82,6 +82,7 @@ def meshes(figure: Figure) -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "suffix"),
     [("small", ".png"), ("small", ".svg"), ("tiny", ".pdf"), ("ragged", ".png"), ("ragged", ".svg")],
@@ -100,6 +101,7 @@ def test_every_figure_in_every_format(
     assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small", "large", "tiny", "ragged"])
 def test_nothing_leaves_the_page_and_no_text_is_too_small(drawn: dict[str, dict[str, Figure]], name: str) -> None:
     for kind, figure in drawn[name].items():
