@@ -30,7 +30,7 @@ from headscope.cli.prune_options import (
 from headscope.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headscope.pruning.sweep.lambdas import LambdaSweep
+    from headscope.pruning.learning.lambdas import LambdaSweep
 
 GateRate = Annotated[
     float | None,
@@ -140,8 +140,8 @@ def subset(given: dict[str, Any]) -> None:
 
 
 def _learn(settings: dict[str, Any], method: Any, strengths: list[float], *, json: bool) -> None:
+    from headscope.pruning.learning.lambdas import lambdas_complete, lambdas_left, run_lambdas
     from headscope.pruning.learning.learn import LearnConfig, finished, resumable, run_learning
-    from headscope.pruning.sweep.lambdas import lambdas_complete, lambdas_left, run_lambdas
 
     asked = LearnConfig(method=method, **settings)
     if asked.resume and (record := finished(asked.out)):

@@ -235,7 +235,7 @@ def _numbers(option: str, text: str | None, kind: type[Any]) -> tuple[Any, ...]:
 
 
 def _show(found: Sweep, *, json: bool) -> None:
-    folder = found.bench.config.out
+    folder = found.context.config.out
     if json:
         console.print_json({"out": str(folder), **found.record()})
         return
@@ -258,10 +258,10 @@ def _table(found: Sweep) -> Any:
     from rich import box
     from rich.table import Table
 
-    from headscope.pruning.sweep.quality import METRICS
+    from headscope.evaluation.comparison import METRICS
     from headscope.pruning.sweep.table import survivor_summary
 
-    metric = METRICS[found.bench.metric].title
+    metric = METRICS[found.context.metric].title
     rows = survivor_summary(found.table)
     priced = rows["size"].str.startswith("lambda").any()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
+
+from headscope.errors import ConfigError, HeadscopeError
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=1)
@@ -100,6 +102,49 @@ def process_group() -> Iterator[Processes]:
     finally:
         if begins:
             leave_processes()
+
+
+class IndependentProcesses:
+    """The processes of torchrun where they agree once on what to do, and then work each by itself; used with `with`.
+
+    Nothing waits in torch.distributed meanwhile, for hours if need be, and what runs within sees one process alone.
+    """
+
+    def __init__(self) -> None:
+        self.processes = Processes()
+        self._environment: dict[str, str] = {}
+
+    def __enter__(self) -> IndependentProcesses:
+        self.processes = join_processes()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        leave_processes()
+        os.environ.update(self._environment)
+
+    def agree(self, prepare: Callable[[], T]) -> T:
+        """What the first process prepares, in every process; its HeadscopeError is raised in all of them."""
+        if self.processes.world == 1:
+            return prepare()
+        problem, value = "", None
+        if self.processes.main:
+            try:
+                value = prepare()
+            except HeadscopeError as error:
+                problem = str(error)
+        problem, value = self.processes.broadcast((problem, value) if self.processes.main else None)
+        leave_processes()
+        alone = {"WORLD_SIZE": "1", "RANK": "0"}
+        self._environment = {name: os.environ[name] for name in alone if name in os.environ}
+        os.environ.update(alone)
+        if problem:
+            raise ConfigError(problem)
+        assert value is not None
+        return value
+
+    def share(self, groups: Sequence[str]) -> set[str]:
+        """The groups that this process works on."""
+        return set(list(dict.fromkeys(groups))[self.processes.rank :: self.processes.world])
 
 
 def _device() -> torch.device:

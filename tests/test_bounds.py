@@ -28,7 +28,7 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer_config import StackConfig
-from headscope.pruning.sweep.table import _with_seeds
+from headscope.pruning.sweep.table import with_seeds
 from headscope.report.readers.run import RunError, load_run
 from headscope.training.architecture import check_memory
 from tests.oracles import checkpoints, commands
@@ -288,5 +288,5 @@ def test_one_process_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_large_seeds_stay_what_they_are() -> None:
     rows = [{"seed": None, "x": 1}, {"seed": int(MOST["seed"]), "x": 2}, {"seed": 2**60 + 1, "x": 3}]
-    table = _with_seeds(rows)
+    table = with_seeds(rows)
     assert list(table) == ["seed", "x"] and table["seed"].tolist()[1:] == [2**63 - 2**31, 2**60 + 1]

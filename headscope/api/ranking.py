@@ -15,7 +15,7 @@ from headscope.engine.base import Options
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, all_heads
+from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.ranking.criterion import ScoringContext, column_named, criterion_named
@@ -63,8 +63,7 @@ class Ranking:
 
     def highest(self, count: int, *, per_layer: bool = False) -> list[HeadId]:
         """The `count` heads to keep, including all protected ones; ConfigError as of `lowest`."""
-        gone = set(self.lowest(self._gating.heads - count, per_layer=per_layer))
-        return [head for head in all_heads(self._gating.counts) if head not in gone]
+        return self._gating.without(self.lowest(self._gating.heads - count, per_layer=per_layer))
 
     def __len__(self) -> int:
         return self._gating.heads

@@ -7,6 +7,7 @@ its new weights, where it was trained. It is built beside its place and swapped 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from headscope.files.folders import Build
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.writing import written
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
-from headscope.heads import SITES, HeadId, Site, all_heads, select_heads
+from headscope.heads import HeadId, select_heads
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.learning.trainable import Freeze
 from headscope.pruning.removal.export import choose_export
@@ -182,14 +183,12 @@ class Selection:
     @property
     def kept(self) -> list[HeadId]:
         """The heads of the gated sites that stay."""
-        gone = set(self.removed)
-        return [head for head in all_heads(self.gating.counts) if head not in gone]
+        return self.gating.without(self.removed)
 
     def per_site(self) -> dict[str, tuple[int, int]]:
         """Heads that stay and that there were, by site."""
-        there = [site for site in SITES if any(place[0] is site for place in self.gating.counts)]
-        kept = {site.value: sum(head.site is site for head in self.kept) for site in there}
-        return {name: (count, _heads_at(self.gating, Site(name))) for name, count in kept.items()}
+        kept = Counter(head.site.value for head in self.kept)
+        return {site: (kept[site], total) for site, total in self.gating.per_site().items()}
 
     def record(self) -> dict[str, Any]:
         """What `pruning.json` says."""
@@ -210,10 +209,6 @@ class Selection:
             "remarks": self.remarks,
             "seconds": round(self.seconds, 3),
         }
-
-
-def _heads_at(gates: GateLayout, site: Site) -> int:
-    return sum(count for place, count in gates.counts.items() if place[0] is site)
 
 
 def write_selection(choice: Selection, checkpoint: Checkpoint, config: SelectionConfig, build: Build) -> None:

@@ -1,11 +1,15 @@
-"""Fields of option classes: what becomes of them on the command line, and checks of their words; imports no torch."""
+"""Fields of option classes: how they appear on the command line, and checks of their values; imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from headscope.errors import ConfigError
+from headscope.heads import SITES, Site
+
+T = TypeVar("T")
 
 
 def option(default: Any, help: str, *, metavar: str | None = None, panel: str | None = None) -> Any:
@@ -29,3 +33,17 @@ def check_choices(options: Any) -> None:
         if allowed and strange:
             words = ", ".join(map(str, allowed))
             raise ConfigError(f"--{name.replace('_', '-')} {strange[0]!r} is not known; choose from {words}")
+
+
+def per_site(flag: str, values: Sequence[T]) -> dict[Site, T]:
+    """Values of an option by site: one for all, or one each for encoder-self, decoder-self and cross.
+
+    ConfigError for another number of values, which names the option.
+    """
+    if len(values) == 1:
+        return dict.fromkeys(SITES, values[0])
+    if len(values) != len(SITES):
+        raise ConfigError(
+            f"{flag} has {len(values)} values; give one for all sites, or three for {', '.join(map(str, SITES))}"
+        )
+    return dict(zip(SITES, values, strict=True))

@@ -25,7 +25,7 @@ from headscope.formats.story_of_heads.hyperparameters import read_hp
 from headscope.heads import select_heads
 from headscope.pruning.learning import learn
 from headscope.pruning.ranking.scores_file import read_scores
-from headscope.pruning.sweep.files import read_cell
+from headscope.pruning.sweep.cells import read_cell
 from headscope.report.figures.headmap import heads_figure
 from headscope.report.figures.offsets import offset_shares
 from headscope.report.figures.pruning import pruning_figure

@@ -19,8 +19,9 @@ from sacrebleu.metrics.bleu import BLEU
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
-from headscope.distributed import Processes
+from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
+from headscope.evaluation.comparison import METRICS, bleu_sums, compare_scores, grouped
 from headscope.evaluation.quality import run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
@@ -28,13 +29,11 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.learning.gate_layout import gate_layout
-from headscope.pruning.sweep import work as sweep_work
+from headscope.pruning.sweep import sweep as sweep_module
 from headscope.pruning.sweep.config import Cell, SweepConfig, cells_of
-from headscope.pruning.sweep.quality import METRICS, bleu_sums, compare_scores, grouped
-from headscope.pruning.sweep.scratch import shape_without
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
-from headscope.pruning.sweep.table import labels_of, unharmed
-from headscope.pruning.sweep.work import Launch
+from headscope.pruning.sweep.table import kinds_by_head, unharmed
+from headscope.training.from_scratch import config_without
 from tests.oracles import checkpoints, tiny
 
 pytestmark = pytest.mark.slow
@@ -214,7 +213,7 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     assert math.exp(found.table["loss"].iloc[2]) == pytest.approx(again["perplexity"], rel=1e-6)
     assert not set(found.survivors["cell"]) - {"unpruned", "subset-keep5-seed1"}
     whole = checkpoints.small()
-    assert shape_without(whole.model, []) == whole.model.config
+    assert config_without(whole.model, []) == whole.model.config
     lines(tmp_path, "wrong.toml", ["max-updats = 3"])
     with pytest.raises(ConfigError, match="--recipe: unknown option 'max_updats'; did you mean 'max_updates'"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": tmp_path / "wrong.toml"}))
@@ -297,7 +296,7 @@ def test_functions_of_survivors_are_counted(words: dict[str, Any], tmp_path: Pat
     assert counts.loc["unpruned", names].tolist() == [first, first, second, third]
     mine = found.survivors[found.survivors["cell"] == "random-keep5-seed1"]
     assert counts.loc["random-keep5-seed1", "functions_rare"] == sum("rare" in each for each in mine["functions"])
-    assert labels_of(table)["cross.0.0"] == ("positional", "rare")
+    assert kinds_by_head(table)["cross.0.0"] == ("positional", "rare")
 
 
 def test_the_fewest_heads_that_do_no_harm() -> None:
@@ -326,16 +325,16 @@ def test_the_fewest_heads_that_do_no_harm() -> None:
 def counted(monkeypatch: pytest.MonkeyPatch, *, stop_after: int = 99) -> list[str]:
     """Names of the cells that are done; Ctrl-C comes after some."""
     done: list[str] = []
-    run = sweep_work.run_cell
+    run = sweep_module.run_cell
 
-    def run_cell(bench: Any, cell: Cell) -> Any:
+    def run_cell(context: Any, cell: Cell) -> Any:
         if len(done) == stop_after:
             raise KeyboardInterrupt
-        found = run(bench, cell)
+        found = run(context, cell)
         done.append(cell.name)
         return found
 
-    monkeypatch.setattr(sweep_work, "run_cell", run_cell)
+    monkeypatch.setattr(sweep_module, "run_cell", run_cell)
     return done
 
 
@@ -383,7 +382,7 @@ def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], 
         run_sweep(config(words, tmp_path / "out", updates=4, keep=(5,), force=True))
     (tmp_path / "out" / "mine.txt").unlink()
     found = run_sweep(config(words, tmp_path / "out", updates=4, keep=(5,), force=True))
-    assert found.table["kept"].tolist() == [16, 5] and found.bench.config.out == tmp_path / "out"
+    assert found.table["kept"].tolist() == [16, 5] and found.context.config.out == tmp_path / "out"
     assert not (tmp_path / "out.new").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
@@ -402,9 +401,10 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
     cells = [*plain, *(Cell(each.method, each.keep, None, each.seed, control=True) for each in plain[1:])]
     shares = []
     for rank in range(3):
-        launch = Launch()
-        launch.processes = Processes(rank, 3)
-        shares.append(launch.share(cells))
+        processes = IndependentProcesses()
+        processes.processes = Processes(rank, 3)
+        share = processes.share([cell.folder for cell in cells])
+        shares.append([cell for cell in cells if cell.folder in share])
     assert sorted(cell.name for share in shares for cell in share) == sorted(cell.name for cell in cells)
     for share in shares:
         for cell in share:

@@ -52,6 +52,16 @@ class GateLayout:
                 found[head.site, head.layer][head.head] = number
         return found
 
+    def without(self, removed: Iterable[HeadId]) -> list[HeadId]:
+        """The heads of the gated sites that are not `removed`."""
+        gone = set(removed)
+        return [head for head in all_heads(self.counts) if head not in gone]
+
+    def per_site(self) -> dict[str, int]:
+        """Heads of the gated sites, by site."""
+        sites = [site for site in SITES if any(layer[0] is site for layer in self.counts)]
+        return {site.value: sum(count for layer, count in self.counts.items() if layer[0] is site) for site in sites}
+
     def spread(self, gates: Tensor) -> dict[tuple[Site, int], Tensor]:
         """Gates [n] as gates of heads, [h] for every gated (site, layer); 1 where there is none."""
         whole = torch.cat([gates, gates.new_ones(1)])

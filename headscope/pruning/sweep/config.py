@@ -1,4 +1,4 @@
-"""What a sweep is told, and the cells that it is made of: a method, a size and a seed each."""
+"""The options of a sweep, and the cells that it is made of: a method, a size and a seed each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
 from headscope.pruning.learning.gate_layout import GateLayout
-from headscope.pruning.ranking.criterion import criterion_named
+from headscope.pruning.ranking.criterion import CRITERIA, criterion_named
 from headscope.pruning.selection import PruningOptions
 from headscope.registry import unknown
 from headscope.training.options import check_choices
@@ -132,7 +132,7 @@ class Cell:
 
     @property
     def size(self) -> str:
-        """What was asked for."""
+        """How much stays, or the λ, in words."""
         if self.keep is None and self.strength is None:
             return ""
         return f"keep {self.keep}" if self.strength is None else f"lambda {self.strength:g}"
@@ -154,32 +154,24 @@ def cells_of(config: SweepConfig, gating: GateLayout) -> list[Cell]:
 
     ConfigError for unknown methods and for sizes that the gated sites cannot have.
     """
-    for method in config.methods:
-        _check_method(method)
+    for method in (name for name in config.methods if name not in LEARNT):
+        try:
+            criterion_named(method)
+        except ConfigError:
+            raise ConfigError(unknown("method", method, sorted({*CRITERIA.names(), *LEARNT}))) from None
     sizes = _sizes(config, gating)
-    found = [Cell(UNPRUNED)]
+    cells = [Cell(UNPRUNED)]
     for method in config.methods:
         seeds: Sequence[int] = range(config.seed, config.seed + config.seeds)
         if method not in (*LEARNT, *DRAWN) and not config.tune_updates:
             seeds = [config.seed]
-        whats = [{"keep": keep} for keep in sizes]
+        sized = [Cell(method, keep=keep) for keep in sizes]
         if method == "l0" and config.lambdas:
-            whats = [{"strength": strength} for strength in config.lambdas]  # type: ignore[dict-item]
-        found += [Cell(method, **what, seed=seed) for what in whats for seed in seeds]  # type: ignore[arg-type]
+            sized = [Cell(method, strength=strength) for strength in config.lambdas]
+        cells += [replace(cell, seed=seed) for cell in sized for seed in seeds]
     if config.from_scratch:
-        found += [replace(cell, control=True) for cell in found if cell.method in LEARNT]
-    return found
-
-
-def _check_method(method: str) -> None:
-    if method in LEARNT:
-        return
-    try:
-        criterion_named(method)
-    except ConfigError:
-        from headscope.pruning.ranking.criterion import CRITERIA
-
-        raise ConfigError(unknown("method", method, sorted({*CRITERIA.names(), *LEARNT}))) from None
+        cells += [replace(cell, control=True) for cell in cells if cell.method in LEARNT]
+    return cells
 
 
 def _sizes(config: SweepConfig, gating: GateLayout) -> list[int]:

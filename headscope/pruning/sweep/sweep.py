@@ -2,43 +2,59 @@
 
 Every cell that is finished is one small file in DIR/cells, written under a temporary name and renamed, so a killed
 sweep goes on with what is missing. `sweep.csv` has a row a cell, `survivors.csv` a row for every head that a cell
-keeps, `sweep.json` what shaped them; DIR/runs has what learning wrote, DIR/scores what rankings are by.
+keeps, `sweep.json` what shaped them; DIR/runs has what learning wrote, DIR/scores what rankings are by. Cells are done
+by this process, by several that it starts (--jobs), or by those that torchrun started.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from contextlib import ExitStack
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
-from headscope.errors import ConfigError
+from headscope.distributed import IndependentProcesses
+from headscope.errors import ConfigError, TrainingError
 from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import OutputKind, contents
 from headscope.files.reading import read_record
 from headscope.files.writing import write_json, written
 from headscope.formats.native import DIRECTORY
-from headscope.heads import SITES
+from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
 from headscope.pruning.ranking.scores_file import read_heads
 from headscope.pruning.selection import CHOICE, selection_signature
-from headscope.pruning.sweep.bench import RUNS, SCORES, Bench
-from headscope.pruning.sweep.config import Cell, SweepConfig, config_identity
-from headscope.pruning.sweep.files import CELLS, cell_names, cell_path, read_cell
-from headscope.pruning.sweep.scratch import recipe, recipe_digest, transformer
-from headscope.pruning.sweep.table import make_table, survivors, unharmed
-from headscope.pruning.sweep.work import (
-    Launch,
-    until,
-    work,
+from headscope.pruning.sweep.cells import (
+    CELLS,
+    RUNS,
+    SCORES,
+    SweepContext,
+    cell_names,
+    cell_path,
+    read_cell,
+    run_cell,
+    write_cell,
 )
+from headscope.pruning.sweep.config import Cell, SweepConfig, config_identity
+from headscope.pruning.sweep.table import make_table, survivors, unharmed
 from headscope.results import Signature
 from headscope.training.files.outputs import TRAINING
+from headscope.training.from_scratch import FRESH, RUN, recipe_digest
 from headscope.version import VERSION
 
 RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
@@ -50,11 +66,14 @@ SWEEP = OutputKind(
     (
         *(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv"),
         *CHOICE.within(_RUN),
-        *DIRECTORY.within(f"{_RUN}/fresh"),
-        *TRAINING.within(f"{_RUN}/scratch"),
+        *DIRECTORY.within(f"{_RUN}/{FRESH}"),
+        *TRAINING.within(f"{_RUN}/{RUN}"),
     ),
     goes_on=True,
 )
+POLL = 0.5  # seconds
+Task = Cell | tuple[str, int]
+"""A cell, or the scores of heads by one criterion and seed."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ class Sweep:
     Of several processes the first alone has them; the tables are empty in the others (`main` is False).
     """
 
-    bench: Bench
+    context: SweepContext
     table: pd.DataFrame
     survivors: pd.DataFrame
     unharmed: pd.DataFrame
@@ -73,12 +92,12 @@ class Sweep:
     @property
     def signature(self) -> Signature:
         """What shaped the numbers."""
-        return _signature(self.bench)
+        return _signature(self.context)
 
     @property
     def remarks(self) -> list[str]:
         """What the user should know."""
-        return list(self.bench.opened.remarks)
+        return list(self.context.opened.remarks)
 
     def record(self) -> dict[str, Any]:
         """As JSON values; NaN becomes null."""
@@ -93,61 +112,51 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
     HeadscopeError for whatever the user can fix, before anything is learnt as far as that can be known. Under
     torchrun every process calls this and does its share of the cells; the first waits for the others.
     """
-    with Launch() as launch, ExitStack() as stack:
-        place: list[Workplace] = []
+    with IndependentProcesses() as processes, ExitStack() as stack:
+        begun: list[tuple[SweepContext, Workplace]] = []  # of the first process
 
-        def begin() -> Bench:
-            bench, resume = prepared(config)
+        def begin() -> tuple[Path, list[Cell]]:
+            context, resume = prepared(config)
             inputs = inputs_of(config)
-            place[:] = [
-                stack.enter_context(workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume))
-            ]
-            bench.config = replace(config, out=place[0].path)
-            _write_record(bench)
-            return bench
+            place = stack.enter_context(workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume))
+            context.config = replace(config, out=place.path)
+            _write_record(context)
+            begun.append((context, place))
+            return place.path, [cell for cell in context.cells if not cell_path(place.path, cell.name).is_file()]
 
-        bench, (folder, missing) = launch.meet(
-            begin,
-            lambda bench: (bench.config.out, unfinished(bench)),
-            lambda said: Bench(replace(config, out=said[0])),
-        )
+        folder, missing = processes.agree(begin)
+        context = begun[0][0] if begun else SweepContext(replace(config, out=folder))
+        share = processes.share([cell.folder for cell in missing])  # a control goes with what it is a control of
         try:
-            work(bench, launch.share(missing), progress=progress)
-            if launch.main:
-                until(lambda: all(cell_path(folder, cell.name).is_file() for cell in missing))
+            do_cells(context, [cell for cell in missing if cell.folder in share], progress=progress)
+            while begun and not all(cell_path(folder, cell.name).is_file() for cell in missing):
+                time.sleep(POLL)
         except KeyboardInterrupt:
-            if launch.main and cell_names(folder):
-                conclude(bench)
+            if begun and cell_names(folder):
+                conclude(context)
             raise
-        if not launch.main:
-            nothing = pd.DataFrame()
-            return Sweep(bench, nothing, nothing, nothing, main=False)
-        found = conclude(bench)
-        place[0].finish()
-        bench.config = replace(bench.config, out=config.out)
+        if not begun:
+            return Sweep(context, pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), main=False)
+        found = conclude(context)
+        begun[0][1].finish()
+        context.config = replace(context.config, out=config.out)
         return found
 
 
-def unfinished(bench: Bench) -> list[Cell]:
-    """The cells that the directory lacks."""
-    return [cell for cell in bench.cells if not cell_path(bench.config.out, cell.name).is_file()]
-
-
-def prepared(config: SweepConfig) -> tuple[Bench, Path | None]:
+def prepared(config: SweepConfig) -> tuple[SweepContext, Path | None]:
     """Open everything and check it; also the directory of the same sweep to go on with, if there is one."""
-    bench = Bench(config)
+    context = SweepContext(config)
     if config.from_scratch:
-        transformer(bench.checkpoint)
-        recipe(config, bench.checkpoint)
+        context.recipe()
     if config.functions is not None:
-        read_functions(config.functions, bench)
-    record, new = _record(bench), replacing_folder(config.out)
-    for place in [new] if config.force else [config.out, new]:
-        if contents(place, SWEEP).kind == SWEEP.name and _difference(place, record) is None:
-            return bench, place
+        read_functions(config.functions, context)
+    record, new = _record(context), replacing_folder(config.out)
+    for folder in [new] if config.force else [config.out, new]:
+        if contents(folder, SWEEP).kind == SWEEP.name and _difference(folder, record) is None:
+            return context, folder
     if not config.force and (config.out / RECORD).is_file():
         raise ConfigError(_difference(config.out, record))
-    return bench, None
+    return context, None
 
 
 def cells_kept(config: SweepConfig) -> tuple[Path, int]:
@@ -157,48 +166,118 @@ def cells_kept(config: SweepConfig) -> tuple[Path, int]:
     return folder, len(cell_names(folder))
 
 
-def _record(bench: Bench) -> dict[str, Any]:
-    config, opened = bench.config, bench.opened
+def do_cells(context: SweepContext, cells: Sequence[Cell], *, progress: Progress = no_progress) -> None:
+    """Do cells and keep their records: scores of heads first, controls last."""
+    scores: list[Task] = [ranking for ranking in context.rankings(cells) if not context.scores_path(*ranking).is_file()]
+    pruned: list[Task] = [cell for cell in cells if not cell.control]
+    controls: list[Task] = [cell for cell in cells if cell.control]
+    with progress("sweep", len(cells)) as step, _workers(context) as do:
+        for phase, count in ((scores, 0), (pruned, 1), (controls, 1)):
+            for _ in do(phase):
+                step(count)
+
+
+def do_task(context: SweepContext, task: Task) -> None:
+    """One cell, or the scores of one criterion."""
+    if isinstance(task, Cell):
+        write_cell(context.config.out, task, run_cell(context, task))
+    else:
+        context.scores(*task)
+
+
+@contextmanager
+def _workers(context: SweepContext) -> Iterator[Callable[[Sequence[Task]], Iterator[None]]]:
+    """What does tasks, here or in `jobs` processes, and yields after each of them."""
+    jobs = context.config.jobs
+    if jobs == 1:
+        yield lambda tasks: map(partial(do_task, context), tasks)
+        return
+    threads = max(1, torch.get_num_threads() // jobs)
+    before = set(multiprocessing.active_children())
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_enter, initargs=(context.config, threads))
+    try:
+        yield lambda tasks: _in_pool(pool, tasks)
+        pool.shutdown()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+            child.join(POLL)
+        raise
+
+
+def _in_pool(pool: ProcessPoolExecutor, tasks: Sequence[Task]) -> Iterator[None]:
+    try:
+        for future in as_completed([pool.submit(_do_in_worker, task) for task in tasks]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise TrainingError(
+            "a process of --jobs was killed, perhaps for want of memory; what is finished is kept: run the same "
+            "command again, with fewer --jobs"
+        ) from None
+
+
+_CONFIG: list[SweepConfig] = []
+_CONTEXT: list[SweepContext] = []
+
+
+def _enter(config: SweepConfig, threads: int) -> None:
+    """A process of --jobs: leaves Ctrl-C to its parent, and ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    torch.set_num_threads(threads)
+    _CONFIG[:] = [config]
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
+
+
+def _do_in_worker(task: Task) -> None:
+    if not _CONTEXT:  # opened once in each process
+        _CONTEXT.append(SweepContext(_CONFIG[0]))
+    with process_settings():  # the process is the sweep's own
+        do_task(_CONTEXT[0], task)
+
+
+def _record(context: SweepContext) -> dict[str, Any]:
+    config, opened = context.config, context.opened
     corpora = {"source": opened.corpus, "valid": opened.valid}
-    digests = {name: None if each is None else f"{each.digest}-{each.count}" for name, each in corpora.items()}
+    digests = {name: corpus and f"{corpus.digest}-{corpus.count}" for name, corpus in corpora.items()}
     if config.from_scratch:
-        digests["recipe"] = recipe_digest(config, bench.checkpoint)
+        digests["recipe"] = recipe_digest(context.recipe())
     return {
         "headscope": VERSION,
-        "signature": str(_signature(bench)),
+        "signature": str(_signature(context)),
         "source": {
             "path": config.checkpoint,
-            "format": bench.checkpoint.format,
-            "model_type": bench.checkpoint.model_type,
+            "format": context.checkpoint.format,
+            "model_type": context.checkpoint.model_type,
         },
-        "digests": {"checkpoint": bench.checkpoint.digest, **digests, "labels": list(bench.data.labels)},
-        "options": json.loads(json.dumps(config_identity(config))),
-        "settings": json.loads(json.dumps(config.settings())),
-        "heads": bench.gating.heads,
-        "heads_per_site": sites_of(bench),
-        "metric": bench.metric,
+        "digests": {"checkpoint": context.checkpoint.digest, **digests, "labels": list(context.data.labels)},
+        "options": config_identity(config),
+        "settings": config.settings(),
+        "heads": context.gating.heads,
+        "heads_per_site": context.gating.per_site(),
+        "metric": context.metric,
         "remarks": opened.remarks,
     }
 
 
-def sites_of(bench: Bench) -> dict[str, int]:
-    """Heads of the gated sites, by site."""
-    counts = bench.gating.counts
-    there = [site for site in SITES if any(place[0] is site for place in counts)]
-    return {site.value: sum(count for place, count in counts.items() if place[0] is site) for site in there}
-
-
 def _difference(folder: Path, record: dict[str, Any]) -> str | None:
     """In what options, texts or checkpoint the cells that a directory holds differ; None: in nothing."""
-    theirs = read_record(folder / RECORD)
-    options, digests = theirs.get("options"), theirs.get("digests")
+    saved = read_record(folder / RECORD)
+    options, digests = saved.get("options"), saved.get("digests")
     if not isinstance(options, dict) or not isinstance(digests, dict):
         return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
-    mine = record["options"]
-    if changed := [name for name in mine if options.get(name) != mine[name]]:
+    if changed := [name for name, value in record["options"].items() if options.get(name) != value]:
         return (
             f"the sweep in {folder} has --{changed[0].replace('_', '-')} {options.get(changed[0])}, now "
-            f"{mine[changed[0]]}; give the same options, another --out, or --force to begin anew"
+            f"{record['options'][changed[0]]}; give the same options, another --out, or --force to begin anew"
         )
     before = {"recipe": record["digests"].get("recipe"), **digests}  # which older records lack
     if changed := [name for name, value in record["digests"].items() if before.get(name) != value]:
@@ -211,25 +290,25 @@ def _difference(folder: Path, record: dict[str, Any]) -> str | None:
     return None
 
 
-def _write_record(bench: Bench, **more: Any) -> None:
-    write_json(bench.config.out / RECORD, SWEEP.described(_record(bench) | more))
+def _write_record(context: SweepContext, **more: Any) -> None:
+    write_json(context.config.out / RECORD, SWEEP.described(_record(context) | more))
 
 
-def _signature(bench: Bench) -> Signature:
-    config, valid = bench.config, bench.data.corpus
-    how = {"metric": bench.metric}
-    if bench.metric == "bleu":
-        how |= {"text": config.text, **bench.checkpoint.search_facts(bench.data.options)}
+def _signature(context: SweepContext) -> Signature:
+    config, valid = context.config, context.data.corpus
+    how = {"metric": context.metric}
+    if context.metric == "bleu":
+        how |= {"text": config.text, **context.checkpoint.search_facts(context.data.options)}
     if config.trains:
         how["updates"] = f"{config.updates}+{config.tune_updates}"
     how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
-    made = selection_signature("sweep", bench.opened, config, **how)
+    made = selection_signature("sweep", context.opened, config, **how)
     return Signature({**made.entries, "boot": str(config.bootstrap)})
 
 
-def read_functions(run: Path, bench: Bench) -> pd.DataFrame:
+def read_functions(run: Path, context: SweepContext) -> pd.DataFrame:
     """The labels of heads in a run of `analyze`; ConfigError where it has none."""
-    table = read_heads(run, bench.checkpoint.layout)
+    table = read_heads(run, context.checkpoint.layout)
     if "functions" not in table:
         raise ConfigError(
             f"--functions {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
@@ -237,22 +316,21 @@ def read_functions(run: Path, bench: Bench) -> pd.DataFrame:
     return table.fillna({"functions": ""})
 
 
-def conclude(bench: Bench) -> Sweep:
+def conclude(context: SweepContext) -> Sweep:
     """The tables of all cells that a directory holds, written there."""
-    config = bench.config
-    records = [read_cell(config.out, name) for name in _names(config.out, bench.cells)]
-    functions = None if config.functions is None else read_functions(config.functions, bench)
-    table = make_table(records, config, sites_of(bench), functions)
+    config = context.config
+    records = [read_cell(config.out, name) for name in _names(config.out, context.cells)]
+    functions = None if config.functions is None else read_functions(config.functions, context)
+    table = make_table(records, config, context.gating.per_site(), functions)
     kept = survivors(records, functions)
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):
         written(config.out / name, lambda path, frame=frame: frame.to_csv(path, index=False))  # type: ignore[misc]
-    found = Sweep(bench, table, kept, unharmed(table, within=config.within))
-    _write_record(bench, unharmed=found.record()["unharmed"])
+    found = Sweep(context, table, kept, unharmed(table, within=config.within))
+    _write_record(context, unharmed=found.record()["unharmed"])
     return found
 
 
 def _names(folder: Path, cells: Iterable[Cell]) -> list[str]:
     """Finished cells of this call in its order, then those of earlier calls."""
-    there = cell_names(folder)
-    mine = [cell.name for cell in cells if cell.name in set(there)]
-    return [*mine, *(name for name in there if name not in set(mine))]
+    finished = cell_names(folder)
+    return list(dict.fromkeys([*(cell.name for cell in cells if cell.name in set(finished)), *finished]))

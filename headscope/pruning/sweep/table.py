@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 
 from headscope.bootstrap import Array, Bootstrap
+from headscope.evaluation.comparison import METRICS, compare_scores
 from headscope.heads import HeadId
 from headscope.pruning.sweep.config import UNPRUNED, Cell, SweepConfig
-from headscope.pruning.sweep.quality import METRICS, compare_scores
 
 Record = Mapping[str, Any]
-LABELS = Mapping[str, tuple[str, ...]]
 
 
 def make_table(
@@ -29,24 +28,24 @@ def make_table(
     token (of a classifier: a sentence). `functions_NAME` counts survivors with that function, once in each that
     a head has, `functions_none` those without any.
     """
-    whole = next((np.array(each["sums"]) for each in records if each["cell"]["method"] == UNPRUNED), None)
+    unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
     bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
-    labels = None if functions is None else labels_of(functions)
-    rows = [_row(each, sites, whole, bootstrap) | _functions(each, labels) for each in records]
-    return _with_seeds(rows)
+    kinds = None if functions is None else kinds_by_head(functions)
+    rows = [_row(record, sites, unpruned, bootstrap) | _functions(record, kinds) for record in records]
+    return with_seeds(rows)
 
 
-def _with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A table of rows; seeds stay whole numbers beside cells that have none, which pandas makes floats of."""
     return pd.DataFrame(rows).assign(seed=pd.array([row["seed"] for row in rows], dtype="Int64"))
 
 
-def _row(record: Record, sites: Mapping[str, int], whole: Array | None, bootstrap: Bootstrap) -> dict[str, Any]:
+def _row(record: Record, sites: Mapping[str, int], unpruned: Array | None, bootstrap: Bootstrap) -> dict[str, Any]:
     cell, sums = Cell(**record["cell"]), np.array(record["sums"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
     metric = METRICS[record["metric"]]
-    found = asdict(compare_scores(metric, sums, sums if whole is None else whole, bootstrap))
-    if whole is None:
+    found = asdict(compare_scores(metric, sums, sums if unpruned is None else unpruned, bootstrap))
+    if unpruned is None:
         found |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
     total, count = record["loss"]
     return {
@@ -66,52 +65,51 @@ def _row(record: Record, sites: Mapping[str, int], whole: Array | None, bootstra
     }
 
 
-def labels_of(functions: pd.DataFrame) -> dict[str, tuple[str, ...]]:
-    """The kinds of function of every head: `positional:-1;rare` gives positional and rare."""
+def labels_by_head(functions: pd.DataFrame) -> dict[str, str]:
+    """The column `functions` of a run of `analyze`, by head: `positional:-1;rare`."""
     columns = (functions[name] for name in ("site", "layer", "head", "functions"))
+    return {f"{site}.{layer}.{head}": str(labels) for site, layer, head, labels in zip(*columns, strict=True)}
+
+
+def kinds_by_head(functions: pd.DataFrame) -> dict[str, tuple[str, ...]]:
+    """The kinds of function of every head: `positional:-1;rare` gives positional and rare."""
     found = {}
-    for site, layer, head, labels in zip(*columns, strict=True):
-        kinds = [label.partition(":")[0].strip() for label in str(labels).split(";")]
-        found[f"{site}.{layer}.{head}"] = tuple(dict.fromkeys(kind for kind in kinds if kind))
+    for head, labels in labels_by_head(functions).items():
+        kinds = [label.partition(":")[0].strip() for label in labels.split(";")]
+        found[head] = tuple(dict.fromkeys(kind for kind in kinds if kind))
     return found
 
 
-def _functions(record: Record, labels: Mapping[str, tuple[str, ...]] | None) -> dict[str, float]:
+def _functions(record: Record, by_head: Mapping[str, tuple[str, ...]] | None) -> dict[str, float]:
     """Survivors by kind of function; NaN for models trained from scratch, whose heads are others."""
-    if labels is None:
+    if by_head is None:
         return {}
-    kinds = sorted({kind for its in labels.values() for kind in its})
+    kinds = sorted({kind for kinds in by_head.values() for kind in kinds})
     if record["cell"]["control"]:
         return dict.fromkeys([f"functions_{kind}" for kind in [*kinds, "none"]], float("nan"))
-    mine = [labels.get(name, ()) for name in record["kept"]]
+    survivors = [by_head.get(name, ()) for name in record["kept"]]
     return {
-        **{f"functions_{kind}": sum(kind in its for its in mine) for kind in kinds},
-        "functions_none": sum(not its for its in mine),
+        **{f"functions_{kind}": sum(kind in head for head in survivors) for kind in kinds},
+        "functions_none": sum(not head for head in survivors),
     }
 
 
 def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.DataFrame:
     """A row for every head that a cell keeps, with its functions where they are known; controls have none."""
-    known: dict[str, str] = {}
-    if functions is not None:
-        columns = (functions[name] for name in ("site", "layer", "head", "functions"))
-        known = {f"{site}.{layer}.{head}": str(labels) for site, layer, head, labels in zip(*columns, strict=True)}
+    labels = None if functions is None else labels_by_head(functions)
     rows = []
     for record in records:
         cell = Cell(**record["cell"])
         for head in [] if cell.control else map(HeadId.parse, record["kept"]):
-            place = {"site": head.site.value, "layer": head.layer, "head": head.head}
-            more = {} if functions is None else {"functions": known.get(str(head), "")}
-            rows.append(
-                {"method": cell.method, "size": cell.size, "seed": cell.seed, "cell": cell.name, **place, **more}
-            )
-    return _with_seeds(rows)
+            row = {"method": cell.method, "size": cell.size, "seed": cell.seed, "cell": cell.name}
+            row |= {"site": head.site.value, "layer": head.layer, "head": head.head}
+            rows.append(row if labels is None else row | {"functions": labels.get(str(head), "")})
+    return with_seeds(rows)
 
 
 def survivor_summary(table: pd.DataFrame) -> pd.DataFrame:
     """The table with seeds put together: mean, standard deviation and extremes of the value, the largest p."""
-    keys = ["method", "control", "size"]
-    found = table.groupby(keys, sort=False, dropna=False).agg(
+    found = table.groupby(["method", "control", "size"], sort=False, dropna=False).agg(
         seeds=("value", "size"),
         kept=("kept", "mean"),
         value=("value", "mean"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
 from headscope.training.moment import Moment
-from headscope.training.options import option
+from headscope.training.options import option, per_site
 from headscope.training.variant import Gradients, NoOptions, Variant, variant
 
 if TYPE_CHECKING:
@@ -96,8 +96,6 @@ class LinearMixing(Variant):
     @property
     def ratios(self) -> dict[Site, float]:
         """Factors of the growth loss by site."""
-        from headscope.training.per_site import per_site
-
         return per_site("--ratios", self.options.ratios)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.moment import Moment
-from headscope.training.options import option
+from headscope.training.options import option, per_site
 from headscope.training.variant import NoOptions, Variant, variant
 
 if TYPE_CHECKING:
@@ -77,14 +77,11 @@ class SwapOptions(NoOptions):
     @property
     def ways(self) -> dict[Site, str]:
         """How each site chooses its heads, without those that do not."""
-        from headscope.training.per_site import per_site
-
         found = {site: LETTERS.get(way, way) for site, way in per_site("--dynamic", self.dynamic).items()}
         return {site: way for site, way in found.items() if way != "none"}
 
     def timing(self, site: Site) -> SwapTiming:
         """When a site swaps. The fork's end is 0, never, unless it is given."""
-        from headscope.training.per_site import per_site
         from headscope.training.swaps.choice import SwapTiming
 
         start, frequency, rest = (
@@ -222,7 +219,6 @@ class SwapHeads(Variant):
             )
 
     def _choose(self, run: TrainingRun, site: Site, scores: Mapping[Site, Scores]) -> list[Swap]:
-        from headscope.training.per_site import per_site
         from headscope.training.swaps.choice import CHOICES, FORK_CHOICES, SwapScores
 
         ways = FORK_CHOICES if self.options.compat == "fork" else CHOICES

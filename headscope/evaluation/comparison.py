@@ -1,8 +1,8 @@
-"""How good a model is, as sums over sentences that two models can be compared by: the same resamples for both.
+"""Metrics as sums over sentences, and the paired comparison of two models by the same resamples.
 
 A metric is a function of sums over the corpus: BLEU of matches, n-grams and lengths (Papineni et al. 2002, as
 sacreBLEU counts them), perplexity of Σ -log p and tokens, accuracy of hits and sentences. Sums are kept for groups of
-sentences, as `headscope.bootstrap` does, so intervals and paired tests need no second look at the text.
+sentences, as `headscope.bootstrap` does, so intervals and paired tests need no second pass over the text.
 """
 
 from __future__ import annotations
@@ -26,57 +26,14 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 
 ORDERS = 4  # of n-grams
+_TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A number made of sums [n c] → [n]; `within` is the difference that counts as none, unless told."""
+class ValidationText:
+    """A corpus, how it is read and translated, and for classifiers the right classes.
 
-    name: str
-    title: str
-    higher_is_better: bool
-    of: Callable[[Array], Array]
-    within: float
-
-
-def _bleu(sums: Array) -> Array:
-    """sacreBLEU's corpus BLEU of matches [4], n-grams [4], and the lengths of translations and references."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    def one(row: Sequence[float]) -> float:
-        counts = [int(each) for each in row]
-        matches, totals = counts[:ORDERS], counts[ORDERS : 2 * ORDERS]
-        return float(BLEU.compute_bleu(matches, totals, counts[-2], counts[-1]).score)
-
-    return np.array([one(row) for row in sums.tolist()])
-
-
-def _perplexity(sums: Array) -> Array:
-    with np.errstate(over="ignore"):
-        found: Array = np.exp(sums[:, 0] / sums[:, 1])
-        return found
-
-
-def _share(sums: Array) -> Array:
-    found: Array = sums[:, 0] / sums[:, 1]
-    return found
-
-
-METRICS: Mapping[str, Metric] = {
-    each.name: each
-    for each in (
-        Metric("bleu", "BLEU", True, _bleu, 0.25),
-        Metric("perplexity", "perplexity", False, _perplexity, 0.1),
-        Metric("accuracy", "accuracy", True, _share, 0.01),
-    )
-}
-
-
-@dataclass(frozen=True)
-class EvaluationData:
-    """What models are asked: a corpus, how it is read, and for classifiers the right classes.
-
-    `bleu` says how translations are made and compared; None where the model does not translate.
+    `text` says what BLEU compares: "raw" or "tokenised-lowercase".
     """
 
     corpus: Corpus
@@ -88,11 +45,85 @@ class EvaluationData:
 
 @dataclass(frozen=True)
 class SentenceScores:
-    """What came of it: the metric that counts, its sums [g c], and Σ loss and counts [g 2] beside it."""
+    """The sums that a metric is made of [g c], and Σ loss and counts [g 2], by group of sentences."""
 
-    metric: str
     sums: Array
     loss: Array
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number `of` sums [n c] → [n], and how to `score` a model; differences up to `within` count as none."""
+
+    name: str
+    title: str
+    higher_is_better: bool
+    of: Callable[[Array], Array]
+    score: Callable[[Checkpoint, ValidationText], SentenceScores]
+    within: float
+
+
+def _bleu(sums: Array) -> Array:
+    """sacreBLEU's corpus BLEU of matches [4], n-grams [4], and the lengths of translations and references."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    def corpus_bleu(row: Sequence[float]) -> float:
+        counts = [int(count) for count in row]
+        matches, totals = counts[:ORDERS], counts[ORDERS : 2 * ORDERS]
+        return float(BLEU.compute_bleu(matches, totals, counts[-2], counts[-1]).score)
+
+    return np.array([corpus_bleu(row) for row in sums.tolist()])
+
+
+def _ratio(sums: Array) -> Array:
+    found: Array = sums[:, 0] / sums[:, 1]
+    return found
+
+
+def _perplexity(sums: Array) -> Array:
+    with np.errstate(over="ignore"):
+        found: Array = np.exp(_ratio(sums))
+        return found
+
+
+def _score_translations(checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
+    loss = _loss(checkpoint, data)
+    lines = (sentence.source for sentence in data.corpus)
+    found = translate_lines(checkpoint, lines, options=data.options, tokens=data.reading.tokens)
+    hypotheses = [best[0].text for best in found]
+    references = [checkpoint.joined(sentence.target or "") for sentence in data.corpus]
+    return SentenceScores(bleu_sums(hypotheses, references, raw=data.text == "raw"), loss)
+
+
+def _score_words(checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
+    loss = _loss(checkpoint, data)
+    return SentenceScores(loss, loss)
+
+
+def _score_classes(checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
+    """Hits and cross-entropy of a classifier."""
+    hits, losses = GroupSums(), GroupSums()
+    right = torch.tensor(data.labels)
+    reading = data.reading
+    read = batches(data.corpus, checkpoint, tokens=reading.tokens, limit=reading.limit, losses=Omissions())
+    with torch.inference_mode():
+        for batch in read:
+            scores = checkpoint.class_scores(batch.to(checkpoint.device)).double().cpu()  # [b classes]
+            wanted, ones = right[batch.indices], torch.ones(len(batch.indices), 1)
+            nll = -torch.log_softmax(scores, dim=-1).gather(1, wanted[:, None])
+            hits.add(batch.indices, Ratio((scores.argmax(dim=-1) == wanted)[:, None], ones))
+            losses.add(batch.indices, Ratio(nll, ones))
+    return SentenceScores(_columns(hits), _columns(losses))
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("bleu", "BLEU", True, _bleu, _score_translations, 0.25),
+        Metric("perplexity", "perplexity", False, _perplexity, _score_words, 0.1),
+        Metric("accuracy", "accuracy", True, _ratio, _score_classes, 0.01),
+    )
+}
 
 
 def metric_of(checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str:
@@ -115,20 +146,6 @@ def metric_of(checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> 
     return "bleu" if checkpoint.two_sided else "perplexity"
 
 
-def score_sentences(checkpoint: Checkpoint, metric: str, data: EvaluationData) -> SentenceScores:
-    """Put the questions to a model as it is now, masks included."""
-    return _EXAMS[metric](checkpoint, data)
-
-
-def _translation(checkpoint: Checkpoint, data: EvaluationData) -> SentenceScores:
-    loss = _loss(checkpoint, data)
-    lines = (sentence.source for sentence in data.corpus)
-    found = translate_lines(checkpoint, lines, options=data.options, tokens=data.reading.tokens)
-    hypotheses = [best[0].text for best in found]
-    references = [checkpoint.joined(sentence.target or "") for sentence in data.corpus]
-    return SentenceScores("bleu", bleu_sums(hypotheses, references, raw=data.text == "raw"), loss)
-
-
 def bleu_sums(hypotheses: Sequence[str], references: Sequence[str], *, raw: bool) -> Array:
     """Matches, n-grams and lengths by group of sentences [g 10]; their sum gives sacreBLEU's corpus BLEU."""
     from sacrebleu.metrics.bleu import BLEU
@@ -148,8 +165,8 @@ def grouped(rows: Array) -> Array:
     return found
 
 
-def _loss(checkpoint: Checkpoint, data: EvaluationData) -> Array:
-    """Σ -log p of tokens, and how many they are, by group of sentences."""
+def _loss(checkpoint: Checkpoint, data: ValidationText) -> Array:
+    """Σ -log p of tokens, and how many they are, by group of sentences [g 2]."""
     found = likelihood(checkpoint, data.corpus, data.reading)
     if not found.complete:
         raise KeyboardInterrupt
@@ -160,34 +177,6 @@ def _columns(sums: GroupSums) -> Array:
     totals, counts = (part[: sums.used].reshape(sums.used, -1)[:, :1] for part in (sums.total, sums.count))
     both: Array = torch.cat([totals, counts], dim=1).numpy()
     return both
-
-
-def _words(checkpoint: Checkpoint, data: EvaluationData) -> SentenceScores:
-    loss = _loss(checkpoint, data)
-    return SentenceScores("perplexity", loss, loss)
-
-
-def _classes(checkpoint: Checkpoint, data: EvaluationData) -> SentenceScores:
-    """Hits and cross-entropy of a classifier."""
-    hits, losses = GroupSums(), GroupSums()
-    right = torch.tensor(data.labels)
-    reading = data.reading
-    read = batches(data.corpus, checkpoint, tokens=reading.tokens, limit=reading.limit, losses=Omissions())
-    with torch.inference_mode():
-        for batch in read:
-            scores = checkpoint.class_scores(batch.to(checkpoint.device)).double().cpu()  # [b classes]
-            wanted, one = right[batch.indices], torch.ones(len(batch.indices), 1)
-            nll = -torch.log_softmax(scores, dim=-1).gather(1, wanted[:, None])
-            hits.add(batch.indices, Ratio((scores.argmax(dim=-1) == wanted)[:, None], one))
-            losses.add(batch.indices, Ratio(nll, one))
-    return SentenceScores("accuracy", _columns(hits), _columns(losses))
-
-
-_EXAMS: Mapping[str, Callable[[Checkpoint, EvaluationData], SentenceScores]] = {
-    "bleu": _translation,
-    "perplexity": _words,
-    "accuracy": _classes,
-}
 
 
 def read_labels(path: Path, checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
@@ -224,27 +213,24 @@ class Comparison:
     p: float
 
 
-def compare_scores(metric: Metric, mine: Array, other: Array, bootstrap: Bootstrap) -> Comparison:
-    """Paired bootstrap over groups of sentences: percentile intervals, and a two-sided p-value of the difference.
+def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Bootstrap) -> Comparison:
+    """Paired bootstrap over groups of sentences [g c]: percentile intervals, and a two-sided p-value of the difference.
 
     p is the share of resampled differences, less their mean, that are at least as far from 0 as the one observed,
     with one added to both counts (Riezler & Maxwell 2005, bootstrap with shift); 1 where all sentences are the same.
     sacreBLEU's paired bootstrap counts the upper tail alone, about half as many.
     """
-    draws = bootstrap.draws(len(mine)).numpy()
-    values = [metric.of(np.vstack([sums.sum(axis=0), draws @ sums])) for sums in (mine, other)]
+    draws = bootstrap.draws(len(sums)).numpy()
+    values, others = (metric.of(np.vstack([rows.sum(axis=0), draws @ rows])) for rows in (sums, reference))
     with np.errstate(invalid="ignore"):
-        apart = values[0] - values[1]
-    if values[0][0] == values[1][0]:
-        apart[0] = 0.0  # also where both are infinite
-    moved = apart[1:] - apart[1:].mean()
-    beyond = int((np.abs(moved) >= abs(apart[0]) - 1e-12).sum())
-    low, high, less, more = (_quantile(each[1:], share) for each in (values[0], apart) for share in _TAILS)
-    p = (1 + beyond) / (1 + len(moved)) if np.isfinite(moved).all() else float("nan")
-    return Comparison(float(values[0][0]), low, high, float(apart[0]), less, more, p)
-
-
-_TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+        differences = values - others  # [1 + replicates], the observed one first
+    if values[0] == others[0]:
+        differences[0] = 0.0  # also where both are infinite
+    shifted = differences[1:] - differences[1:].mean()
+    beyond = int((np.abs(shifted) >= abs(differences[0]) - 1e-12).sum())
+    low, high, least, most = (_quantile(numbers[1:], share) for numbers in (values, differences) for share in _TAILS)
+    p = (1 + beyond) / (1 + len(shifted)) if np.isfinite(shifted).all() else float("nan")
+    return Comparison(float(values[0]), low, high, float(differences[0]), least, most, p)
 
 
 def _quantile(values: Array, share: float) -> float:

@@ -1,0 +1,273 @@
+"""One cell of a sweep: which heads go by its method, how the model is without them, and the file that keeps this."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from headscope.config import Companions
+from headscope.data.batching import BatchingOptions
+from headscope.engine.base import Options
+from headscope.engine.faithfulness.orders import Scores
+from headscope.errors import ConfigError, DataError
+from headscope.evaluation.comparison import METRICS, ValidationText, metric_of, read_labels
+from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.files.output_checks import check_inputs, inputs_of
+from headscope.files.reading import read_object
+from headscope.files.writing import written
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.translate_options import TranslateOptions
+from headscope.heads import HeadId, all_heads
+from headscope.model.gating import masked
+from headscope.pruning.learning.l0 import L0Options
+from headscope.pruning.learning.learn import LearnConfig, run_learning
+from headscope.pruning.learning.subset import SubsetOptions
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.ranking.ranking import rank_heads
+from headscope.pruning.ranking.scores_file import read_scores
+from headscope.pruning.selection import MODEL, STATE, Selection, open_selection
+from headscope.pruning.sweep.config import DRAWN, LEARNT, UNPRUNED, Cell, SweepConfig, cells_of
+from headscope.training.config import TrainConfig
+from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
+
+CELLS, RUNS, SCORES = "cells", "runs", "scores"
+
+
+class SweepContext:
+    """What all cells of a sweep share: checkpoint, texts, gates and scores of heads; opened once in each process.
+
+    ConfigError and the like for whatever of the options does not fit checkpoint or text.
+    """
+
+    def __init__(self, config: SweepConfig) -> None:
+        self.config = config
+        check_inputs(config.out, inputs_of(config))
+        self.opened = open_selection(config, trains=config.trains)
+        self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
+        corpus = self.opened.valid
+        assert corpus is not None
+        labelled = config.valid_labels is not None
+        self.metric = metric_of(self.checkpoint, has_target=corpus.has_target, has_labels=labelled)
+        self._check_training()
+        reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
+        labels: tuple[int, ...] = ()
+        if config.valid_labels is not None:
+            labels = read_labels(config.valid_labels, self.checkpoint, corpus.count)
+        self.data = ValidationText(corpus, reading, TranslateOptions(beam=config.beam), config.text, labels)
+        self.cells = cells_of(config, self.gating)
+        for method, _ in self.rankings(self.cells):
+            if self.opened.corpus is None and criterion_named(method).reads_text:
+                raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
+
+    def _check_training(self) -> None:
+        if not self.config.trains:
+            return
+        if self.checkpoint.predicts != "words":
+            raise ConfigError(
+                "l0, subset and --tune-updates learn by predicting words, and this model classifies; "
+                "give --methods that rank, and no --tune-updates"
+            )
+        assert self.opened.corpus is not None
+        if self.opened.corpus.has_target is not self.checkpoint.two_sided:
+            needs = "needs --target" if self.checkpoint.two_sided else "reads one side; leave out --target"
+            raise ConfigError(f"a model of type {self.checkpoint.model_type!r} {needs}")
+
+    def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
+        """Rankings, by method and seed, that cells need."""
+        ranked = (cell for cell in cells if cell.method not in (*LEARNT, UNPRUNED))
+        return list(dict.fromkeys((cell.method, self.seed_of(cell)) for cell in ranked))
+
+    def seed_of(self, cell: Cell) -> int:
+        """The seed of a cell's scores: rankings that do not follow from it have the first."""
+        assert cell.seed is not None
+        return cell.seed if cell.method in DRAWN else self.config.seed
+
+    def scores(self, method: str, seed: int) -> Scores:
+        """Scores of heads by a criterion, kept in a file for the other sizes."""
+        path = self.scores_path(method, seed)
+        if not path.is_file():
+            self._score(method, seed, path)
+        return read_scores(path, self.checkpoint.layout, column="score")[1]
+
+    def scores_path(self, method: str, seed: int) -> Path:
+        """Where a criterion's scores are kept; higher stays."""
+        name = f"{method}-seed{seed}" if method in DRAWN else method
+        return self.config.out / SCORES / f"{name}.csv"
+
+    def _score(self, method: str, seed: int, path: Path) -> None:
+        corpus, config = self.opened.corpus, self.config
+        if corpus is not None:
+            corpus = replace(corpus, count=min(corpus.count, config.score_sentences))
+        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
+        context = ScoringContext(self.checkpoint, corpus, batching, Options(seed=seed))
+        scores = criterion_named(method).scores(context)
+        rows = [
+            (head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(self.checkpoint.layout)
+        ]
+        table = pd.DataFrame(rows, columns=["site", "layer", "head", "score"])
+        written(path, lambda place: table.to_csv(place, index=False))
+
+    def recipe(self) -> TrainConfig:
+        """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
+        native_only(self.checkpoint)
+        config = self.config
+        return read_recipe(
+            config.recipe,
+            checkpoint=config.checkpoint,
+            two_sided=self.checkpoint.two_sided,
+            source=config.source,
+            target=config.target,
+            max_sentences=config.max_sentences,
+            device=config.device,
+        )
+
+
+@dataclass(frozen=True)
+class PrunedModel:
+    """What a method leaves: heads that it took out, those `off` in this checkpoint, and facts of how it was made."""
+
+    checkpoint: Checkpoint
+    removed: Sequence[HeadId]
+    off: Sequence[HeadId]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
+    """The record of a cell: heads that stay and the sums that its numbers are made of, as plain JSON values."""
+    began = time.monotonic()
+    pruned = _method(context, cell)(context, cell)
+    with masked(pruned.checkpoint.model, pruned.off):
+        scores = METRICS[context.metric].score(pruned.checkpoint, context.data)
+    if not context.config.keep_models:
+        shutil.rmtree(_folder(context, cell) / (RUN if cell.control else MODEL), ignore_errors=True)
+    return {
+        "cell": vars(cell),
+        "kept": [str(head) for head in context.gating.without(pruned.removed)],
+        "metric": context.metric,
+        "sums": scores.sums.tolist(),
+        "loss": scores.loss.sum(axis=0).tolist(),
+        "facts": pruned.facts,
+        "threads": torch.get_num_threads(),
+        "device": context.checkpoint.device.type,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def _method(context: SweepContext, cell: Cell) -> Callable[[SweepContext, Cell], PrunedModel]:
+    if cell.control:
+        return _control
+    if cell.method == UNPRUNED:
+        return _unpruned
+    if cell.method in LEARNT:
+        return _learnt
+    return _tuned if context.config.tune_updates else _ranked
+
+
+def _unpruned(context: SweepContext, cell: Cell) -> PrunedModel:
+    return PrunedModel(context.checkpoint, [], [])
+
+
+def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
+    """The heads with the lowest scores masked, and nothing else changed."""
+    assert cell.keep is not None
+    scores = context.scores(cell.method, context.seed_of(cell))
+    removed = context.gating.closed(rank_heads(context.gating, cell.keep, lambda gone: scores).kept)
+    return PrunedModel(context.checkpoint, removed, removed)
+
+
+def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
+    """The same with the model trained on."""
+    assert cell.seed is not None
+    ranking = cell.method, context.seed_of(cell)
+    context.scores(*ranking)
+    settings = context.config.for_cell(_folder(context, cell), cell.seed)
+    by = str(context.scores_path(*ranking))
+    choice = run_ranking(RankConfig(**settings, by=by, column="score", keep=cell.keep))
+    return PrunedModel(_changed(context, choice), choice.removed, choice.removed, {"nll": choice.nll})
+
+
+def _learnt(context: SweepContext, cell: Cell) -> PrunedModel:
+    """Gates learnt and decided; goes on where a killed process had got to."""
+    config, folder = context.config, _folder(context, cell)
+    assert cell.seed is not None
+    method: L0Options | SubsetOptions
+    if cell.method == "l0":
+        method = L0Options(strength=cell.strength, keep=cell.keep, strength_as=config.strength_as, start=config.start)
+    else:
+        assert cell.keep is not None
+        method = SubsetOptions(keep=cell.keep)
+    begun = (folder / STATE).is_file()
+    settings = config.for_cell(folder, cell.seed, force=not begun)
+    choice = run_learning(
+        LearnConfig(**settings, method=method, updates=config.updates, gate_lr=config.gate_lr, resume=begun)
+    )
+    known = ("lambda_paper", "lambda_code", "heads_with_log_a_above_0", "freeze", "lr")
+    facts = {name: value for name, value in choice.facts["learning"].items() if name in known}
+    return PrunedModel(_changed(context, choice), choice.removed, choice.removed, {"nll": choice.nll, **facts})
+
+
+def _control(context: SweepContext, cell: Cell) -> PrunedModel:
+    """A model with the heads that the cell itself, which must be finished, has kept, trained from scratch."""
+    assert cell.seed is not None
+    kept = map(HeadId.parse, read_cell(context.config.out, cell.folder)["kept"])
+    removed = context.gating.without(list(kept))
+    whole, options = native_only(context.checkpoint), replace(context.recipe(), seed=cell.seed)
+    trained = train_from_scratch(whole, removed, options, _folder(context, cell))
+    return PrunedModel(trained.checkpoint, removed, [], {"updates": trained.updates, "checkpoint": trained.name})
+
+
+def _folder(context: SweepContext, cell: Cell) -> Path:
+    """Where the run of a cell writes."""
+    return context.config.out / RUNS / cell.folder
+
+
+def _changed(context: SweepContext, choice: Selection) -> Checkpoint:
+    """The checkpoint as a choice left it: read from what it wrote, or the one at hand where nothing was trained."""
+    if not choice.model:
+        return context.checkpoint
+    config, folder = context.config, choice.folder / MODEL
+    files = sorted(folder.glob("*.pt"))
+    is_file = context.checkpoint.format == "fairseq" and len(files) == 1
+    return open_checkpoint(
+        str(files[0] if is_file else folder),
+        device=config.device,
+        dtype="float32" if config.dtype == "auto" else config.dtype,
+        companions=Companions(bpe=config.bpe) if is_file else None,
+    )
+
+
+def cell_path(folder: Path, name: str) -> Path:
+    """The file of a cell."""
+    return folder / CELLS / f"{name}.json"
+
+
+def write_cell(folder: Path, cell: Cell, record: dict[str, Any]) -> None:
+    """Keep the record of a finished cell."""
+    text = json.dumps(record) + "\n"
+    written(cell_path(folder, cell.name), lambda place: place.write_text(text, encoding="utf-8"))
+
+
+def read_cell(folder: Path, name: str) -> dict[str, Any]:
+    """The record of a finished cell; DataError for a file that is none."""
+    path = cell_path(folder, name)
+    try:
+        record = read_object(path)
+        Cell(**record["cell"])
+        return {**record, "kept": list(record["kept"]), "sums": list(record["sums"])}
+    except (DataError, KeyError, TypeError) as error:
+        detail = " ".join(str(error).split())[:160]
+        raise DataError(f"{path} is no finished cell ({detail}); remove it, and it is made anew") from None
+
+
+def cell_names(folder: Path) -> list[str]:
+    """Names of the cells that are finished."""
+    return sorted(path.stem for path in (folder / CELLS).glob("*.json") if not path.name.startswith("."))

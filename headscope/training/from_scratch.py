@@ -1,0 +1,168 @@
+"""What is left of a model without some heads, trained from scratch (Voita et al. 2019, table 2).
+
+A native Transformer with as many heads in every layer, fresh weights and the checkpoint's own vocabularies is trained
+as a recipe says: the options of a run of `headscope train`, or a TOML file of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
+
+import torch
+
+from headscope.config import plain_options
+from headscope.errors import CheckpointError, ConfigError
+from headscope.files.reading import read_record
+from headscope.files.serialize import read_toml
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.native import NATIVE
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.heads import HeadId
+from headscope.model.native.folding import unmixed
+from headscope.model.native.shrink import shrink_transformer
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import TransformerConfig
+from headscope.model.removal_plan import plan_removal
+from headscope.registry import unknown
+from headscope.training.config import TrainConfig, preset
+from headscope.training.initial import INITIAL
+from headscope.training.trainer import train
+from headscope.training.variants.baseline import Baseline
+
+NOT_THE_RECIPES = {
+    *("out", "preset", "source", "target", "max_sentences", "tokenizer", "init", "dicts", "bpe", "seed", "device"),
+    *("kind", "threads", "tensorboard"),
+}
+FREE = NOT_THE_RECIPES | {"valid_source", "valid_target"}  # files, which may move
+FRESH, RUN = "fresh", "scratch"  # directories of the model before training, and of the run
+
+
+class Retrained(NamedTuple):
+    """A model that was trained from scratch, after how many updates, and which of the run's checkpoints it is."""
+
+    checkpoint: Checkpoint
+    updates: int
+    name: str
+
+
+def train_from_scratch(
+    whole: TransformerCheckpoint, removed: Sequence[HeadId], options: TrainConfig, folder: Path
+) -> Retrained:
+    """Train `whole` anew without the heads `removed`, in `folder`; goes on where a killed process had got to.
+
+    The weights begin, and the data are shuffled, by `options.seed`. KeyboardInterrupt where the run was interrupted.
+    """
+    torch.manual_seed(options.seed)
+    model = Transformer(config_without(whole.model, removed))
+    INITIAL[options.initial](model)
+    fresh = TransformerCheckpoint(
+        path=str(folder / FRESH),
+        format="native",
+        model=model,
+        model_type=whole.model_type,
+        digest="",
+        source=whole.source,
+        target=whole.target,
+        search=whole.search,
+    )
+    NATIVE.save(fresh, folder / FRESH, force=True)
+    run = folder / RUN
+    outcome = train(replace(options, out=run, init=str(folder / FRESH)), Baseline(Baseline.Options()), resume=True)
+    if outcome.reason == "interrupted":
+        raise KeyboardInterrupt
+    name = next(name for name in ("averaged", "best", "last") if (run / name).is_dir())
+    trained = open_checkpoint(str(run / name), device=options.device, dtype="float32")
+    return Retrained(trained, outcome.update, name)
+
+
+def native_only(checkpoint: Checkpoint) -> TransformerCheckpoint:
+    """The checkpoint, if its architecture can be trained here; CheckpointError otherwise."""
+    if not checkpoint.is_native:
+        raise CheckpointError(
+            f"--from-scratch trains native Transformers; {checkpoint.path} is a {checkpoint.format} checkpoint: "
+            "leave it out"
+        )
+    return cast(TransformerCheckpoint, checkpoint)
+
+
+def config_without(model: Transformer, removed: Sequence[HeadId]) -> TransformerConfig:
+    """The architecture of a model without some of its heads (and without mixings, as removal leaves it)."""
+    if not removed:
+        return unmixed(model.config)
+    return shrink_transformer(model, plan_removal(model.attention_places(), removed)).config
+
+
+def read_recipe(
+    recipe: Path | None,
+    *,
+    checkpoint: str,
+    two_sided: bool,
+    source: Path | None,
+    target: Path | None,
+    max_sentences: int | None,
+    device: str,
+) -> TrainConfig:
+    """Options of the training run: those of the recipe (None: the run that `checkpoint` lies in), on these texts.
+
+    The validation text is the recipe's own, where it still lies there: what models are compared on must not choose
+    the checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.
+    """
+    given = _recorded(recipe, checkpoint)
+    values = _typed({**preset(given.get("preset")), **given})
+    values = {name: value for name, value in values.items() if name not in NOT_THE_RECIPES}
+    texts = [values.get(name) for name in ("valid_source", "valid_target")]
+    if not all(text is None or text.is_file() for text in texts):
+        values |= {"valid_source": None, "valid_target": None}
+    values |= {"source": source, "target": target, "max_sentences": max_sentences}
+    return TrainConfig(**values, kind="translation" if two_sided else "lm", init=FRESH, device=device)
+
+
+def recipe_digest(options: TrainConfig) -> str:
+    """Of the options of a recipe, texts and the like aside: models with the same digest are trained alike."""
+    shaping = {name: value for name, value in plain_options(options).items() if name not in FREE}
+    return hashlib.sha1(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
+
+
+def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `headscope train` from TOML or JSON; ConfigError for unknown names and values of wrong types."""
+    hints = get_type_hints(TrainConfig)
+    if strange := sorted(set(values) - set(hints)):
+        raise ConfigError(f"--recipe: {unknown('option', strange[0], sorted(hints))}")
+    return {name: _value(hints[name], value, name) for name, value in values.items()}
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    kind = parts[0] if type(None) in get_args(hint) else hint
+    if value is None and type(None) in get_args(hint):
+        return None
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(_value(get_args(kind)[0], part, name) for part in value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if (kind in (int, float, bool, str, Path) and type(value) is not kind) or get_origin(kind) is tuple:
+        raise ConfigError(f"--recipe: {name} is {repr(value)[:40]}, which is of the wrong type")
+    return value
+
+
+def _recorded(recipe: Path | None, checkpoint: str) -> dict[str, Any]:
+    """The options of a recipe as they are written."""
+    if recipe is not None and recipe.suffix == ".toml":
+        return {name.replace("-", "_"): value for name, value in read_toml(recipe).items()}
+    run = recipe or Path(checkpoint).resolve().parent
+    if recipe is None and not (run / "run.json").is_file():
+        raise ConfigError(
+            "--from-scratch: how should it be trained? give --recipe RUN, a run of `headscope train`, or --recipe "
+            "FILE.toml with its options"
+        )
+    record = read_record(run / "run.json")
+    if record.get("kind") != "training" or not isinstance(record.get("config"), dict):
+        raise ConfigError(f"--recipe {run} is no run of `headscope train`: it lacks a run.json of one")
+    return dict(record["config"])
