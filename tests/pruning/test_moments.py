@@ -241,10 +241,13 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
         x = torch.randn(3, projection.weight.shape[1])
         plain = owner(x).double() - (owner.bias.double() if projection.has_bias else 0)
         near(plain.detach(), x.double() @ projection.weight.T, 1e-5)
-        assert projection.columns({heads[0]}).numel() == (
-            projection.blocks.shape[1] if len(projection.units[0]) == 1 else 0
-        )
-        assert projection.columns(set(projection.units[-1])).tolist() == projection.blocks[-1].tolist()
+        assert projection.columns(projection.units[-1]).tolist() == projection.blocks[-1].tolist()
+        assert not len(projection.columns([]))
+        if len(projection.places) > 1:
+            with pytest.raises(ConfigError, match=r"encoder-self\.0, .* are one module, so the same heads must go"):
+                projection.columns(heads[:1])
+        else:
+            assert projection.columns(heads[-1:]).tolist() == projection.blocks[-1].tolist()[-projection.width :]
     assert {projection.has_bias for projection in found} == {name in ("bert", "albert", "gpt2", "marian")}
     if name in ("llama", "qwen3"):
         assert all(len(unit) == 3 for projection in found for unit in projection.units)

@@ -65,6 +65,10 @@ class ContextMoments:
         """E x xᵀ − E x E xᵀ [m m]."""
         return self.second - torch.outer(self.mean, self.mean)
 
+    def output_energy(self, weight: Tensor) -> float:
+        """E‖W x‖² for W [d m]."""
+        return float(((weight @ self.second) * weight).sum())
+
     def moved(self, device: str | torch.device) -> ContextMoments:
         """The same on another device."""
         fisher = None if self.fisher is None else self.fisher.to(device)
@@ -101,8 +105,8 @@ class Moments:
 
     def of(self, projection: OutputProjection) -> ContextMoments | None:
         """The moments of a module over all layers that it serves; None where the text did not reach it."""
-        found = [self.sites[place] for place in projection.places if place in self.sites]
-        return reduce(ContextMoments.merge, found) if found else None
+        sums = [self.sites[place] for place in projection.places if place in self.sites]
+        return reduce(ContextMoments.merge, sums) if sums else None
 
 
 def collect_moments(
@@ -155,9 +159,11 @@ class _Collector:
         self.device = torch.device("cpu") if checkpoint.device.type == "mps" else checkpoint.device
         self.moments = Moments()
         projections = output_projections(checkpoint)
-        self.before_mixing = {place for each in projections if each.mixing_folded for place in each.places}
+        self.before_mixing = {
+            place for projection in projections if projection.mixing_folded for place in projection.places
+        }
         owners = {name: part for name, part in weight_owners(checkpoint.model).values()}
-        self.owners = {place: owners[each.owner] for each in projections for place in each.places}
+        self.owners = {place: owners[projection.owner] for projection in projections for place in projection.places}
         self.real = torch.empty(0)
         self.waiting: dict[nn.Module, Place] = {}
         self.outputs: list[tuple[Place, Tensor]] = []
@@ -207,15 +213,15 @@ class _Collector:
         self.outputs = []
         for place, gradient in zip(places, gradients_of(values, outputs), strict=True):
             products = gram(self._rows(place, gradient))
-            its = self.moments.sites[place]
-            its.fisher = products if its.fisher is None else its.fisher + products
+            sums = self.moments.sites[place]
+            sums.fisher = products if sums.fisher is None else sums.fisher + products
         self.moments.predictions += float(outcome.counts.sum())
         self._refuse_overflow(batch)
 
     def _begin(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> None:
         """A tap before mixing: which place this call is."""
-        its = tracker.attention_site(call.module)
-        self.place = None if its is None or not its.heads else (its.site, its.layer)
+        site = tracker.attention_site(call.module)
+        self.place = None if site is None or not site.heads else (site.site, site.layer)
         if self.place is None:
             return
         if self.place in self.before_mixing and self.counting:
@@ -244,11 +250,11 @@ class _Collector:
         if place not in self.moments.sites:
             self.moments.sites[place] = sums
             return
-        its = self.moments.sites[place]
-        its.tokens += sums.tokens
-        its.total += sums.total
-        its.products += sums.products
-        its.norms += sums.norms
+        total = self.moments.sites[place]
+        total.tokens += sums.tokens
+        total.total += sums.total
+        total.products += sums.products
+        total.norms += sums.norms
 
     def _rows(self, place: Place, values: Tensor) -> Tensor:
         """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
@@ -263,13 +269,13 @@ class _Collector:
         return rows.to(self.device).double()
 
     def _refuse_overflow(self, batch: Batch) -> None:
-        for its in self.moments.sites.values():
-            if not bool(its.total.isfinite().all()):
+        for sums in self.moments.sites.values():
+            if not bool(sums.total.isfinite().all()):
                 refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
     def finished(self) -> Moments:
         """The moments, on the CPU."""
-        sites = {place: its.moved("cpu") for place, its in self.moments.sites.items()}
+        sites = {place: sums.moved("cpu") for place, sums in self.moments.sites.items()}
         return Moments(sites, self.moments.sentences, self.moments.predictions)
 
 

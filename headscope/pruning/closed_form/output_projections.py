@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
+from headscope.model.mixing.base import mixings_of
 from headscope.pruning.learning.gate_layout import Unit, gate_layout
 
 
@@ -36,21 +37,35 @@ class OutputProjection:
         """Heads of one layer."""
         return sum(head.layer == self.places[0][1] for unit in self.units for head in unit)
 
-    def columns(self, heads: set[HeadId]) -> Tensor:
-        """The columns [n] of units all of whose heads are among `heads`."""
-        gone = [block for unit, block in zip(self.units, self.blocks, strict=True) if heads.issuperset(unit)]
-        return torch.cat(gone) if gone else torch.empty(0, dtype=torch.long)
+    @property
+    def width(self) -> int:
+        """Columns of one head."""
+        return self.weight.shape[1] // self.heads
+
+    def columns(self, heads: Collection[HeadId]) -> Tensor:
+        """The columns [n] of those of `heads` that are of this module.
+
+        ConfigError where layers that share the module would lose different heads.
+        """
+        of_layers = {
+            tuple(sorted(head.head for head in heads if (head.site, head.layer) == place)) for place in self.places
+        }
+        if len(of_layers) > 1:
+            names = ", ".join(f"{site}.{layer}" for site, layer in self.places)
+            raise ConfigError(f"{names} are one module, so the same heads must go from all of them")
+        (numbers,) = of_layers
+        return torch.arange(self.weight.shape[1]).view(-1, self.width)[list(numbers)].flatten()
 
 
 def output_projections(checkpoint: Checkpoint) -> list[OutputProjection]:
     """Every attention module whose columns can be told (contexts that are gated or normalised have none)."""
     owners = weight_owners(checkpoint.model)
-    mixings = dict(fixed_mixings(checkpoint.model))
+    mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model) if mixing.foldable}
     units: dict[tuple[Site, int], list[Unit]] = {}
     gates = gate_layout(checkpoint.attention_sites)
     for module, unit in zip(gates.modules, gates.units, strict=True):
         units.setdefault(module, []).append(unit)
-    found = []
+    result = []
     for module, members in units.items():
         projections = checkpoint.projections.get(module)
         if projections is None or projections.output is None:
@@ -62,7 +77,7 @@ def output_projections(checkpoint: Checkpoint) -> list[OutputProjection]:
             weight = mixings[module].fold(slices.weight).detach()
         columns = torch.arange(weight.shape[1]).view(len(slices.units), -1)  # [h k]
         blocks = [columns[_heads_at(unit, module)].flatten() for unit in members]
-        found.append(
+        result.append(
             OutputProjection(
                 places=tuple(dict.fromkeys((head.site, head.layer) for head in members[0])),
                 weight=weight.cpu().double(),
@@ -73,19 +88,12 @@ def output_projections(checkpoint: Checkpoint) -> list[OutputProjection]:
                 mixing_folded=module in mixings,
             )
         )
-    return found
+    return result
 
 
 def weight_owners(model: nn.Module) -> dict[int, tuple[str, nn.Module]]:
     """The name and the module of every weight, by the weight's id."""
     return {id(part.weight): (name, part) for name, part in model.named_modules() if hasattr(part, "weight")}
-
-
-def fixed_mixings(model: nn.Module) -> Iterator[tuple[tuple[Site, int], Any]]:
-    """The mixings of a native model that fold into W_O, by (site, layer)."""
-    for site, layer, _, module in getattr(model, "attention_modules", tuple)():
-        if module.mixing is not None and module.heads and module.mixing.fold(module.output.weight) is not None:
-            yield (site, layer), module.mixing
 
 
 def _heads_at(unit: Unit, place: tuple[Site, int]) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
@@ -46,19 +45,19 @@ def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMom
     columns of W_O cannot be told.
     """
     moments = moments_of(context, removed=context.removed)
-    found: dict[HeadId, float] = {}
+    scores: dict[HeadId, float] = {}
     for projection in output_projections(context.checkpoint):
         weight = projection.weight.view(len(projection.weight), projection.heads, -1)
         for site, layer in projection.places:
             if (site, layer) in moments.sites:
                 values = score(weight, moments.sites[site, layer]).tolist()
-                found.update({HeadId(site, layer, head): value for head, value in enumerate(values)})
-    return for_all_heads(context, found)
+                scores.update({HeadId(site, layer, head): value for head, value in enumerate(values)})
+    return for_all_heads(context, scores)
 
 
-def for_all_heads(context: ScoringContext, found: Mapping[HeadId, float]) -> Scores:
+def for_all_heads(context: ScoringContext, scores: Mapping[HeadId, float]) -> Scores:
     """The numbers of all heads in their usual order, NaN where there is none."""
-    return {head: found.get(head, float("nan")) for head in all_heads(context.checkpoint.layout)}
+    return {head: scores.get(head, float("nan")) for head in all_heads(context.checkpoint.layout)}
 
 
 def removal_order(
@@ -73,9 +72,7 @@ def removal_order(
     return greedy_order(projection.weight if weight is None else weight, inverse, projection.blocks)
 
 
-def error_when_gone(
-    context: ScoringContext, orders: list[tuple[OutputProjection, list[RemovalStep]]]
-) -> dict[HeadId, float]:
+def error_when_gone(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]) -> dict[HeadId, float]:
     """The error of all modules together once a head and all those before it are gone, the cheapest first.
 
     `orders` gives the units of every module as `removal_order` does, with errors that can be compared between
@@ -83,22 +80,17 @@ def error_when_gone(
     """
     waiting = [(steps[0].error, number, 0) for number, (_, steps) in enumerate(orders) if steps]
     heapq.heapify(waiting)
-    error, found = 0.0, {}
+    error, scores = 0.0, {}
     while waiting:
         cost, number, turn = heapq.heappop(waiting)
         projection, steps = orders[number]
         error += cost
-        found.update(dict.fromkeys(projection.units[steps[turn].block], error))
+        scores.update(dict.fromkeys(projection.units[steps[turn].block], error))
         if turn + 1 < len(steps):
             heapq.heappush(waiting, (steps[turn + 1].error, number, turn + 1))
-    return found
+    return scores
 
 
 def relative_error(error: float, energy: float) -> float:
     """An error as a share of an energy; 0 where both are 0, as for a module that writes nothing."""
     return error / energy if energy > 0 else 0.0
-
-
-def output_energy(weight: Tensor, moments: ContextMoments) -> float:
-    """E‖W x‖² of W [d m]."""
-    return float(torch.sum((weight @ moments.second) * weight))

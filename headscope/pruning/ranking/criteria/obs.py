@@ -9,7 +9,6 @@ from headscope.pruning.closed_form.scoring import (
     error_when_gone,
     for_all_heads,
     moments_of,
-    output_energy,
     relative_error,
     removal_order,
 )
@@ -17,7 +16,7 @@ from headscope.pruning.ranking.criterion import Criterion, ScoringContext, crite
 
 
 @criterion
-class ObsError(Criterion):
+class OptimalBrainSurgeon(Criterion):
     """Heads whose part of the layer's output the others cannot take over stay (block optimal brain surgeon).
 
     The squared error of a module's output after W_O was refitted without the head, over the energy of that output
@@ -33,8 +32,8 @@ class ObsError(Criterion):
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context), []
         for projection in output_projections(context.checkpoint):
-            if (its := moments.of(projection)) is not None:
-                energy = output_energy(projection.weight, its)
-                steps = removal_order(projection, its)
+            if (sums := moments.of(projection)) is not None:
+                energy = sums.output_energy(projection.weight)
+                steps = removal_order(projection, sums)
                 orders.append((projection, [RemovalStep(n, relative_error(e, energy)) for n, e in steps]))
-        return for_all_heads(context, error_when_gone(context, orders))
+        return for_all_heads(context, error_when_gone(orders))

@@ -10,7 +10,7 @@ from headscope.pruning.ranking.criterion import Criterion, ScoringContext, crite
 
 
 @criterion
-class ObsTaskError(Criterion):
+class TaskOptimalBrainSurgeon(Criterion):
     """As `obs`, with errors weighted by the Fisher matrix of the module's output (the objective's gradients).
 
     ½ tr(F E C Eᵀ) a token is the second-order estimate of what the objective loses where errors and gradients are
@@ -24,8 +24,8 @@ class ObsTaskError(Criterion):
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []
         for projection in output_projections(context.checkpoint):
-            if (its := moments.of(projection)) is not None and its.fisher is not None:
-                weight = weigh(projection.weight, its.fisher / (2 * moments.predictions))
-                steps = removal_order(projection, its, weight=weight)
+            if (sums := moments.of(projection)) is not None and sums.fisher is not None:
+                weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
+                steps = removal_order(projection, sums, weight=weight)
                 orders.append((projection, steps))
-        return for_all_heads(context, error_when_gone(context, orders))
+        return for_all_heads(context, error_when_gone(orders))

@@ -1,0 +1,169 @@
+"""Models with refitted output projections, against masked ones and against the intact model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId, Site, all_heads
+from headscope.model.gating import masked
+from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.moments import Moments, collect_moments
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from tests.oracles import checkpoints, speakers
+
+KINDS = ("bert", "gpt2", "llama", "t5", "marian", "native-pre", "native-post")
+
+
+@cache
+def calibrated(kind: str) -> tuple[Checkpoint, Moments, tuple[HeadId, ...]]:
+    """A model, its moments, and the half of its heads that `obs` takes out."""
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=31)
+    scores = criterion_named("obs").scores(ScoringContext(checkpoint, corpus))
+    order = sorted(scores, key=lambda head: scores[head])
+    size = 3 if kind == "llama" else 1
+    return checkpoint, collect_moments(checkpoint, corpus), tuple(order[: len(order) // 2 // size * size])
+
+
+def logits(checkpoint: Checkpoint, kind: str, model: nn.Module | None = None) -> Tensor:
+    """Logits of the calibration text [n V], by `model` in the checkpoint's place."""
+    other = copy.copy(checkpoint)
+    if model is not None:
+        other.model = model
+        other.look_again()
+    with torch.no_grad():
+        found = [
+            speakers.asked(kind, sentence, hide=False).logits(other) for sentence in speakers.corpus(kind, count=31)
+        ]
+    return torch.cat(found)
+
+
+def distance(first: Tensor, second: Tensor) -> float:
+    return float((first - second).square().mean())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_refitted_model_is_nearer_to_the_intact_one(kind: str) -> None:
+    checkpoint, moments, heads = calibrated(kind)
+    intact = logits(checkpoint, kind)
+    with masked(checkpoint.model, heads):
+        closed = logits(checkpoint, kind)
+    made = {
+        method: refitted_model(checkpoint, compensate(checkpoint, moments, heads, method=method))
+        for method in ("none", "least-squares")
+    }
+    zeroed, refitted = (logits(checkpoint, kind, model) for model in made.values())
+    assert (zeroed - closed).abs().max() < 1e-9 * max(1.0, float(closed.abs().max()))
+    assert distance(refitted, intact) < 0.9 * distance(closed, intact)
+    assert torch.equal(logits(checkpoint, kind), intact)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_module_gains_and_only_modules_that_lose_heads_change(kind: str) -> None:
+    checkpoint, moments, heads = calibrated(kind)
+    refits = compensate(checkpoint, moments, heads)
+    places = {place for each in refits for place in each.projection.places}
+    assert places == {(head.site, head.layer) for head in heads}
+    for each in refits:
+        assert 0 <= each.error < each.error_without
+        gone = each.projection.columns([head for head in heads if (head.site, head.layer) in each.projection.places])
+        assert not each.refit.weight[:, gone].any() and each.refit.damping > 0
+        assert each.projection.has_bias or not each.refit.shift.any()
+    if not any(each.projection.mixing_folded for each in refits):  # folding is another model
+        changed = _changed(checkpoint.model, refitted_model(checkpoint, refits))
+        owners = [each.projection.owner for each in refits]
+        kinds = ("weight", "bias") if refits[0].projection.has_bias else ("weight",)
+        assert changed == {f"{owner}.{name}" for owner in owners for name in kinds}
+
+
+def _changed(before: nn.Module, after: nn.Module) -> set[str]:
+    others = dict(after.named_parameters())
+    return {name for name, value in before.named_parameters() if not torch.equal(value, others[name])}
+
+
+@pytest.mark.parametrize("kind", ["bert", "marian", "native-post"])
+def test_a_mean_lies_between(kind: str) -> None:
+    checkpoint, moments, heads = calibrated(kind)
+    mean, least = (compensate(checkpoint, moments, heads, method=name) for name in ("mean", "least-squares"))
+    for one, other in zip(mean, least, strict=True):
+        assert one.error_without >= one.error >= other.error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_heads_are_the_same_model(kind: str) -> None:
+    checkpoint, moments, _ = calibrated(kind)
+    assert compensate(checkpoint, moments, []) == []
+    assert not _changed(checkpoint.model, refitted_model(checkpoint, []))
+
+
+@pytest.mark.parametrize("kind", ["bert", "native-post"])
+def test_a_module_without_heads_gives_its_mean(kind: str) -> None:
+    checkpoint, moments, _ = calibrated(kind)
+    heads = [head for head in all_heads(checkpoint.layout) if head.layer == 0]
+    refits = compensate(checkpoint, moments, heads)
+    for each in refits:
+        measured = moments.of(each.projection)
+        assert measured is not None and not each.refit.weight.any()
+        assert torch.allclose(each.refit.shift, each.projection.weight @ measured.mean)
+
+
+def test_any_type() -> None:
+    checkpoint = speakers.checkpoint("llama", seed=13)
+    checkpoint.model.to(torch.bfloat16)
+    moments = collect_moments(checkpoint, speakers.corpus("llama"))
+    heads = [HeadId(Site.DECODER_SELF, 1, head) for head in range(3)]
+    made = refitted_model(checkpoint, compensate(checkpoint, moments, heads))
+    weights = dict(made.named_parameters())
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert _changed(checkpoint.model, made) == {"model.layers.1.self_attn.o_proj.weight"}
+    assert not weights["model.layers.1.self_attn.o_proj.weight"][:, :30].any()
+
+
+def _refused(kind: str, heads: Sequence[str], **options: Any) -> str:
+    checkpoint, moments, _ = calibrated(kind)
+    with pytest.raises(ConfigError) as refused:
+        compensate(checkpoint, moments, list(map(HeadId.parse, heads)), **options)
+    return str(refused.value)
+
+
+def test_what_is_refused() -> None:
+    assert "unknown compensation 'leastsquares'; did you mean 'least-squares'?" in _refused(
+        "bert", [], method="leastsquares"
+    )
+    assert "this model has no head encoder-self.1.3; it has encoder-self 2 × 3" in _refused(
+        "bert", ["encoder-self.1.3"]
+    )
+    assert "needs an output projection with a bias" in _refused("llama", ["decoder-self.0.1"], method="mean")
+    assert "at least 0" in _refused("bert", ["encoder-self.1.2"], share=-0.1)
+    checkpoint, moments, _ = calibrated("marian")
+    alone = replace(moments, sites={place: its for place, its in moments.sites.items() if place[0] is not Site.CROSS})
+    with pytest.raises(ConfigError, match=r"the calibration text does not reach cross\.0; give a --target"):
+        compensate(checkpoint, alone, [HeadId(Site.CROSS, 0, 0)])
+
+
+def test_a_mixing_that_depends_on_its_input_cannot_be_folded() -> None:
+    made = checkpoints.small(self_mixing="experts.v1")
+    corpus = replace(speakers.corpus("marian"), read=lambda: iter(_letters()), count=3)
+    moments = collect_moments(made, corpus)
+    folded = HeadId(Site.CROSS, 2, 0)  # a single expert, which there is nothing to mix with
+    with pytest.raises(ConfigError, match="depends on its input"):
+        refitted_model(made, compensate(made, moments, [folded]))
+    changed = refitted_model(made, compensate(made, moments, [HeadId(Site.ENCODER_SELF, 0, 1)]))
+    weight = changed.get_parameter("encoder.layers.0.self_attention.output.weight")
+    assert not weight[:, 7:14].any() and weight[:, :7].any()
+
+
+def _letters() -> list[Any]:
+    from headscope.data.corpus import Sentence
+
+    texts = zip(checkpoints.SOURCES, checkpoints.TARGETS, strict=True)
+    return [Sentence(number, *pair) for number, pair in enumerate(texts)]
