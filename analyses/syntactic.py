@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio, interval
-from headscope.data.syntax import Aligned
+from headscope.data.alignment import Aligned
 from headscope.engine.base import (
     Aggregates,
     Analysis,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headscope
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.heads import SITES, Site
 
 if TYPE_CHECKING:
@@ -137,9 +137,9 @@ def report(out: Path, arms: Sequence[Arm]) -> None:
     figures = draw(out, arms) if rows else []
     for name, lines in (("runs.csv", rows), ("table.csv", table)):
         text = csv_text(lines)
-        written(out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+        write_atomically(out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
     page = markdown(out, arms, rows, table, figures)
-    written(out / "table.md", lambda path: path.write_text(page, encoding="utf-8"))
+    write_atomically(out / "table.md", lambda path: path.write_text(page, encoding="utf-8"))
 
 
 def rows_of(out: Path) -> Iterable[Row]:

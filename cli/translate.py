@@ -98,13 +98,13 @@ def translate(
 
 
 def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: int, window: int) -> None:
-    from headscope.data.unknown_subwords import UnknownPieces
+    from headscope.data.unknown_subwords import UnknownSubwords
     from headscope.evaluation.translation import decoded_lines, translate_lines
     from headscope.files.reading import lines_of
 
     limit = checkpoint.reads(options.longest)
     cut: list[int] = []
-    unknown = UnknownPieces()
+    unknown = UnknownSubwords()
     with console.counter("translating") as step:
         lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin"))
         translations = translate_lines(

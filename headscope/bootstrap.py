@@ -72,7 +72,7 @@ class GroupSums:
         if ratio.centred:
             self.whole_numbers = True
             width = max(total.shape[-1], self.total.shape[-1])
-            total, self.total = widened(total, width), widened(self.total, width)
+            total, self.total = pad_centred(total, width), pad_centred(self.total, width)
         while self.total.nbytes > self.budget and self.groups > 2:
             self.halve()
         self.used = max(self.used, min(self.groups, int(indices.max()) + 1))
@@ -92,7 +92,7 @@ class GroupSums:
             other.halve()
         if self.whole_numbers:
             width = max(self.total.shape[-1], other.total.shape[-1])
-            self.total, other.total = widened(self.total, width), widened(other.total, width)
+            self.total, other.total = pad_centred(self.total, width), pad_centred(other.total, width)
             while self.total.nbytes > self.budget and self.groups > 2:
                 self.halve()
                 other.halve()
@@ -107,7 +107,7 @@ class GroupSums:
         self.used = min(self.used, self.groups)
 
 
-def widened(cells: Tensor, width: int) -> Tensor:
+def pad_centred(cells: Tensor, width: int) -> Tensor:
     """Pad the last axis with zeros on both sides to `width`."""
     missing = width - cells.shape[-1]
     return torch.nn.functional.pad(cells, (missing // 2, missing // 2)) if missing else cells
@@ -182,7 +182,7 @@ class Bootstrap:
                 if len(part) == 1:
                     estimates[part[0]] = self.ratio(kept[part[0]])
                     continue
-                stacked = self.ratio(side_by_side([kept[number] for number in part]))
+                stacked = self.ratio(stack_statistics([kept[number] for number in part]))
                 bounds = zip(stacked.value, stacked.low, stacked.high, strict=True)
                 estimates |= {number: Estimate(*values) for number, values in zip(part, bounds, strict=True)}
         return [estimates[number] for number in range(len(kept))]
@@ -192,7 +192,7 @@ class Bootstrap:
         return interval(of(*self.sums(kept)))
 
 
-def side_by_side(kept: Sequence[GroupSums]) -> GroupSums:
+def stack_statistics(kept: Sequence[GroupSums]) -> GroupSums:
     """Several statistics of the same groups as one, with the statistics along the first cell axis."""
     stacked, first = GroupSums(groups=kept[0].groups, budget=kept[0].budget), kept[0]
     stacked.used, stacked.whole_numbers = first.used, first.whole_numbers
@@ -201,14 +201,14 @@ def side_by_side(kept: Sequence[GroupSums]) -> GroupSums:
     return stacked
 
 
-def added_together(ratios: Sequence[Ratio]) -> Ratio:
-    """The contributions of a batch to several statistics of one shape, as that to `side_by_side` of them."""
+def stack_ratios(ratios: Sequence[Ratio]) -> Ratio:
+    """The contributions of a batch to several statistics of one shape, as that to `stack_statistics` of them."""
     total, count = ([getattr(ratio, name) for ratio in ratios] for name in ("total", "count"))
     return Ratio(torch.stack(total, dim=1), torch.stack(count, dim=1))
 
 
-def unstack(kept: GroupSums) -> list[GroupSums]:
-    """Inverse of `side_by_side`; every statistic has tensors of its own."""
+def unstack_statistics(kept: GroupSums) -> list[GroupSums]:
+    """Inverse of `stack_statistics`; every statistic has tensors of its own."""
     statistics = []
     for total, count in zip(kept.total.unbind(dim=1), kept.count.unbind(dim=1), strict=True):
         statistic = GroupSums(groups=kept.groups, budget=kept.budget)

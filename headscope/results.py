@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.version import VERSION
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class ResultTable:
 
     def to_csv(self, folder: Path) -> Path:
         """Write `name.csv` into a folder."""
-        return written(folder / f"{self.name}.csv", lambda path: self.frame.to_csv(path, index=False))
+        return write_atomically(folder / f"{self.name}.csv", lambda path: self.frame.to_csv(path, index=False))
 
     def to_json(self) -> dict[str, Any]:
         """Signature and rows; NaN becomes null."""
@@ -99,11 +99,11 @@ class ResultTable:
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> Path:
     """Write numpy arrays as a compressed .npz."""
-    return written(path, lambda temporary: np.savez_compressed(temporary, **arrays))
+    return write_atomically(path, lambda temporary: np.savez_compressed(temporary, **arrays))
 
 
 def write_pickle(path: Path, value: Any) -> Path:
     """Write a pickle of plain containers and numpy arrays, protocol 3 as the MHR fork does; numpy 1 opens it too."""
     new, old = (f"cnumpy.{core}.multiarray\n_reconstruct\n".encode() for core in ("_core", "core"))
     content = pickle.dumps(value, protocol=3).replace(new, old)
-    return written(path, lambda temporary: temporary.write_bytes(content))
+    return write_atomically(path, lambda temporary: temporary.write_bytes(content))

@@ -17,9 +17,9 @@ from pandas.testing import assert_frame_equal
 
 import headscope as hs
 from headscope.api.analysis import run_analysis
-from headscope.api.options import AnalyzeMore, EvaluateMore, python_words
+from headscope.api.options import AnalyzeMore, EvaluateMore, python_errors, python_words
 from headscope.config import AnalyzeConfig, AnalyzeOptions, EvaluateConfig, EvaluateOptions
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError, options_as_flags
 from headscope.evaluation.each_head import run_each_head
 from headscope.evaluation.quality import run_evaluation
 from headscope.evaluation.translation import translate_lines
@@ -74,6 +74,18 @@ def test_commands_take_what_methods_take() -> None:
         method, function = (list(inspect.signature(getattr(of, name)).parameters.values()) for of in (hs.Model, hs))
         assert [function[0].name, *function[1:]] == ["model", *method[1:]]
         assert getattr(hs, name).__doc__ == getattr(hs.Model, name).__doc__
+
+
+def test_errors_name_options_as_python_writes_them_and_in_commands_as_flags() -> None:
+    def refused() -> str:
+        with pytest.raises(ConfigError) as error, python_errors():
+            raise ConfigError("--max-length 9 is more than the 5 positions of the model")
+        return str(error.value)
+
+    assert refused().startswith("max_length 9 is")
+    with options_as_flags():
+        assert refused().startswith("--max-length 9 is")
+    assert refused().startswith("max_length 9 is")
 
 
 # Analyses.

@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, added_together, interval, unstack, widened
+from headscope.bootstrap import (
+    FOLDS,
+    GROUPS,
+    Bootstrap,
+    GroupSums,
+    Ratio,
+    interval,
+    pad_centred,
+    stack_ratios,
+    unstack_statistics,
+)
 from tests.oracles import bootstrap
 
 SHAPE = (3, 5)
@@ -55,8 +65,8 @@ def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> 
     stack = GroupSums()
     for part in torch.split(torch.randperm(sentences, generator=torch.Generator().manual_seed(2)), 7):
         ratios = [Ratio(total[part], count[part]) for total, count in zip(totals, numbers, strict=True)]
-        stack.add(part, added_together(ratios))
-    found = unstack(stack)
+        stack.add(part, stack_ratios(ratios))
+    found = unstack_statistics(stack)
     for one, total, count in zip(found, totals, numbers, strict=True):
         alone = kept(total, count)
         assert torch.equal(one.total, alone.total) and torch.equal(one.count, alone.count) and one.used == alone.used
@@ -158,9 +168,9 @@ def test_centred_axis_that_outgrows_the_budget_halves_the_groups() -> None:
 
 
 def test_widened_pads_both_ends() -> None:
-    assert widened(torch.tensor([[1.0, 2, 3]]), 7).tolist() == [[0, 0, 1, 2, 3, 0, 0]]
+    assert pad_centred(torch.tensor([[1.0, 2, 3]]), 7).tolist() == [[0, 0, 1, 2, 3, 0, 0]]
     same = torch.ones(2, 5)
-    assert widened(same, 5) is same
+    assert pad_centred(same, 5) is same
 
 
 def test_batches_as_a_whole_go_to_their_fold() -> None:

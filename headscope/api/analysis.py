@@ -12,7 +12,8 @@ from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.syntax import Parse, parse_with_stanza
+from headscope.data.parses import Parse
+from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import Processes, process_group
 from headscope.engine.base import Analysis, Options
 from headscope.engine.fork.batches import BatchSize

@@ -13,7 +13,7 @@ from headscope.engine.run_files import ANALYSIS
 from headscope.evaluation.quality import Evaluation, run_evaluation
 from headscope.files.folders import Build
 from headscope.files.output_kind import OutputKind
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import SubsetOptions
@@ -130,7 +130,7 @@ def _split(folder: Path) -> dict[str, Path]:
 
 def _written(path: Path, lines: Sequence[str]) -> Path:
     text = "\n".join(lines) + "\n"
-    return written(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _scores(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:

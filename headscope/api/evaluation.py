@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from headscope.api.options import configured, python_words
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, head_ids_of, heads_option
-from headscope.api.texts import Text, given, one_text
+from headscope.api.texts import Text, one_text, text_pair
 from headscope.config import EvaluateOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.each_head import score_each_head
@@ -83,7 +83,7 @@ def _opened(
     heads: dict[str, Heads | None] = {name: options.get(name) for name in ("mask", "heads") if name in options}
     named = {name: heads_option(chosen, checkpoint.layout) for name, chosen in heads.items()}
     chosen = configured(EvaluateOptions, {**options, **named}, function=function)
-    corpus = given(text, target).corpus(max_sentences=chosen.max_sentences)
+    corpus = text_pair(text, target).corpus(max_sentences=chosen.max_sentences)
     return matched(checkpoint, corpus, chosen)
 
 

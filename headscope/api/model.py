@@ -14,7 +14,7 @@ from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_
 from headscope.api.removal import save_shrunk, shrunk_copy, sizes_of
 from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study, study_of
-from headscope.api.texts import Text, given
+from headscope.api.texts import Text, text_pair
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.overview import checkpoint_overview
@@ -123,7 +123,7 @@ class Model(OpenModel):
             self.checkpoint,
             gating,
             by,
-            None if text is None and parse is None else given(text, target),
+            None if text is None and parse is None else text_pair(text, target),
             parse=parse,
             lowest=lowest,
             max_sentences=max_sentences,

@@ -9,7 +9,7 @@ from headscope.api.options import PathName
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study
-from headscope.api.texts import Given
+from headscope.api.texts import TextPair
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import Options
 from headscope.engine.faithfulness.orders import Scores
@@ -95,7 +95,7 @@ def measured_ranking(
     checkpoint: Checkpoint,
     layout: GateLayout,
     by: str,
-    text: Given | None,
+    text: TextPair | None,
     *,
     parse: PathName | None,
     lowest: bool,

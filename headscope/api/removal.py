@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from headscope.api.options import PathName
-from headscope.api.texts import Text, given
+from headscope.api.texts import Text, text_pair
 from headscope.config import Companions
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
@@ -35,7 +35,7 @@ def shrunk_copy(
 ) -> Shrunk:
     """A copy without `heads`, compared with the whole model with them masked."""
     chosen = choose_export(export, checkpoint)
-    source = given(text, target)
+    source = text_pair(text, target)
     with eval_mode(checkpoint.model):
         data = texts(checkpoint, source.source, source.target, sentences=max_sentences)
         return shrink(checkpoint, heads, export=chosen, data=data)

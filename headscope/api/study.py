@@ -13,7 +13,7 @@ from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, 
 from headscope.api.options import PathName, configured, in_python, python_words
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, heads_option
-from headscope.api.texts import Text, given
+from headscope.api.texts import Text, text_pair
 from headscope.bootstrap import Array
 from headscope.config import AnalyzeOptions
 from headscope.engine.run_files import ANALYSIS
@@ -204,7 +204,7 @@ def study_of(
     """
     chosen = configured(AnalyzeOptions, {**options, "mask": heads_option(mask, checkpoint.layout)}, function="analyze")
     chosen_analyses(chosen)
-    texts = given(text, target)
+    texts = text_pair(text, target)
     if out is not None:
         read = sources(checkpoint.path, {**chosen.settings(), **texts.settings()})
         check_folder(Path(out), ANALYSIS, inputs=read, force=force)

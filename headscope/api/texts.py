@@ -18,7 +18,7 @@ Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str
 
 
 @dataclass(frozen=True)
-class Given:
+class TextPair:
     """Source and target text, from which a corpus is opened."""
 
     source: Lines | None
@@ -38,20 +38,20 @@ class Given:
         return {name: _path(getattr(self, name)) for name in ("source", "target")}
 
 
-def given(text: Text | None, target: Text | None = None) -> Given:
+def text_pair(text: Text | None, target: Text | None = None) -> TextPair:
     """The texts of `text` and `target` arguments; DataError for an unsupported type."""
     if isinstance(text, tuple):
         if len(text) != 2:
             raise DataError(f"a tuple of {len(text)}: a tuple is a pair (source, target); sentences belong in a list")
         if target is not None:
             raise DataError("a pair (source, target) has its target already; leave out target=")
-        return Given(_lines(text[0]), _lines(text[1]))
+        return TextPair(_lines(text[0]), _lines(text[1]))
     lines = None if text is None else _lines(text, pairs=True)
     if isinstance(lines, list) and lines and all(isinstance(entry, tuple) and len(entry) == 2 for entry in lines):
         if target is not None:
             raise DataError("a list of pairs (sentence, translation) has its target already; leave out target=")
-        return Given([source for source, _ in lines], [translation for _, translation in lines])
-    return Given(lines, None if target is None else _lines(target))
+        return TextPair([source for source, _ in lines], [translation for _, translation in lines])
+    return TextPair(lines, None if target is None else _lines(target))
 
 
 def _lines(text: Any, *, pairs: bool = False) -> Any:
@@ -83,7 +83,7 @@ def _path(lines: Lines | None) -> str | None:
 
 def one_text(text: Text) -> Lines:
     """A text without translation; ConfigError for pairs."""
-    texts = given(text)
+    texts = text_pair(text)
     if texts.target is not None or texts.source is None:
         raise ConfigError("one text is wanted here, without its translation")
     return texts.source

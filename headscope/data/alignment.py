@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headscope.data.offsets import Span, fold_characters
 from headscope.data.parses import Parse
 
-NO_PIECE = "token without piece"
+NO_SUBWORD = "token without piece"
 NO_TOKEN = "piece without token"
 TRUNCATED = "truncated"
 DISORDER = "pieces out of order"
@@ -45,7 +45,7 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
     if _cut_off(parse, spans):
         return TRUNCATED
     if len({token for first, last in touched.values() for token in range(first, last + 1)}) < len(parse.tokens):
-        return NO_PIECE
+        return NO_SUBWORD
     joined = {token for first, last in touched.values() for token in range(first, last)}
     unit_of = _unit_numbers(len(parse.tokens), joined)
     units: list[list[int]] = [[] for _ in range(len(unit_of) - len(joined))]

@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 
 from headscope.bootstrap import FOLDS
+from headscope.data.alignment import Aligned, align
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, Encoder, padded, side
-from headscope.data.syntax import Aligned, align
-from headscope.data.unknown_subwords import UnknownPieces
+from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.errors import ConfigError, DataError
 
 DEFAULT_LIMIT = 512
@@ -59,7 +59,7 @@ class Omissions:
     truncated: int = 0
     unaligned: Counter[str] = field(default_factory=Counter)
     fused: int = 0
-    unknown: UnknownPieces = field(default_factory=UnknownPieces)
+    unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
 
 
 def batches(

@@ -12,7 +12,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from headscope.data.syntax import Parse, read_conllu
+from headscope.data.parses import Parse, read_conllu
 from headscope.errors import DataError
 from headscope.files.lines import Lines, read_lines, text_name
 from headscope.files.reading import exists, is_regular

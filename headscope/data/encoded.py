@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headscope.data.syntax import Aligned
+from headscope.data.alignment import Aligned
 
 IGNORED = -100  # a label where nothing is to be predicted
 

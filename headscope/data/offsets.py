@@ -18,7 +18,7 @@ Span = tuple[int, int]
 Level = Literal["written", "marks", "bare", "letters"]
 
 
-def piece_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | None] | None:
+def subword_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | None] | None:
     """Character spans in `text` of the subwords `ids`; None instead of a span for special tokens.
 
     None instead of a list where the subwords do not provably spell the text. `ids` may be the beginning of its
@@ -81,7 +81,7 @@ def _verified(
     groups = _groups(len(text), spans)
     if groups is None:
         return None
-    for read in WRITINGS:
+    for read in CONVENTIONS:
         spelled = [read(piece) for piece in pieces]
         if all(any(wild[n] for n in group) or _spells(text, group, spans, spelled) for group in groups):
             return [
@@ -127,7 +127,7 @@ def _located(
     levels: tuple[Level, ...] = ("written", "marks", "bare")
     for level in levels:
         page = _Page(text, level)
-        for read in WRITINGS:
+        for read in CONVENTIONS:
             spelled = [b"" if special[n] else read(piece) for n, piece in enumerate(pieces)]
             spans = _search(page, spelled, wild)
             if spans is not None:
@@ -334,7 +334,7 @@ def _byte_table() -> dict[str, int]:
     return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
-WRITINGS: tuple[Callable[[str], bytes], ...] = (
+CONVENTIONS: tuple[Callable[[str], bytes], ...] = (
     _metaspace,
     _continued,
     _joined,

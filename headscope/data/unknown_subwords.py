@@ -36,7 +36,7 @@ class Reader(Advisor, Protocol):
 
 
 @dataclass
-class UnknownPieces:
+class UnknownSubwords:
     """Numbers of subwords, without special ones, and of unknown ones among them, by side."""
 
     read: Counter[SideName] = field(default_factory=Counter)
@@ -79,9 +79,9 @@ class UnknownPieces:
         ]
 
 
-def count_unknown(reader: Reader, corpus: Corpus, *, limit: int, sentences: int) -> UnknownPieces:
+def count_unknown(reader: Reader, corpus: Corpus, *, limit: int, sentences: int) -> UnknownSubwords:
     """Unknown subwords in the first sentences of a corpus."""
-    counts, some = UnknownPieces(), list(islice(corpus, sentences))
+    counts, some = UnknownSubwords(), list(islice(corpus, sentences))
     counts.add("source", reader.encode([sentence.source for sentence in some], side="source", limit=limit))
     if corpus.has_target:
         counts.add("target", reader.encode([sentence.target or "" for sentence in some], side="target", limit=limit))

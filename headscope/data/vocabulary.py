@@ -19,7 +19,7 @@ Kind = Literal["words", "bpe", "backtick", "sentencepiece"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Piece(NamedTuple):
+class Subword(NamedTuple):
     """A subword as the vocabulary writes it, and its character span in the text."""
 
     text: str
@@ -50,11 +50,11 @@ class Splitter:
         if self.codes is not None:
             _ = self._model if self.kind == "sentencepiece" else self._merges
 
-    def split(self, text: str) -> list[Piece]:
+    def split(self, text: str) -> list[Subword]:
         """Subwords of a text with their spans."""
         if self.kind == "sentencepiece":
             return self._sentence_pieces(text)
-        pieces: list[Piece] = []
+        pieces: list[Subword] = []
         # story-of-heads splits vocabularies' text at single spaces, the others at any whitespace
         for word in re.finditer(r"[^ \n]+" if self.kind == "backtick" else r"\S+", text):
             pieces += self._word(word[0], word.start())
@@ -69,25 +69,25 @@ class Splitter:
             return (text + " ").replace("@@ ", "").rstrip(" ")  # as fairseq's --remove-bpe does it
         return text.replace(" `", "") if self.kind == "backtick" else text
 
-    def _word(self, word: str, start: int) -> list[Piece]:
+    def _word(self, word: str, start: int) -> list[Subword]:
         if self.codes is None:
-            return [_bare(Piece(word, start, start + len(word)), self.kind)]
-        pieces: list[Piece] = []
+            return [_bare(Subword(word, start, start + len(word)), self.kind)]
+        pieces: list[Subword] = []
         for number, part in enumerate(parts := self._merges.split(word, self.allowed)):
             text = part + "@@" if self.kind == "bpe" and number < len(parts) - 1 else part
             text = "`" + part if self.kind == "backtick" and number else text
-            pieces.append(Piece(text, start, start + len(part)))
+            pieces.append(Subword(text, start, start + len(part)))
             start += len(part)
         return pieces
 
-    def _sentence_pieces(self, text: str) -> list[Piece]:
+    def _sentence_pieces(self, text: str) -> list[Subword]:
         """Spans from the surface of each subword; SentencePiece's own offsets count bytes in some releases."""
         whole = "immutable_proto" if hasattr(self._model, "EncodeAsImmutableProto") else "proto"
-        pieces, position = list[Piece](), 0
+        pieces, position = list[Subword](), 0
         for piece in self._model.encode(text, out_type=whole).pieces:
             start = max(text.find(piece.surface, position), position)
             position = start + len(piece.surface)
-            pieces.append(Piece(piece.piece, position - len(piece.surface.lstrip()), position))
+            pieces.append(Subword(piece.piece, position - len(piece.surface.lstrip()), position))
         return pieces
 
     @cached_property
@@ -106,7 +106,7 @@ class Splitter:
             raise DataError("the SentencePiece model cannot be read; is the file complete?") from None
 
 
-def _bare(piece: Piece, kind: Kind) -> Piece:
+def _bare(piece: Subword, kind: Kind) -> Subword:
     """A subword of text that is already split: its span without the mark of its kind."""
     if kind == "bpe" and piece.text.endswith("@@") and piece.text != "@@":
         return piece._replace(end=piece.end - 2)

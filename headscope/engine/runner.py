@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.bootstrap import BUDGET, FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio, added_together, unstack
+from headscope.bootstrap import (
+    BUDGET,
+    FOLDS,
+    GROUPS,
+    Array,
+    Bootstrap,
+    GroupSums,
+    Ratio,
+    stack_ratios,
+    unstack_statistics,
+)
 from headscope.data.batching import Omissions
 from headscope.data.encoded import Batch, Side
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, Options, refuse_non_finite
@@ -233,7 +243,7 @@ class AnalysisRunner:
                 self._keep(key, batch, ratio)
         for found in alike.values():
             if len(found) > 1:
-                together = added_together([ratio for _, _, ratio in found])
+                together = stack_ratios([ratio for _, _, ratio in found])
                 if not is_finite(together.total):
                     for one, key, ratio in found:
                         refuse_non_finite(one, key, ratio)
@@ -258,7 +268,7 @@ class AnalysisRunner:
     def _take_apart(self) -> None:
         """Give every statistic sums of its own, when the corpus has been read."""
         for keys, stack in self.stacks.items():
-            for (name, key), sums in zip(keys, unstack(stack), strict=True):
+            for (name, key), sums in zip(keys, unstack_statistics(stack), strict=True):
                 self._include(name, key, sums)
         self.stacks.clear()
 

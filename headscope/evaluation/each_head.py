@@ -25,9 +25,9 @@ from headscope.evaluation.quality import (
     tokenised_remark,
     translate_corpus,
 )
-from headscope.files.folders import kept_apart
+from headscope.files.folders import partial_path
 from headscope.files.output_checks import check_file, inputs_of
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress
@@ -55,8 +55,8 @@ def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -
         check_file(config.out, inputs=inputs_of(config), force=config.force)
     result = score_each_head(open_all(config), progress=progress)
     if config.out is not None:
-        out = kept_apart(config.out, complete=result.complete)
-        written(out, lambda path: result.table.to_csv(path, index=False))
+        out = partial_path(config.out, complete=result.complete)
+        write_atomically(out, lambda path: result.table.to_csv(path, index=False))
         if out != config.out:
             result.remarks.append(f"{config.out} stays as it was; {out} has what was measured of the sentences done")
     return result

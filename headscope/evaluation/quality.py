@@ -19,13 +19,13 @@ from headscope.bootstrap import Bootstrap
 from headscope.config import METRICS, EvaluateConfig, EvaluateOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.unknown_subwords import UnknownPieces
+from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
 from headscope.evaluation.translation import translate_lines
-from headscope.files.folders import kept_apart
+from headscope.files.folders import partial_path
 from headscope.files.output_checks import check_file, inputs_of
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
@@ -61,7 +61,7 @@ class Evaluation:
     sentences: pd.DataFrame
     signature: Signature
     remarks: list[str]
-    unknown: UnknownPieces
+    unknown: UnknownSubwords
     tokens: int | None = None
     nll: float | None = None
     complete: bool = True
@@ -87,7 +87,7 @@ class OpenedEvaluation:
     likelihood_options: LikelihoodOptions
     translate_options: TranslateOptions
     remarks: list[str] = field(default_factory=list)
-    unknown: UnknownPieces = field(default_factory=UnknownPieces)
+    unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
 
 
 def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) -> Evaluation:
@@ -100,8 +100,8 @@ def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) 
         check_file(config.per_sentence, inputs=inputs_of(config), force=config.force)
     evaluation = score_corpus(open_all(config), progress=progress)
     if config.per_sentence is not None:
-        table, out = evaluation.sentences, kept_apart(config.per_sentence, complete=evaluation.complete)
-        written(out, lambda path: table.to_csv(path, index=False))
+        table, out = evaluation.sentences, partial_path(config.per_sentence, complete=evaluation.complete)
+        write_atomically(out, lambda path: table.to_csv(path, index=False))
         if out != config.per_sentence:
             evaluation.remarks.append(f"{config.per_sentence} stays as it was; {out} has the sentences that were done")
     return evaluation
@@ -206,7 +206,7 @@ def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
 
 def translate_corpus(opened: OpenedEvaluation, step: Callable[[int], None]) -> list[str]:
     """The best translation of every source line, as the model and its masks are now."""
-    lines, unknown = (sentence.source for sentence in opened.corpus), UnknownPieces()
+    lines, unknown = (sentence.source for sentence in opened.corpus), UnknownSubwords()
     cut: list[int] = []
     translations = translate_lines(
         opened.checkpoint,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from headscope.data.encoded import Encoded
-from headscope.data.unknown_subwords import UnknownPieces
+from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
@@ -35,7 +35,7 @@ def translate_lines(
     tokens: int,
     window: int = WINDOW,
     cut: Callable[[int], None] = lambda line: None,
-    unknown: UnknownPieces | None = None,
+    unknown: UnknownSubwords | None = None,
     progress: Callable[[int], None] = lambda sentences: None,
 ) -> Iterator[list[Translation]]:
     """The translations of each line, best first, in the order of the lines; an empty line stays empty.
@@ -53,7 +53,7 @@ def translate_lines(
     most = max(1, LOGITS // (4 * checkpoint.vocabulary * int(facts["beam"])))
     rest = iter(lines)
     before = 0
-    counts = UnknownPieces() if unknown is None else unknown
+    counts = UnknownSubwords() if unknown is None else unknown
     while texts := list(islice(rest, window)):
         translations: dict[int, list[Translation]] = {}
         encoded = _encoded(checkpoint, texts, limit)

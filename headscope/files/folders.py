@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from headscope.files.interrupts import deferred
-from headscope.files.locks import held
+from headscope.files.locks import locked
 from headscope.files.output_checks import Input, check_folder, check_inputs
-from headscope.files.output_kind import Contents, OutputKind, contents, fits
-from headscope.files.replace import BUILD, discard, put, recover, relocate, remove_temporary, seal
-from headscope.files.writing import writing
+from headscope.files.output_kind import Contents, OutputKind, contents, matches
+from headscope.files.replace import BUILD, discard, recover, relocate, remove_temporary, seal, swap_in
+from headscope.files.writing import write_errors
 
 
 class Build:
@@ -36,7 +36,7 @@ class Build:
         self._check(self.out)
         check_writable(self.out)
         if self.out.exists():
-            self._stack.enter_context(held(self.out))
+            self._stack.enter_context(locked(self.out))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,12 +48,12 @@ class Build:
     @contextmanager
     def writing(self) -> Iterator[Path]:
         """The directory to write into; errors of the operating system become OutputError."""
-        with writing(self.out):
+        with write_errors(self.out):
             if self.made is None:
                 with deferred():
                     self._stack.enter_context(_made(_base(self.out)))
                     self.made = Path(tempfile.mkdtemp(dir=_base(self.out), prefix=_prefix(self.out)))
-                    self._stack.enter_context(held(self.made))
+                    self._stack.enter_context(locked(self.made))
             yield self.made
 
     def finish(self, record: Mapping[str, Any], *, partial: bool = False) -> Path:
@@ -65,7 +65,7 @@ class Build:
         with self.writing() as made, deferred():
             self._check(out)
             seal(made, self.kind, dict(record), out)
-            put(made, out, self.kind)
+            swap_in(made, out, self.kind)
         return out
 
     def _check(self, out: Path) -> None:
@@ -88,9 +88,9 @@ class Workplace:
     def finish(self) -> None:
         """Swap the complete run in."""
         if self.path != self.out:
-            with writing(self.out), deferred():
+            with write_errors(self.out), deferred():
                 relocate(self.path, self.out)
-                put(self.path, self.out, self.kind)
+                swap_in(self.path, self.out, self.kind)
 
     def discard(self, *, keep: tuple[str, ...] = ()) -> None:
         """Remove the files of this run, except those that match the patterns `keep`."""
@@ -120,7 +120,7 @@ def workplace(
         check_inputs(path, inputs)
     else:
         there = contents(out, kind).files
-        mere = all(fits(name, leftover) for name in there)
+        mere = all(matches(name, leftover) for name in there)
         check_folder(out, kind, inputs=inputs, force=(force and resume is None) or mere, resumable=True)
         if not mere:
             check_folder(new, kind, force=True)
@@ -128,12 +128,12 @@ def workplace(
     with ExitStack() as stack:
         for folder in (out, new):
             if folder.exists():
-                stack.enter_context(held(folder))
+                stack.enter_context(locked(folder))
         if path == new and resume is None:
             with deferred():
                 discard(new, kind)
         stack.enter_context(_made(path))
-        stack.enter_context(held(path))
+        stack.enter_context(locked(path))
         try:
             remove_temporary(path)
             yield Workplace(path, out, kind)
@@ -154,7 +154,7 @@ def replacing_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.new")
 
 
-def kept_apart(path: Path, *, complete: bool) -> Path:
+def partial_path(path: Path, *, complete: bool) -> Path:
     """The path of a file that may be incomplete: an incomplete one replaces none, and goes to FILE.new instead."""
     return path if complete or not path.exists() else replacing_folder(path)
 
@@ -164,7 +164,7 @@ def check_writable(out: Path) -> None:
     base = _base(out)
     while not base.exists():
         base = base.parent
-    with writing(out):
+    with write_errors(out):
         os.rmdir(tempfile.mkdtemp(dir=base, prefix=_prefix(out)))
 
 
@@ -188,7 +188,7 @@ def _prefix(out: Path) -> str:
 def _made(folder: Path) -> Iterator[None]:
     """Within the block the directory and its parents exist; those created here are removed again if left empty."""
     new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    with writing(folder):
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         yield

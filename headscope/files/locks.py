@@ -17,7 +17,7 @@ _held: set[tuple[int, int]] = set()
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Within the block this process holds the lock of a directory; OutputError where another process holds it.
 
     Re-entrant. On file systems without locks it does nothing.

@@ -38,7 +38,7 @@ class OutputKind:
     record: str
     writes: tuple[str, ...]
     unfinished: tuple[str, ...] = ()
-    goes_on: bool = False
+    extensible: bool = False
 
     def described(self, record: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
         """A record with the kind and the files; by default the patterns of all that the run may write."""
@@ -82,12 +82,12 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
     kind_name = record.get("kind") if isinstance(record.get("kind"), str) else None
     plain = [name for name in files if not (folder / name).is_symlink()]
     if not kind.record:
-        known = {name for name in plain if fits(name, kind.writes)}
+        known = {name for name in plain if matches(name, kind.writes)}
     elif kind_name == kind.name:
-        known = {name for name in plain if name == kind.record or (fits(name, kind.writes) and _named(name, record))}
-        known |= {name for name in plain if kind.goes_on and fits(name, kind.writes)}
+        known = {name for name in plain if name == kind.record or (matches(name, kind.writes) and _named(name, record))}
+        known |= {name for name in plain if kind.extensible and matches(name, kind.writes)}
     elif kind.record not in files and kind.unfinished:
-        known = {name for name in plain if fits(name, kind.unfinished)}
+        known = {name for name in plain if matches(name, kind.unfinished)}
     else:
         known = set()
     foreign = [name for name in files if name not in known]
@@ -109,6 +109,6 @@ def _files(folder: Path) -> Iterable[str]:
                 yield (Path(directory) / name).relative_to(folder).as_posix()
 
 
-def fits(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a name matches any of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

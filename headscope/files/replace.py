@@ -12,16 +12,16 @@ from typing import Any
 
 from headscope.errors import OutputError
 from headscope.files.interrupts import deferred
-from headscope.files.locks import held
-from headscope.files.output_kind import RECORDS, OutputKind, contents, fits
+from headscope.files.locks import locked
+from headscope.files.output_kind import RECORDS, OutputKind, contents, matches
 from headscope.files.reading import read_record
-from headscope.files.writing import TEMPORARY, write_json, writing
+from headscope.files.writing import TEMPORARY, write_errors, write_json
 
 OLD, BUILD = f"{TEMPORARY}old", f"{TEMPORARY}build-"
 """Names of the replaced and the new directory meanwhile: `.headscope-old-NAME`, `.headscope-build-NAME-…`."""
 
 
-def put(made: Path, out: Path, kind: OutputKind) -> None:
+def swap_in(made: Path, out: Path, kind: OutputKind) -> None:
     """Move a directory to `out`, whose known files are removed; other files there are moved to the new one.
 
     One rename where `out` is empty, else two (see `recover`). The entries of a directory made within `out` are moved
@@ -51,14 +51,14 @@ def put(made: Path, out: Path, kind: OutputKind) -> None:
 def replacing(folder: Path, kind: OutputKind) -> Iterator[Path]:
     """An empty directory that replaces another one at the end of the block, and is removed if the block fails."""
     made: Path | None = None
-    with writing(folder):
+    with write_errors(folder):
         try:
             with deferred():
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{TEMPORARY}{folder.name}-"))
             yield made
             with deferred():
-                put(made, folder, kind)
+                swap_in(made, folder, kind)
         finally:
             if made is not None:
                 with deferred():
@@ -74,20 +74,20 @@ def recover(out: Path, kind: OutputKind) -> None:
     old, inner = _aside(out), out / OLD
     with suppress(OSError, OutputError):
         if old.is_dir():
-            with held(old):
+            with locked(old):
                 if out.exists():
                     _dispose(old, out, kind)
                 else:
                     old.rename(out)
         if inner.is_dir():
-            with held(out):
+            with locked(out):
                 if not (out / kind.record).is_file():
                     _restore(inner, out)
                 shutil.rmtree(inner, ignore_errors=True)
     for folder in (out.parent, out):
         with suppress(OSError):
             for path in [path for path in folder.iterdir() if path.name.startswith(f"{BUILD}{out.name}-")]:
-                with suppress(OSError, OutputError), held(path):
+                with suppress(OSError, OutputError), locked(path):
                     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -106,7 +106,7 @@ def discard(folder: Path, kind: OutputKind, *, keep: tuple[str, ...] = ()) -> No
 
     Files that match the patterns `keep` stay.
     """
-    known = [name for name in contents(folder, kind).known if not fits(name, keep)]
+    known = [name for name in contents(folder, kind).known if not matches(name, keep)]
     remove_temporary(folder)
     for name in sorted(known, key=lambda name: name == kind.record):
         (folder / name).unlink(missing_ok=True)

@@ -37,7 +37,7 @@ def write_failure(error: BaseException | None) -> str | None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Within the block errors of the operating system become an OutputError about `path`."""
     try:
         yield
@@ -50,13 +50,13 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {reason}") from None
 
 
-def written(path: Path, write: Callable[[Path], object]) -> Path:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name, then rename it: no half file is ever left under its own name.
 
     OutputError where that fails.
     """
     made: Path | None = None
-    with writing(path):
+    with write_errors(path):
         try:
             with deferred():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def written(path: Path, write: Callable[[Path], object]) -> Path:
 
 def write_json(path: Path, value: Any) -> Path:
     """Write JSON, indented."""
-    return written(path, lambda place: place.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
+    return write_atomically(path, lambda place: place.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
 
 
 def save_torch(value: Any, path: Path) -> None:

@@ -111,7 +111,7 @@ def refuse_recomputation(model: nn.Module) -> None:
 class DeclaresAttention(Protocol):
     """A model that calls `attend` itself and lists its attention (`headscope.model.native.transformer`)."""
 
-    def attention_places(self) -> AttentionSites:
+    def declared_attention(self) -> AttentionSites:
         """All attention calls, by site and layer."""
         ...
 
@@ -122,7 +122,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, tuple[list[Any], AttentionSites]] = WeakKey
 def find_attention(model: nn.Module) -> AttentionSites:
     """The attention of a model: as it declares it, else found by one probe, cached until its modules change."""
     if isinstance(model, DeclaresAttention):
-        return model.attention_places()
+        return model.declared_attention()
     build = _build(model)
     known = _KNOWN.get(model)
     if known is None or known[0] != build:

@@ -18,7 +18,7 @@ from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, find_attention
 from headscope.model.projections import Slices, projections
 
-Where = tuple[Site, int]
+SiteLayer = tuple[Site, int]
 Rank = tuple[int, int, int]
 """When something is computed in a forward pass: stack, layer, attention within the layer."""
 
@@ -54,7 +54,7 @@ class LayerIndex:
     `embeddings` are the modules outside all layers that embed tokens and positions; no head influences their output.
     """
 
-    of: dict[Where, LayerEntry]
+    of: dict[SiteLayer, LayerEntry]
     layers: tuple[tuple[Rank, nn.Module], ...]
     embeddings: tuple[nn.Module, ...]
 
@@ -75,7 +75,7 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
         owners.setdefault(id(getattr(part, "weight", None)), []).append(part)
     numbers = {site: number for number, (sites, _) in enumerate(stacks) for site in sites}
     rows = {id(layer): row for _, stack in stacks for row, layer in enumerate(stack)}
-    layer_index: dict[Where, LayerEntry] = {}
+    layer_index: dict[SiteLayer, LayerEntry] = {}
     for attention_site, module in attention_modules:
         if not attention_site.heads:
             continue

@@ -27,7 +27,7 @@ from headscope.model.discovery import (
     track_calls,
 )
 from headscope.model.interface import is_half, suppress_warnings
-from headscope.model.layer_index import LayerEntry, LayerIndex, Rank, Where, index_layers
+from headscope.model.layer_index import LayerEntry, LayerIndex, Rank, SiteLayer, index_layers
 
 BEFORE_ALL: Rank = (-1, 0, 0)
 EMBEDDINGS: Rank = (-1, 1, 0)
@@ -39,8 +39,8 @@ class CachedPrefix:
     """A cached pass: module outputs and contexts before gates, a list entry per call; its gates and result."""
 
     outputs: dict[nn.Module, list[Any]] = field(default_factory=dict)
-    contexts: dict[Where, list[Tensor]] = field(default_factory=dict)
-    gates: dict[Where, Tensor] = field(default_factory=dict)
+    contexts: dict[SiteLayer, list[Tensor]] = field(default_factory=dict)
+    gates: dict[SiteLayer, Tensor] = field(default_factory=dict)
     value: Tensor | None = None
 
 
@@ -48,9 +48,9 @@ class CachedPrefix:
 class PassPlan:
     """The current pass: its gates, and the rank after which outputs are cached (None: nothing is)."""
 
-    gates: Mapping[Where, Tensor]
+    gates: Mapping[SiteLayer, Tensor]
     keep_after: Rank | None = None
-    turns: dict[Where, int] = field(default_factory=dict)
+    turns: dict[SiteLayer, int] = field(default_factory=dict)
     weights: Tensor | None = None
 
 
@@ -66,7 +66,7 @@ class PrefixCache:
     model: nn.Module
     work: Callable[[], Tensor]
     layer_index: LayerIndex | None
-    instead: Mapping[Where, list[Tensor]] = field(default_factory=dict)
+    instead: Mapping[SiteLayer, list[Tensor]] = field(default_factory=dict)
     kept: CachedPrefix = field(default_factory=CachedPrefix)
     _now: PassPlan = field(default_factory=lambda: PassPlan({}), init=False, repr=False)
 
@@ -81,7 +81,7 @@ class PrefixCache:
             with tapped(tap):
                 yield
 
-    def value(self, gates: Mapping[Where, Tensor], *, keep: bool = False) -> Tensor:
+    def value(self, gates: Mapping[SiteLayer, Tensor], *, keep: bool = False) -> Tensor:
         """The result of `work` under gates [h] of the same (site, layer) pairs as in every call.
 
         With `keep` this pass is cached and later ones reuse it.
@@ -98,12 +98,12 @@ class PrefixCache:
             else self._partly(self.layer_index, gates, changed, keep)
         )
 
-    def _wholly(self, gates: Mapping[Where, Tensor], *, keep: bool) -> Tensor:
+    def _wholly(self, gates: Mapping[SiteLayer, Tensor], *, keep: bool) -> Tensor:
         with self._passing(gates, BEFORE_ALL if keep else None):
             return self._finish(gates, self.work(), keep=keep)
 
     def _partly(
-        self, layer_index: LayerIndex, gates: Mapping[Where, Tensor], changed: list[Where], keep: bool
+        self, layer_index: LayerIndex, gates: Mapping[SiteLayer, Tensor], changed: list[SiteLayer], keep: bool
     ) -> Tensor:
         first = min(changed, key=lambda where: layer_index.of[where].rank)
         entry, kept = layer_index.of[first], self.kept
@@ -123,12 +123,12 @@ class PrefixCache:
             kept.outputs |= {entry.output: moved, entry.attention: results}
         return self._finish(gates, value, keep=keep)
 
-    def _finish(self, gates: Mapping[Where, Tensor], value: Tensor, *, keep: bool) -> Tensor:
+    def _finish(self, gates: Mapping[SiteLayer, Tensor], value: Tensor, *, keep: bool) -> Tensor:
         if keep:
             self.kept.gates, self.kept.value = dict(gates), value
         return value
 
-    def _moved(self, entry: LayerEntry, where: Where, gate: Tensor) -> list[Tensor]:
+    def _moved(self, entry: LayerEntry, where: SiteLayer, gate: Tensor) -> list[Tensor]:
         """The results of an output projection under another gate, one per call."""
         step = gate - self.kept.gates[where]
         heads = step.nonzero()[:, 0]
@@ -160,7 +160,7 @@ class PrefixCache:
         return context * scale if base is None else base + (context - base) * scale
 
     @contextmanager
-    def _passing(self, gates: Mapping[Where, Tensor], keep_after: Rank | None) -> Iterator[None]:
+    def _passing(self, gates: Mapping[SiteLayer, Tensor], keep_after: Rank | None) -> Iterator[None]:
         """Within the block heads are gated, and outputs of modules after `keep_after` are cached."""
         self._now = PassPlan(gates, keep_after)
         try:

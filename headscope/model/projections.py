@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
+from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import through_attend
 
 
@@ -93,7 +94,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         eval_mode(model),
         through_attend(model),
         _hooked(model, receive),
-        _trainable(model),
+        frozen_parameters(model, trainable=True),
         torch.enable_grad(),
         tapped(tap),
     ):
@@ -169,14 +170,3 @@ def _hooked(model: nn.Module, receive: Any) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def _trainable(model: nn.Module) -> Iterator[None]:
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for parameter, flag in before:
-            parameter.requires_grad_(flag)

@@ -23,7 +23,7 @@ from headscope.data.unknown_subwords import count_unknown
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.files.folders import Build
 from headscope.files.output_kind import MODEL_FILES, OutputKind
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.heads import HeadId, select_heads
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
@@ -220,9 +220,9 @@ def write_selection(choice: Selection, checkpoint: Checkpoint, config: Selection
     with build.writing() as made:
         _write_lines(made / "removed.txt", choice.removed)
         _write_lines(made / "kept.txt", choice.kept)
-        written(made / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
+        write_atomically(made / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
         if (gates := choice.gates) is not None:
-            written(made / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
+            write_atomically(made / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
         place = _write_model(checkpoint, made, config.companions) if choice.model else None
         if config.remove and choice.removed:
             try:
@@ -238,7 +238,7 @@ def write_selection(choice: Selection, checkpoint: Checkpoint, config: Selection
 
 def _write_lines(path: Path, heads: Sequence[HeadId]) -> None:
     text = "".join(f"{head}\n" for head in heads)
-    written(path, lambda place: place.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:

@@ -94,7 +94,7 @@ def config_without(model: Transformer, removed: Sequence[HeadId]) -> Transformer
     """The architecture of a model without some of its heads (and without mixings, as removal leaves it)."""
     if not removed:
         return unmixed(model.config)
-    return shrink_transformer(model, plan_removal(model.attention_places(), removed)).config
+    return shrink_transformer(model, plan_removal(model.declared_attention(), removed)).config
 
 
 def read_recipe(

@@ -16,8 +16,9 @@ import sentencepiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
-from headscope.data.offsets import fold_characters
-from headscope.data.syntax import Aligned, Parse, Relation, Token, align, piece_spans, read_conllu
+from headscope.data.alignment import Aligned, align
+from headscope.data.offsets import fold_characters, subword_spans
+from headscope.data.parses import Parse, Relation, Token, read_conllu
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -186,7 +187,7 @@ def bare(text: str) -> str:
 def test_pieces_of_a_unit_spell_it(kind: str, text: str, tokenizers: dict[str, object]) -> None:
     tokenizer = tokenizers[kind]
     ids = tokenizer(text)["input_ids"]
-    spans = piece_spans(tokenizer, text, ids)
+    spans = subword_spans(tokenizer, text, ids)
     assert spans is not None and len(spans) == len(ids)
     parse = words(text)
     aligned = align(parse, spans)
@@ -212,7 +213,7 @@ def test_random_mixtures_align_or_say_why(kind: str, tokenizers: dict[str, objec
     aligned = 0
     for _ in range(59):
         text = draw.choice([" ", "  "]).join(draw.choices(stock, k=11))
-        spans = piece_spans(tokenizer, text, tokenizer(text)["input_ids"])
+        spans = subword_spans(tokenizer, text, tokenizer(text)["input_ids"])
         outcome = "not located" if spans is None else align(words(text), spans)
         if isinstance(outcome, Aligned):
             aligned += 1
@@ -228,7 +229,7 @@ def test_truncated_sentence_does_not_align(kind: str, tokenizers: dict[str, obje
     solid = [n for n in range(len(ids)) if ids[n] not in tokenizer.all_special_ids]
     for kept in range(solid[0] + 1, solid[-1] + 1):
         for end in ([], [stop]):
-            spans = piece_spans(tokenizer, text, [*ids[:kept], *end])
+            spans = subword_spans(tokenizer, text, [*ids[:kept], *end])
             assert spans is not None and spans[kept:] == [None] * len(end)
             assert align(words(text), spans) == "truncated"
 
@@ -236,7 +237,7 @@ def test_truncated_sentence_does_not_align(kind: str, tokenizers: dict[str, obje
 def test_special_tokens_written_by_the_caller(tokenizers: dict[str, object]) -> None:
     tokenizer = tokenizers["bytes"]
     ids = [tokenizer.bos_token_id, *tokenizer("the cat")["input_ids"], tokenizer.eos_token_id]
-    spans = piece_spans(tokenizer, "the cat", ids)
+    spans = subword_spans(tokenizer, "the cat", ids)
     assert spans is not None and spans[0] is spans[-1] is None
     aligned = align(words("the cat"), spans)
     assert isinstance(aligned, Aligned) and aligned.units[0][0] == 1 and aligned.units[-1][-1] == len(ids) - 2
@@ -246,7 +247,7 @@ def test_foreign_pieces_are_not_located(tokenizers: dict[str, object]) -> None:
     for kind in KINDS:
         tokenizer = tokenizers[kind]
         other = tokenizer("so it goes")["input_ids"]
-        assert piece_spans(tokenizer, "the lazy dog", other) is None, kind
+        assert subword_spans(tokenizer, "the lazy dog", other) is None, kind
 
 
 def test_wrong_offsets_are_not_believed(tokenizers: dict[str, object]) -> None:
@@ -268,7 +269,7 @@ def test_wrong_offsets_are_not_believed(tokenizers: dict[str, object]) -> None:
 
     text = "hello world"
     ids = real(text)["input_ids"]
-    assert piece_spans(Shifted(), text, ids) == piece_spans(real, text, ids)
+    assert subword_spans(Shifted(), text, ids) == subword_spans(real, text, ids)
 
 
 def parsed(text: str, *relations: tuple[str, int, int]) -> Parse:
@@ -336,7 +337,7 @@ def test_real_treebank_with_real_tokenizer(shared: Path, tokenizers: dict[str, o
     counts: Counter[str] = Counter()
     for parse in read_conllu(path):
         sentences += 1
-        spans = piece_spans(tokenizer, parse.text, tokenizer(parse.text, verbose=False)["input_ids"])
+        spans = subword_spans(tokenizer, parse.text, tokenizer(parse.text, verbose=False)["input_ids"])
         aligned = None if spans is None else align(parse, spans)
         if isinstance(aligned, Aligned):
             fused += aligned.fused

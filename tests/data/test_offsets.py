@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headscope.data.offsets import fold_characters, piece_spans
+from headscope.data.offsets import fold_characters, subword_spans
 
 
 def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamespace, list[int]]:
@@ -43,7 +43,7 @@ def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamesp
 )
 def test_pieces_searched(text: str, pieces: list[str], covered: list[str]) -> None:
     tokenizer, ids = scripted([*pieces, "</s>"])
-    spans = piece_spans(tokenizer, text, ids)
+    spans = subword_spans(tokenizer, text, ids)
     assert spans is not None and spans[-1] is None
     assert [text[slice(*span)] for span in spans[:-1]] == covered
 
@@ -60,7 +60,7 @@ def test_pieces_searched(text: str, pieces: list[str], covered: list[str]) -> No
 )
 def test_pieces_that_cannot_be_located(text: str, pieces: list[str]) -> None:
     tokenizer, ids = scripted(pieces)
-    assert piece_spans(tokenizer, text, ids) is None
+    assert subword_spans(tokenizer, text, ids) is None
 
 
 def test_fold_is_blind_to_form_not_to_letters() -> None:

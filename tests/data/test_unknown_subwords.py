@@ -15,7 +15,7 @@ from headscope.cli import main
 from headscope.cli.main import app
 from headscope.config import Companions, EvaluateConfig
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.unknown_subwords import UnknownPieces, count_unknown
+from headscope.data.unknown_subwords import UnknownSubwords, count_unknown
 from headscope.engine.base import ANALYSES, Options
 from headscope.engine.plan import analyze
 from headscope.evaluation.quality import run_evaluation
@@ -82,7 +82,7 @@ def opened(folder: Path, kind: str) -> Checkpoint:
 )
 def test_every_format_counts_and_names_the_likely_cause(tmp_path: Path, kind: str, known: str, cause: str) -> None:
     made = opened(tmp_path, kind)
-    counts = UnknownPieces()
+    counts = UnknownSubwords()
     counts.add("source", made.encode([known, f"ŵŵŵ {known}"], side="source", limit=50))
     assert counts.to_json() == {"source": {"pieces": 5, "unknown": 1, "share": 0.2}}
     assert counts.remarks(made)[0] == "unknown pieces: source 20.00% of 5"
@@ -93,11 +93,11 @@ def test_every_format_counts_and_names_the_likely_cause(tmp_path: Path, kind: st
 def test_a_warning_begins_above_two_per_cent() -> None:
     made = checkpoints.small()
     for unknown, warned in ((0, False), (2, False), (3, True)):
-        counts = UnknownPieces()
+        counts = UnknownSubwords()
         counts.add("source", made.encode(["unseen"] * unknown + ["a"] * (100 - unknown), side="source", limit=50))
         assert counts.remarks(made)[0] == f"unknown pieces: source {unknown}.00% of 100"
         assert (len(counts.remarks(made)) == 2) is warned
-    assert UnknownPieces().remarks(made) == []
+    assert UnknownSubwords().remarks(made) == []
 
 
 @pytest.mark.parametrize("metrics", [("perplexity",), ("bleu",), ("bleu", "perplexity")])

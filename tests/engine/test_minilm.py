@@ -233,7 +233,7 @@ def test_whole_treebank(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
 @pytest.mark.slow
 def test_stanza(tmp_path: Path, shared: Path, theirs: Theirs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing a text gives what the same parses, written to a file by hand, give."""
-    from headscope.data.syntax import parse_with_stanza
+    from headscope.data.stanza_parses import parse_with_stanza
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path, resources = shared / "data/multi30k/test_2016_flickr.en.gz", shared / "stanza_resources"

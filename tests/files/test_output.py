@@ -15,10 +15,10 @@ import pytest
 from headscope.errors import OutputError
 from headscope.files import interrupts, replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
-from headscope.files.locks import held
+from headscope.files.locks import locked
 from headscope.files.output_checks import Input, check_file, check_folder, inputs_of
 from headscope.files.output_kind import OutputKind, contents
-from headscope.files.writing import write_failure, written
+from headscope.files.writing import write_atomically, write_failure
 
 KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
 OTHER = OutputKind("other", "other test", "run.json", ("*.csv",))
@@ -27,8 +27,8 @@ OTHER = OutputKind("other", "other test", "run.json", ("*.csv",))
 def build(out: Path, text: str = "1", kind: OutputKind = KIND, *, force: bool = False, **more: object) -> None:
     with Build(out, kind, force=force) as made:
         with made.writing() as folder:
-            written(folder / "heads.csv", lambda path: path.write_text(text))
-            written(folder / "figures" / "heads.png", lambda path: path.write_text(text))
+            write_atomically(folder / "heads.csv", lambda path: path.write_text(text))
+            write_atomically(folder / "figures" / "heads.png", lambda path: path.write_text(text))
         made.finish({"said": text, **more})
 
 
@@ -246,7 +246,7 @@ def test_another_process_that_writes_is_named(tmp_path: Path) -> None:
         ):
             pass
         other.communicate(b"\n")
-    with held(tmp_path / "run"), held(tmp_path / "run"):
+    with locked(tmp_path / "run"), locked(tmp_path / "run"):
         build(tmp_path / "run", "2", force=True)
 
 
@@ -272,7 +272,7 @@ def test_what_the_system_says_is_found_in_what_libraries_raise(tmp_path: Path) -
     assert write_failure(RuntimeError("shapes differ")) is None and write_failure(KeyError("x")) is None
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match=r"cannot write .*: (Not a directory|File exists)"):
-        written(tmp_path / "file" / "x", lambda path: path.write_text("x"))
+        write_atomically(tmp_path / "file" / "x", lambda path: path.write_text("x"))
     with pytest.raises(KeyError):
-        written(tmp_path / "x", lambda path: {}["x"])
+        write_atomically(tmp_path / "x", lambda path: {}["x"])
     assert contents(tmp_path, KIND).files == ("file",)

@@ -151,7 +151,7 @@ def test_with_its_output_slice_a_swap_within_a_layer_changes_no_logits_of_a_mixi
     generator = torch.Generator().manual_seed(0)
     source, target = (torch.randint(4, 9, (2, 5), generator=generator) for _ in range(2))
     before, weights = model(source, target), state(model)
-    layer = next(at for at in model.attention_places().layout.items() if at[1] > 1)[0]
+    layer = next(at for at in model.declared_attention().layout.items() if at[1] > 1)[0]
     swap = Swap(HeadId(*layer, 0), HeadId(*layer, 1))
     swap_heads(model, [swap], output=True)
     torch.testing.assert_close(model(source, target), before, rtol=0, atol=1e-12)

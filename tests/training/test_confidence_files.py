@@ -64,7 +64,7 @@ def test_rows_are_means_over_the_sentences_of_a_batch(method: str, tmp_path: Pat
     assert any(len({len(run.data.train.target[int(n)]) for n in group}) > 1 for group in groups)
     run.model.eval()
     for row, group in enumerate(groups):
-        sums = {place: np.zeros(3) for place in run.model.attention_places().layout}
+        sums = {place: np.zeros(3) for place in run.model.declared_attention().layout}
         for number in group:
             batch = collate(run.data.train, np.array([number]))
             with torch.no_grad(), capture(run.model, ("weights",)) as heads:
@@ -89,7 +89,7 @@ def test_base_and_advanced_are_the_forks_numbers_where_nothing_is_padded(tmp_pat
         run.model.eval()
         with torch.no_grad(), capture(run.model, ("weights",)) as heads:
             run.model(batch.source, batch.target)
-        for site, layer in run.model.attention_places().layout:
+        for site, layer in run.model.declared_attention().layout:
             weights = heads[site, layer]["weights"].clone()  # [b h t s]
             weights[:, :, -1, -1] = 0
             advanced = weights.amax(dim=2).sum(dim=-1) / (weights.shape[-1] - 1)

@@ -141,7 +141,7 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
     its = lessons.begin(tmp_path, "baseline")
     its.model.eval()
     found = head_scores(its.model, its.validation(), score="uniqueness")
-    sums = {place: torch.zeros(3, dtype=torch.float64) for place in its.model.attention_places().layout}
+    sums = {place: torch.zeros(3, dtype=torch.float64) for place in its.model.declared_attention().layout}
     count = 0
     pairs = its.data.valid
     from headscope.training.data.batches import collate

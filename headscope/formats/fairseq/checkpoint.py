@@ -21,7 +21,7 @@ from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.files.reading import read_bytes, read_text
-from headscope.files.writing import save_torch, written
+from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
 from headscope.formats.digest import file_digest
 from headscope.formats.fairseq.config import Settings, read_settings, transformer_config
@@ -120,7 +120,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             "optimizer_history": [],
             "extra_state": {},
         }
-        written(path, lambda place: save_torch(content, place))
+        write_atomically(path, lambda place: save_torch(content, place))
         for dictionary in _dictionary_files(checkpoint, companions):
             shutil.copyfile(dictionary, folder / dictionary.name)
         return SavedFiles(path, self.name, _notes(checkpoint))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headscope.data.encoded import Encoded
-from headscope.data.syntax import piece_spans
+from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
 from headscope.formats.huggingface.generation import Predicting
@@ -108,7 +108,7 @@ class HuggingFaceCheckpoint(Predicting):
         return [start, *labels[:-1]]
 
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
-        return piece_spans(self._tokenizer(), text, ids)
+        return subword_spans(self._tokenizer(), text, ids)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         found: list[str] = self._tokenizer().convert_ids_to_tokens(list(ids))

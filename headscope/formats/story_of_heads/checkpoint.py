@@ -30,7 +30,7 @@ from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.files.reading import read_bytes, read_text
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.digest import file_digest
 from headscope.formats.finite import refuse_damaged_file
@@ -115,7 +115,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             if vocabulary is not None:
                 content[folder / f"{short}.voc"] = _pickled(vocabulary)
         for file, data in content.items():
-            written(file, partial(_put, data=data))
+            write_atomically(file, partial(_put, data=data))
         return SavedFiles(path, self.name)
 
 

@@ -108,7 +108,7 @@ class BeamRule(ABC):
             rows, chosen = (torch.nn.functional.pad(indices, (0, missing)) for indices in (rows, chosen))
         return Candidates(best_log_p, rows, chosen)
 
-    def go_on(self, candidates: Candidates, keep: Tensor | None) -> NextInputs:
+    def extend(self, candidates: Candidates, keep: Tensor | None) -> NextInputs:
         """Make `candidates` [b r] the hypotheses; `keep` are the sentences that continue, None for all."""
         b, before = self.log_p.shape
         order = candidates.row + torch.arange(b, device=candidates.row.device)[:, None] * before
@@ -123,7 +123,7 @@ class BeamRule(ABC):
         self.history = torch.cat([self.history.index_select(0, flat), self.log_p.flatten()[:, None]], dim=1)
         return NextInputs(ids, flat, keep is None and before == order.shape[1])
 
-    def take(self, where: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
+    def hypotheses(self, where: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
         """Hypotheses of the candidates [b c] selected by `where` [b c], each with the row of its sentence."""
         sentence, column = where.nonzero(as_tuple=True)
         row = sentence * self.log_p.shape[1] + candidates.row[sentence, column]
@@ -164,7 +164,7 @@ class FairseqBeams(BeamRule):
             return None
         # stable: candidates that do not end, in their order, come before those that do
         going = ends.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam]
-        return self.go_on(Candidates(*(tensor.gather(1, going) for tensor in candidates)), keep)
+        return self.extend(Candidates(*(tensor.gather(1, going) for tensor in candidates)), keep)
 
     def results(self) -> list[list[Hypothesis]]:
         return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
@@ -184,7 +184,7 @@ class FairseqBeams(BeamRule):
     def _finish(self, step: int, ends: Tensor, candidates: Candidates) -> None:
         first = Candidates(*(tensor[:, : self.config.beam] for tensor in candidates))
         running = self.running.tolist()
-        for row, hypothesis in self.take(ends, first, first.log_p / (step + 1) ** self.config.power):
+        for row, hypothesis in self.hypotheses(ends, first, first.log_p / (step + 1) ** self.config.power):
             ended = self.ended[running[row]]
             if len(ended) < self.config.beam:
                 ended.append(hypothesis)
@@ -229,14 +229,14 @@ class StoryBeams(BeamRule):
             self.best_score, self.best_log_p, self.empty = (
                 tensor[keep] for tensor in (self.best_score, self.best_log_p, self.empty)
             )
-        return self.go_on(candidates._replace(log_p=candidates.log_p.masked_fill(~going, -torch.inf)), keep)
+        return self.extend(candidates._replace(log_p=candidates.log_p.masked_fill(~going, -torch.inf)), keep)
 
     def results(self) -> list[list[Hypothesis]]:
         return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
 
     def _update(self, counted: Tensor, candidates: Candidates, scores: Tensor) -> None:
         running = self.running.tolist()
-        for row, hypothesis in self.take(counted, candidates, scores):
+        for row, hypothesis in self.hypotheses(counted, candidates, scores):
             self.ended[running[row]].append(hypothesis)
             if hypothesis.score > float(self.best_score[row]):
                 self.best_score[row], self.best_log_p[row] = hypothesis.score, hypothesis.log_p

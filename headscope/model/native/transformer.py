@@ -1,6 +1,6 @@
 """The native Transformer: encoder–decoder or decoder-only, as its `TransformerConfig` says.
 
-It declares its own attention (`attention_places`, `attention_projections`), so nothing has to be probed, and
+It declares its own attention (`declared_attention`, `attention_projections`), so nothing has to be probed, and
 it decodes step by step with a cache (`begin`, `step`; see `headscope.model.decoding.search`).
 """
 
@@ -241,7 +241,7 @@ class Transformer(nn.Module):
                 if module is not None:
                     yield site, layer, f"{side}.layers.{layer}.{name}", module
 
-    def attention_places(self) -> AttentionSites:
+    def declared_attention(self) -> AttentionSites:
         """What `headscope.model.discovery` would find by probing."""
         order: list[AttentionSite] = []
         calls: dict[int, tuple[AttentionSite, ...]] = {}

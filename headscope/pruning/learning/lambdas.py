@@ -13,7 +13,7 @@ from headscope.errors import ConfigError
 from headscope.files.folders import replacing_folder, to_resume, workplace
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import OutputKind, contents
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig, finished, resumable, run_learning
@@ -59,7 +59,7 @@ def run_lambdas(config: LearnConfig, strengths: Sequence[float], *, progress: Pr
             records[config.out / name] = _record(replace(its, resume=resumable(its.out)), progress)
         rows = [_row(record, strength) for record, strength in zip(records.values(), strengths, strict=True)]
         table = pd.DataFrame(rows)
-        written(place.path / TABLE, lambda path: table.to_csv(path, index=False))
+        write_atomically(place.path / TABLE, lambda path: table.to_csv(path, index=False))
         place.seal({"headscope": VERSION, "lambdas": list(strengths)})
         place.finish()
     return LambdaSweep(config, {folder: contents(folder, CHOICE).record for folder in records}, table)

@@ -16,7 +16,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import contents
-from headscope.files.writing import save_torch, written
+from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
@@ -302,7 +302,7 @@ def _save_state(
 ) -> None:
     content = {"version": VERSION, "settings": _same(config), "trace": trace, "nll": nll, "tuner": tuner.state()}
     content["digests"] = [tuner.checkpoint.digest, tuner.data.digest]
-    written(place / STATE, lambda path: save_torch(content, path))
+    write_atomically(place / STATE, lambda path: save_torch(content, path))
 
 
 def _same(config: LearnConfig) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from headscope.evaluation.comparison import METRICS, ValidationText, metric_of, 
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.files.reading import read_object
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, all_heads
@@ -114,7 +114,7 @@ class SweepContext:
             (head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(self.checkpoint.layout)
         ]
         table = pd.DataFrame(rows, columns=["site", "layer", "head", "score"])
-        written(path, lambda place: table.to_csv(place, index=False))
+        write_atomically(path, lambda place: table.to_csv(place, index=False))
 
     def recipe(self) -> TrainConfig:
         """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
@@ -253,7 +253,7 @@ def cell_path(folder: Path, name: str) -> Path:
 def write_cell(folder: Path, cell: Cell, record: dict[str, Any]) -> None:
     """Keep the record of a finished cell."""
     text = json.dumps(record) + "\n"
-    written(cell_path(folder, cell.name), lambda place: place.write_text(text, encoding="utf-8"))
+    write_atomically(cell_path(folder, cell.name), lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def read_cell(folder: Path, name: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import OutputKind, contents
 from headscope.files.reading import read_record
-from headscope.files.writing import write_json, written
+from headscope.files.writing import write_atomically, write_json
 from headscope.formats.native import DIRECTORY
 from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
@@ -69,7 +69,7 @@ SWEEP = OutputKind(
         *DIRECTORY.within(f"{_RUN}/{FRESH}"),
         *TRAINING.within(f"{_RUN}/{RUN}"),
     ),
-    goes_on=True,
+    extensible=True,
 )
 POLL = 0.5  # seconds
 Task = Cell | tuple[str, int]
@@ -324,7 +324,7 @@ def conclude(context: SweepContext) -> Sweep:
     table = make_table(records, config, context.gating.per_site(), functions)
     kept = survivors(records, functions)
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):
-        written(config.out / name, lambda path, frame=frame: frame.to_csv(path, index=False))  # type: ignore[misc]
+        write_atomically(config.out / name, lambda path, frame=frame: frame.to_csv(path, index=False))  # type: ignore[misc]
     found = Sweep(context, table, kept, unharmed(table, within=config.within))
     _write_record(context, unharmed=found.record()["unharmed"])
     return found

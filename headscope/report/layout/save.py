@@ -13,7 +13,7 @@ from matplotlib.font_manager import fontManager
 
 from headscope.errors import ConfigError
 from headscope.files.output_checks import check_file
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.report.readers.run import AnalysisRun
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -68,7 +68,7 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = DPI, force: bool = Fa
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box, as anywhere
             figure.savefig(place, format=kind[1:], dpi=dpi, metadata=METADATA[kind])
 
-    return written(path, save)
+    return write_atomically(path, save)
 
 
 def target_paths(out: Path, runs: Sequence[AnalysisRun], *, figure: str, force: bool = False) -> list[Path]:

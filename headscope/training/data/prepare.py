@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.unknown_subwords import SideName, UnknownPieces
+from headscope.data.unknown_subwords import SideName, UnknownSubwords
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import DataError
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.formats.story_of_heads.npz import BROKEN
 from headscope.results import write_arrays
 from headscope.training.config import TrainConfig
@@ -41,9 +41,9 @@ class Prepared:
     digest: str
 
     @property
-    def unknown(self) -> UnknownPieces:
+    def unknown(self) -> UnknownSubwords:
         """Pieces of the training text, and how many of them the vocabularies do not have."""
-        counts = UnknownPieces()
+        counts = UnknownSubwords()
         sides: list[tuple[SideName, Vocabulary | None, TokenizedTexts | None]] = [
             ("source", self.source, self.train.source),
             ("target", self.target, self.train.target),
@@ -176,9 +176,9 @@ def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Voca
     for name, its in zip(("source", "target"), vocabularies, strict=True):
         path, codes = folder / f"{name}.model", b"" if its is None else its.splitter.codes or b""
         if codes and not (path.exists() and path.read_bytes() == codes):
-            written(path, lambda place, codes=codes: place.write_bytes(codes))  # type: ignore[misc]
+            write_atomically(path, lambda place, codes=codes: place.write_bytes(codes))  # type: ignore[misc]
     if not (folder / RECIPE).exists() or (folder / RECIPE).read_bytes() != recipe.encode():
-        written(folder / RECIPE, lambda place: place.write_text(recipe, encoding="utf-8"))
+        write_atomically(folder / RECIPE, lambda place: place.write_text(recipe, encoding="utf-8"))
 
 
 def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[Vocabulary | None, Vocabulary] | None:

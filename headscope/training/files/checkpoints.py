@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.files.replace import recover, replacing
-from headscope.files.writing import written
+from headscope.files.writing import write_atomically
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.decoding.config import SearchConfig
@@ -53,7 +53,7 @@ def keep_weights(run: TrainingRun, update: int) -> None:
     """Write the weights of this update for averaging."""
     folder = run.config.out / WEIGHTS
     state = native_state(run.model, {})
-    written(folder / f"{update}.safetensors", lambda path: save_file(state, path))
+    write_atomically(folder / f"{update}.safetensors", lambda path: save_file(state, path))
 
 
 def drop_weights(run: TrainingRun, kept: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.reading import read_text
-from headscope.files.writing import writing, written
+from headscope.files.writing import write_atomically, write_errors
 
 FILE = "metrics.csv"
 COLUMNS = (
@@ -47,8 +47,8 @@ class History:
         """Write a line; NaN and None stay empty."""
         if not self.columns:
             self.columns = [*COLUMNS, *(name for name in row if name not in COLUMNS)]
-            written(self.path, lambda path: path.write_text(_line(self.columns), encoding="utf-8"))
-        with writing(self.path):
+            write_atomically(self.path, lambda path: path.write_text(_line(self.columns), encoding="utf-8"))
+        with write_errors(self.path):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_line([_cell(row.get(name)) for name in self.columns]))
             if self.board is not None:
@@ -71,7 +71,7 @@ class History:
         whole = [row for row in rows[1:] if len(row) == len(self.columns) > 0]
         kept = [row for row in whole if re.fullmatch(r"[0-9]{1,12}", row[0]) and int(row[0]) <= update]
         text = "".join(map(_line, [self.columns, *kept]))
-        written(self.path, lambda path: path.write_text(text, encoding="utf-8"))
+        write_atomically(self.path, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def _cell(value: float | int | None) -> str:

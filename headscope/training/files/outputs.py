@@ -30,7 +30,7 @@ TRAINING = OutputKind(
         *(f"{name}/{file}" for name in checkpoints.NAMES for file in FILES),
     ),
     unfinished=_KEPT,
-    goes_on=True,
+    extensible=True,
 )
 
 

@@ -13,7 +13,7 @@ import torch
 from headscope.config import plain_value
 from headscope.distributed import random_state, set_random_state
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.writing import save_torch, written
+from headscope.files.writing import save_torch, write_atomically
 from headscope.training.config import TrainConfig, flag
 from headscope.training.moment import Moment, length
 from headscope.training.progress import Progress
@@ -44,7 +44,7 @@ def save_state(run: TrainingRun, progress: Progress, settings: Mapping[str, Any]
         "generator": run.generator.get_state(),
         "variant": dict(run.variant.state_dict()),
     }
-    written(run.config.out / FILE, lambda path: save_torch(content, path))
+    write_atomically(run.config.out / FILE, lambda path: save_torch(content, path))
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:

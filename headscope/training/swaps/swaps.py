@@ -65,7 +65,7 @@ def swap_heads(
 
     ConfigError for a swap that does not fit the model (`check_swap`), before anything is moved.
     """
-    layout = model.attention_places().layout
+    layout = model.declared_attention().layout
     planned = list(swaps)
     for swap in planned:
         if problem := check_swap(swap, layout):

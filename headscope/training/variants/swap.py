@@ -135,7 +135,7 @@ class SwapHeads(Variant):
             raise ConfigError("nothing says which heads change places; give --swap-schedule FILE or --dynamic WAY")
         if options.swap_schedule is not None:
             self.schedule = self._read(run, options.swap_schedule)
-        there = {site for site, _ in run.model.attention_places().layout}
+        there = {site for site, _ in run.model.declared_attention().layout}
         for site, way in options.ways.items():
             if len(options.dynamic) == len(SITES) and site not in there:
                 raise ConfigError(f"--dynamic {way} for {site}, which this model has not")
@@ -157,7 +157,7 @@ class SwapHeads(Variant):
                     except ConfigError as error:
                         raise ConfigError(f"{path}: epoch {epoch}, swap {number}: {error}") from None
             return theirs
-        found = read_schedule(path, run.model.attention_places().layout)
+        found = read_schedule(path, run.model.declared_attention().layout)
         last = run.config.epochs
         late = [epoch for epoch in found if last is not None and epoch > last]
         if late and self.options.compat != "fork":

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headscope.data.syntax import Parse, Relation, Token, parse_with_stanza
+from headscope.data.parses import Parse, Relation, Token
+from headscope.data.stanza_parses import parse_with_stanza
 from headscope.errors import DataError
 
 LINES = [
@@ -31,7 +32,10 @@ def texts(parse: Parse) -> list[str]:
 
 
 def test_neither_torch_nor_stanza_nor_conllu_is_imported() -> None:
-    code = "import sys, headscope.data.syntax; sys.exit(any(m in sys.modules for m in ('torch', 'stanza', 'conllu')))"
+    code = (
+        "import sys, headscope.data.stanza_parses\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'stanza', 'conllu')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -83,7 +87,7 @@ def test_second_run_reads_the_cache(
 
 def test_cached_run_does_not_even_import_stanza(parsed: tuple[list[Parse], Path], resources: Path) -> None:
     code = (
-        "import sys; from headscope.data.syntax import parse_with_stanza as parse; lines = eval(sys.argv[1])\n"
+        "import sys; from headscope.data.stanza_parses import parse_with_stanza as parse; lines = eval(sys.argv[1])\n"
         "found = list(parse(lines, resources=sys.argv[2], cache_dir=sys.argv[3]))\n"
         "sys.exit(len(found) != len(lines) or 'stanza' in sys.modules or 'torch' in sys.modules)"
     )

@@ -1,7 +1,6 @@
-"""Syntax of sentences: parses from CoNLL-U files or from stanza, aligned with a tokenizer's subwords.
+"""Dependency parses of text by stanza, cached on disk.
 
-This module parses text with stanza and caches the parses; the rest is re-exported, so that callers need only this
-module. stanza is imported only where the cache does not have the parses.
+stanza is imported only where the cache does not have the parses.
 """
 
 from __future__ import annotations
@@ -20,21 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-from headscope.data.alignment import Aligned, align
-from headscope.data.offsets import piece_spans
-from headscope.data.parses import Parse, Relation, Token, main_type, read_conllu
+from headscope.data.parses import Parse, Relation, Token, main_type
 from headscope.errors import DataError
-
-__all__ = [
-    "Aligned",
-    "Parse",
-    "Relation",
-    "Token",
-    "align",
-    "parse_with_stanza",
-    "piece_spans",
-    "read_conllu",
-]
 
 PROCESSORS = ("tokenize", "mwt", "pos", "lemma", "depparse")
 OPTIONAL = {"mwt"}  # languages without multiword tokens have no model for them
