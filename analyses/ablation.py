@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from headscope.attribution.explained import explained_batch
 from headscope.attribution.measures import ablation
-from headscope.attribution.replacements import replacement
 from headscope.bootstrap import Ratio
+from headscope.config import option
 from headscope.data.encoded import Batch
 from headscope.engine.base import Analysis, analysis
+from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.layer_index import LayerIndex
 from headscope.model.prefix_cache import resumable_layers
+
+
+@dataclass(frozen=True)
+class AblationOptions:
+    """Options of `ablation`."""
+
+    ablate_with: Literal["zero", "mean", "resample"] = option(
+        "zero",
+        "What an ablated head gives: nothing, its mean over the sentence, its context of another position.",
+    )
 
 
 @analysis
@@ -35,10 +48,11 @@ class Ablation(Analysis):
     default = False
     needs = frozenset({"objective"})
     summary = "how much worse the objective gets without the head"
+    measures = (Measure("ablation", overview=5),)
+    Options = AblationOptions
     layer_index: LayerIndex | None = None
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        replacement(self.options.ablate_with)
         self.layer_index = resumable_layers(checkpoint.model)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.declarations import AnalysisFigure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import head_matrices
@@ -52,10 +53,20 @@ class Alphas(Analysis):
     name = "alphas"
     order = 130
     summary = "the matrices of models that mix heads: nuclear norm, spectrum, off-diagonal and skew shares"
+    figures = (
+        AnalysisFigure(
+            "alphas",
+            "Matrices of models that mix heads, with their singular values; also of checkpoints, and from the fork's "
+            "files.",
+            "headscope.report.figures.alphas:alphas_figure",
+            from_pickle="headscope.report.readers.fork:alphas_run",
+            from_checkpoint="headscope.report.readers.checkpoint:checkpoint_alphas",
+        ),
+    )
     passes = frozenset()
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.found: dict[Place, Tensor] = {}
 
     @classmethod

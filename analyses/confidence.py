@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Analysis, HeadBatch, analysis
+from headscope.engine.declarations import Measure
 from headscope.engine.fork.confidence import advanced, base, pairwise, without_last_cell
 
 
@@ -22,6 +23,7 @@ class Confidence(Analysis):
     name = "confidence"
     order = 10
     summary = "mean largest attention weight (Voita et al. 2019)"
+    measures = (Measure("confidence", overview=1),)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         return {"confidence": heads.over_queries(heads.max_weight)}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Analysis, HeadBatch, Options, analysis
+from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import repeat_groups
@@ -32,8 +32,8 @@ class Contribution(Analysis):
     default = False
     summary = "norm of the vectors that a head writes (Kobayashi et al. 2020)"
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.grams: dict[tuple[Site, int], Tensor] = {}
 
     @classmethod

@@ -12,7 +12,7 @@ from headscope.analyses.contribution import output_slices
 from headscope.attribution.readout import Readout, find_readout
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import IGNORED
-from headscope.engine.base import Analysis, HeadBatch, Options, analysis
+from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -38,8 +38,8 @@ class DirectLogit(Analysis):
     afterwards = True
     summary = "direct effect of a head on the logit of the reference (Elhage et al. 2021)"
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.readout: Readout | None = None
         self.slices: dict[tuple[Site, int], Tensor] = {}
         self.last: tuple[Tensor, Tensor] | None = None

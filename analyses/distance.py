@@ -8,6 +8,7 @@ import torch
 
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Analysis, HeadBatch, analysis
+from headscope.engine.declarations import Measure
 from headscope.heads import Site
 
 
@@ -21,6 +22,7 @@ class Distance(Analysis):
     name = "distance"
     order = 30
     summary = "mean distance to the key with the largest weight"
+    measures = (Measure("distance", "mean distance of the argmax", unit="tokens"),)
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.engine.gram_matrix import gram
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -42,8 +42,8 @@ class Distinctness(Analysis):
     summary = "cosines, principal angles and effective ranks of the heads' own parameters"
     passes = frozenset()
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.found: dict[tuple[Site, int], Projections] = {}
         self.heads: dict[tuple[Site, int], int] = {}
 

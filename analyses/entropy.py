@@ -8,6 +8,7 @@ import torch
 
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
+from headscope.engine.declarations import Measure
 
 EVEN = 1e-6  # share of the largest entropy that heads which weigh all keys alike may lack: rounding
 
@@ -25,6 +26,7 @@ class Entropy(Analysis):
     name = "entropy"
     order = 20
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
+    measures = (Measure("entropy", unit="nats"), Measure("entropy_share", "entropy / its maximum", overview=3))
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         logs = heads.weights.clamp(min=torch.finfo(heads.weights.dtype).tiny).log_()  # 0 ln 0 is 0

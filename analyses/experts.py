@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, Options, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -45,8 +45,8 @@ class ExpertUse(Analysis):
     order = 132
     summary = "mixtures of attentive experts: entropy of gates, use of experts, tokens of experts"
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.gates: dict[Place, Tensor] = {}
         self.mixtures: dict[Place, Experts] = {}
         self.pieces: dict[bool, tuple[str, ...]] = {}
@@ -172,8 +172,8 @@ class OneExpert(Analysis):
     needs = frozenset({"labels"})
     summary = "mixtures of attentive experts: loss with one expert a gate instead of the mixture"
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.place: Place | None = None
 
     @classmethod
@@ -192,7 +192,7 @@ class OneExpert(Analysis):
         found = {"soft": soft}
         for mode in MODES:
             with using(mixtures, mode), torch.random.fork_rng():  # type: ignore[arg-type]
-                torch.manual_seed(self.options.seed + int(batch.indices[0]))
+                torch.manual_seed(self.run.seed + int(batch.indices[0]))
                 found[mode] = token_sums(checkpoint.logits(batch), batch.labels)[0]
             found[f"{mode}_drop"] = found[mode] - soft
         return {(name, *self.place): Ratio(each[:, None], count[:, None]) for name, each in found.items()}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
@@ -29,8 +29,8 @@ class Gates(Analysis):
     summary = "a model's own head gates: value, log_a and the probability of being open"
     passes = frozenset()
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.found: dict[str, dict[tuple[Site, int], Estimate]] = {}
 
     @classmethod

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -10,17 +12,27 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio
+from headscope.config import option
 from headscope.engine.base import (
     Aggregates,
     Analysis,
     AnalysisReport,
     Column,
-    Granularity,
     HeadBatch,
     analysis,
     head_ids,
 )
+from headscope.engine.declarations import Measure
 from headscope.heads import Site
+
+Granularity = Literal["token", "example", "batch"]
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """Options of analyses that sum gradients."""
+
+    granularity: Granularity = option("example", "What gradients are summed over before they lose their sign.")
 
 
 @analysis
@@ -43,6 +55,8 @@ class Gradient(Analysis):
     default = False
     needs = frozenset({"gradient"})
     summary = "sensitivity of the objective to a head's gate (Michel et al. 2019)"
+    measures = (Measure("gradient", overview=4),)
+    Options = GradientOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gates, counts, whole = gate_gradients(heads, self.options.granularity)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from headscope.attribution.explained import explained_batch
 from headscope.attribution.measures import integrated_gradients
 from headscope.bootstrap import Ratio
+from headscope.config import option
 from headscope.data.encoded import Batch
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Options, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
 COMPLETE = 0.01  # a gap of more than this share of the whole is pointed out
+
+
+@dataclass(frozen=True)
+class IntegratedGradientsOptions:
+    """Options of `integrated_gradients`."""
+
+    ig_steps: int = option(16, "Points of `integrated_gradients`.", metavar="N", minimum=1, maximum=1000)
 
 
 @analysis
@@ -32,9 +41,10 @@ class IntegratedGradients(Analysis):
     default = False
     needs = frozenset({"objective"})
     summary = "gradient of the objective by the head's gate, integrated from no heads to all"
+    Options = IntegratedGradientsOptions
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.whole = self.gap = 0.0
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -11,25 +12,38 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio
+from headscope.config import option
 from headscope.data.encoded import Batch
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.declarations import Measure
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.relevance.backward import Backward, explain_backward
-from headscope.relevance.rulesets import (
-    RULE_SETS,
-    STEPS,
-    TARGETS,
-    Explanation,
-    RuleSet,
-    Steps,
-    Target,
-    explained_quantity,
-)
+from headscope.relevance.rulesets import RULE_SETS, Explanation, RuleSet, Steps, Target, explained_quantity
 
-Name = TypeVar("Name", bound=str)
 MEASURES = ("relevance", "raw", "absolute", "value_share", "qk_share")
+
+
+@dataclass(frozen=True)
+class LrpOptions:
+    """Options of `lrp`."""
+
+    rules: str = option(
+        "",
+        "Rule sets of `lrp`, comma-separated: voita, attnlrp, cp, epsilon, gradient, …; default: what fits.",
+        metavar="NAMES",
+        refuse_idle=True,
+    )
+    target_token: Literal["top1", "reference", "contrastive"] = option(
+        "top1", "Which logit `lrp` explains at each position.", refuse_idle=True
+    )
+    steps: Literal["", "sum", "each"] = option(
+        "",
+        "`lrp`: all positions of a sentence in one backward pass, or each by itself; default: by rule set.",
+        metavar="sum|each",
+        refuse_idle=True,
+    )
 
 
 def default_rules(checkpoint: Checkpoint, *, has_target: bool) -> str:
@@ -54,14 +68,16 @@ class Lrp(Analysis):
     group = "importance"
     order = 205
     summary = "relevance of heads for what the model says, by layer-wise relevance propagation"
+    measures = (Measure("lrp", "LRP relevance", overview=2),)
     default = False
     needs = frozenset({"labels"})
+    Options = LrpOptions
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self.target: Target = _choice("--target-token", options.target_token, TARGETS)
-        self.steps: Steps | None = _choice("--steps", options.steps, STEPS) if options.steps else None
-        self.names: Sequence[str] = tuple(filter(None, options.rules.split(",")))
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.target: Target = self.options.target_token
+        self.steps: Steps | None = self.options.steps or None
+        self.names: Sequence[str] = tuple(filter(None, self.options.rules.split(",")))
         for name in self.names:
             self._check(name, RULE_SETS.get(name))
         self.used: dict[str, Steps] = {}
@@ -80,7 +96,7 @@ class Lrp(Analysis):
         for name, explanation in self._explanations(checkpoint, batch).items():
             for (site, layer), relevance in explanation.relevance.items():
                 normalized = relevance.normalized()
-                if self.options.detail and name == self.names[0]:
+                if self.run.detail and name == self.names[0]:
                     self._keep(batch, (site, layer), normalized, explanation.counts)
                 measures = (relevance.raw, relevance.absolute, relevance.value_share, relevance.qk_share)
                 columns = [_weighted(normalized, explanation.counts)]
@@ -178,10 +194,3 @@ def _stacked(layers: Mapping[int, Tensor]) -> Array:
     for layer, relevance in layers.items():
         stacked[: len(relevance), layer, : relevance.shape[1]] = relevance
     return stacked
-
-
-def _choice(option: str, value: str, allowed: Sequence[Name]) -> Name:
-    for name in allowed:
-        if value == name:
-            return name
-    raise ConfigError(f"{option} {value!r} is not known; choose {', '.join(allowed[:-1])} or {allowed[-1]}")

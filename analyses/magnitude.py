@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, Options, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices
@@ -32,8 +32,8 @@ class Magnitude(Analysis):
     passes = frozenset()
     summary = "norm of a head's slice of W_O, and product of the norms of all four slices"
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.norms: dict[tuple[Site, int], dict[str, Tensor]] = {}
 
     def inspect(self, checkpoint: Checkpoint) -> None:

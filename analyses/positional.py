@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio, interval
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis, head_ids
+from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.heads import Site
 
 THRESHOLD = 0.9
@@ -28,6 +29,26 @@ class Positional(Analysis):
     name = "positional"
     order = 40
     summary = "histogram of argmax offsets; positional if one holds 90 %"
+    measures = (Measure("offset", unit="tokens"), Measure("offset_share", "share of the modal offset"))
+    functions = (
+        HeadFunction(
+            "positional",
+            "◆",
+            "±n",
+            "#56b4e9",
+            "positional: looks n tokens ahead (+) or back (−)",
+            order=1,
+            detail="offset",
+        ),
+    )
+    figures = (
+        AnalysisFigure(
+            "positional",
+            "Offsets of the most attended token, head by head.",
+            "headscope.report.figures.offsets:offset_histograms",
+            file="offsets",
+        ),
+    )
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

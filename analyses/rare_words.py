@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
+from headscope.engine.declarations import HeadFunction, Measure
 
 FREQUENT = 500
 SHARE, TIMES_CHANCE = 0.5, 2.0
@@ -30,12 +31,14 @@ class RareWords(Analysis):
     name = "rare_words"
     order = 60
     summary = "share of queries whose largest weight is on the rarest token"
+    measures = (Measure("rarest", "argmax on the rarest token"), Measure("rarest_two", "argmax on the two rarest"))
+    functions = (HeadFunction("rare", "★", "r", "#009e73", "rare: looks at the rarest token", order=3),)
     needs = frozenset({"frequencies"})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        if heads.key_side is not heads.batch.source or self.options.ranks is None:
+        if heads.key_side is not heads.batch.source or self.run.ranks is None:
             return {}
-        ranks = self.options.ranks
+        ranks = self.run.ranks
         rarest = heads.shared("rarest", lambda: _rarest(heads, ranks))  # [2 b s]
         counted = heads.shared("rare sentences", lambda: _outside_frequent(heads, ranks))  # [b]
         only = counted[:, None].expand_as(heads.queries)
@@ -63,7 +66,7 @@ class RareWords(Analysis):
         return report
 
     def signature(self) -> dict[str, str]:
-        return {"freq": self.options.frequencies}
+        return {"freq": self.run.frequencies}
 
 
 def _ranks(heads: HeadBatch, ranks: Tensor) -> Tensor:

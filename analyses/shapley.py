@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from headscope.attribution.explained import explained_batch
 from headscope.attribution.measures import shapley
 from headscope.bootstrap import Ratio
+from headscope.config import option
 from headscope.data.encoded import Batch
 from headscope.engine.base import Analysis, analysis
+from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.layer_index import LayerIndex
 from headscope.model.prefix_cache import resumable_layers
+
+
+@dataclass(frozen=True)
+class ShapleyOptions:
+    """Options of `shapley`."""
+
+    shapley_samples: int = option(
+        25, "Random orders of all heads for `shapley`.", metavar="N", minimum=1, maximum=100_000
+    )
 
 
 @analysis
@@ -34,13 +46,15 @@ class Shapley(Analysis):
     sampled = True
     needs = frozenset({"objective"})
     summary = "Shapley value: mean gain by the head over random orders of all heads"
+    measures = (Measure("shapley", "Shapley value"),)
+    Options = ShapleyOptions
     layer_index: LayerIndex | None = None
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         self.layer_index = resumable_layers(checkpoint.model)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        samples, seed = self.options.shapley_samples, self.options.seed
+        samples, seed = self.options.shapley_samples, self.run.seed
         with (
             torch.inference_mode(),
             explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last") as its,

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio, interval
+from headscope.config import option
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
+from headscope.engine.declarations import AnalysisFigure
 from headscope.engine.gram_matrix import gram
 from headscope.heads import Site
 
 NEAR = 0.02  # ‖a − b‖² against ‖a‖² + ‖b‖², below which a − b is formed
 CONSTANT = 1e-6  # variance, against the second moment, below which a context counts as constant
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """Options of the figure of similarities."""
+
+    measure: str | None = option(None, "cosine (unasked), l2, cka, or js where the run has it.", metavar="NAME")
 
 
 @analysis
@@ -33,6 +43,15 @@ class Similarity(Analysis):
     name = "similarity"
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
+    figures = (
+        AnalysisFigure(
+            "similarity",
+            "How alike the heads of each layer are; also from the MHR fork's cosine and L2 files.",
+            "headscope.report.figures.similarity:similarity_matrices",
+            Options=FigureOptions,
+            from_pickle="headscope.report.readers.fork:similarity_run",
+        ),
+    )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t, k = heads.context.shape

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
+from headscope.engine.declarations import HeadFunction, Measure
 from headscope.heads import Site
 
 THRESHOLD = 0.5
@@ -25,6 +26,8 @@ class Sink(Analysis):
     name = "sink"
     order = 90
     summary = "mean weight on the first key, and on special tokens"
+    measures = (Measure("sink", "weight on the first key"), Measure("sink_special", "weight on special tokens"))
+    functions = (HeadFunction("sink", "▼", "s", "#cc79a7", "sink: looks at first or special tokens", order=7),)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         special = heads.shared("special", lambda: heads.key_side.special.to(heads.weights.dtype)[:, :, None])  # [b s 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,21 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio, interval
+from headscope.config import option
 from headscope.data.alignment import Aligned
+from headscope.data.corpus import Corpus
 from headscope.engine.base import (
     Aggregates,
     Analysis,
     AnalysisReport,
     Column,
     HeadBatch,
-    Options,
+    RunOptions,
     analysis,
     head_ids,
     max_and_position,
 )
+from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.heads import HeadId, Site
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
@@ -30,6 +34,16 @@ MARGIN = 0.10
 REACH = 64  # offsets of the baseline beyond ±REACH words are counted together
 
 DIRECTIONS = {">": "head-to-dependent", "<": "dependent-to-head"}
+
+
+@dataclass(frozen=True)
+class SyntacticOptions:
+    """Options of `syntactic`: relations are those of UD 2, without subtypes."""
+
+    relations: str = option(
+        "default", "UD relations: a list, all, or default (nsubj,obj,amod,advmod).", metavar="NAMES"
+    )
+    min_instances: int = option(30, "With --relations all: leave rarer ones out.", minimum=1)
 
 
 @analysis
@@ -48,16 +62,35 @@ class Syntactic(Analysis):
     name = "syntactic"
     order = 50
     summary = "accuracy on dependency relations, against the best fixed offset"
+    measures = (Measure("syntactic_margin", "syntactic margin over baseline"),)
+    functions = (
+        HeadFunction(
+            "syntactic", "▲", "→", "#e69f00", "syntactic: looks along the relation", order=2, detail="relation"
+        ),
+    )
+    figures = (
+        AnalysisFigure(
+            "syntactic",
+            "Accuracy of every head on syntactic relations, beside the baseline.",
+            "headscope.report.figures.relations:relation_accuracy",
+            file="relations",
+        ),
+    )
     needs = frozenset({"parse"})
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
+    Options = SyntacticOptions
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
         self.names: list[str] = list(RELATIONS)
-        if options.relations not in ("default", "all"):
-            self.names = [name.strip() for name in options.relations.split(",") if name.strip()]
-        elif options.relations == "all":
-            self.names = list(options.relation_names)
+        if self.options.relations not in ("default", "all"):
+            self.names = [name.strip() for name in self.options.relations.split(",") if name.strip()]
+
+    def read(self, corpus: Corpus) -> None:
+        """With `relations` "all": the names of those that occur, sorted."""
+        if self.options.relations == "all":
+            parses = (sentence.parse for sentence in corpus if sentence.parse)
+            self.names = sorted({relation.relation for parse in parses for relation in parse.relations})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if heads.key_side is not heads.batch.source or not heads.batch.aligned:
@@ -110,7 +143,7 @@ class Syntactic(Analysis):
             "baseline": interval(base.expand_as(accuracy)),
             "margin": interval(accuracy - base),
         }
-        enough = self.options.relation_minimum if self.options.relations == "all" else 1
+        enough = self.options.min_instances if self.options.relations == "all" else 1
         rows = []
         for cell in range(count.shape[-1]):
             if count[0, 0, cell] >= enough:
@@ -139,9 +172,9 @@ class Syntactic(Analysis):
         return pd.DataFrame(columns)
 
     def signature(self) -> dict[str, str]:
-        enough = f"(min={self.options.relation_minimum})" if self.options.relations == "all" else ""
+        enough = f"(min={self.options.min_instances})" if self.options.relations == "all" else ""
         rel = self.options.relations + enough
-        return {"parse": self.options.parse, "rel": rel, "word": "sum-keys,mean-queries"}
+        return {"parse": self.run.parse, "rel": rel, "word": "sum-keys,mean-queries"}
 
 
 def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> list[str]:

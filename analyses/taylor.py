@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headscope.analyses.gradient import gate_gradients
+from headscope.analyses.gradient import GradientOptions, gate_gradients
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Analysis, HeadBatch, analysis
 
@@ -26,6 +26,7 @@ class Taylor(Analysis):
     default = False
     needs = frozenset({"gradient"})
     summary = "squared first-order effect of a head's removal on the objective (Molchanov et al. 2019)"
+    Options = GradientOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gates, counts, whole = gate_gradients(heads, self.options.granularity)

@@ -23,7 +23,7 @@ from torch import Tensor
 from headscope.assets import demo_checkpoint
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.engine.base import Options
+from headscope.engine.base import RunOptions
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.study import AnalysisResult
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -83,7 +83,7 @@ def study(checkpoint: Checkpoint, corpus: Corpus, tokens: int, names: tuple[str,
         checkpoint,
         corpus,
         analyses=choose_analyses(only=names),
-        options=Options(),
+        options=RunOptions(),
         batching=BatchingOptions(tokens=tokens),
     )
 

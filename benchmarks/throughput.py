@@ -17,15 +17,15 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import transformers
 from torch.utils.data import SequentialSampler
 
-from headscope.cli.train import value_of
+from headscope.cli.options import value_of
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.data.batches import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
@@ -85,8 +85,8 @@ def variant_run(asked: argparse.Namespace, out: Path) -> TrainingRun:
     """The run of `--variant`."""
     kind = VARIANTS.get(asked.variant)
     given = dict(pair.split("=", 1) for pair in asked.option)
-    known = [each for each in fields(kind.Options) if each.name in given]
-    options = kind.Options(**{each.name: value_of(kind.Options, each, given[each.name]) for each in known})
+    hints = get_type_hints(kind.Options)
+    options = kind.Options(**{name: value_of(name, hint, given[name]) for name, hint in hints.items() if name in given})
     return make_run(settings(asked, out), kind(options))
 
 

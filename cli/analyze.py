@@ -20,9 +20,12 @@ from headscope.cli.options import (
     Mask,
     RunningOptions,
     Seed,
+    option_of,
     settings_of,
     takes,
+    value_of,
 )
+from headscope.engine.declarations import analysis_options
 
 if TYPE_CHECKING:
     from headscope.api.analysis import Finished
@@ -49,7 +52,7 @@ class Text:
         str | None,
         typer.Option(
             metavar="stanza|FILE",
-            help="Dependency parses for the syntactic analysis: made by stanza, or a CoNLL-U file (.gz too), "
+            help="Dependency parses: made by stanza, or a CoNLL-U file (.gz too), "
             "whose text is analysed where --source is absent.",
             rich_help_panel=DATA,
         ),
@@ -123,8 +126,8 @@ class Chosen:
     ] = False
 
 
-class Measured:
-    """How they measure."""
+class Explained:
+    """What importances are about."""
 
     objective: Annotated[
         str,
@@ -134,68 +137,18 @@ class Measured:
             rich_help_panel=ANALYSES,
         ),
     ] = ""
-    granularity: Annotated[
-        str,
-        typer.Option(
-            metavar="token|example|batch",
-            help="What gradients are summed over before they lose their sign.",
-            rich_help_panel=ANALYSES,
-        ),
-    ] = "example"
-    ablate_with: Annotated[
-        str,
-        typer.Option(
-            metavar="zero|mean|resample",
-            help="What an ablated head gives: nothing, its mean over the sentence, its context of another position.",
-            rich_help_panel=ANALYSES,
-        ),
-    ] = "zero"
-    shapley_samples: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Random orders of all heads for `shapley`.", rich_help_panel=ANALYSES),
-    ] = 25
-    ig_steps: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Points of `integrated_gradients`.", rich_help_panel=ANALYSES),
-    ] = 16
-    rules: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Rule sets of `lrp`, comma-separated: voita, attnlrp, cp, epsilon, gradient, …; default: what fits.",
-            rich_help_panel=ANALYSES,
-        ),
-    ] = ""
-    target_token: Annotated[
-        str,
-        typer.Option(
-            metavar="top1|reference|contrastive",
-            help="Which logit `lrp` explains at each position.",
-            rich_help_panel=ANALYSES,
-        ),
-    ] = "top1"
-    steps: Annotated[
-        str,
-        typer.Option(
-            metavar="sum|each",
-            help="`lrp`: all positions of a sentence in one backward pass, or each by itself; default: by rule set.",
-            rich_help_panel=ANALYSES,
-        ),
-    ] = ""
-    relations: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="UD relations: a list, all, or default (nsubj,obj,amod,advmod).",
-            rich_help_panel=ANALYSES,
-        ),
-    ] = "default"
-    min_instances: Annotated[
-        int, typer.Option(min=1, help="With --relations all: leave rarer ones out.", rich_help_panel=ANALYSES)
-    ] = 30
+
+
+OF_ANALYSES = analysis_options()
+"""Options that analyses declare, each in its own file."""
+
+
+class Counted:
+    """What is counted, and how sure that is."""
+
     frequencies: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Token and count a line, for rare_words.", rich_help_panel=ANALYSES),
+        typer.Option(metavar="FILE", help="How frequent tokens are: token and count a line.", rich_help_panel=ANALYSES),
     ] = None
     frequency_corpus: Annotated[
         Path | None,
@@ -277,14 +230,27 @@ class Written:
     ] = None
 
 
-@takes(Text, Chosen, Measured, RunningOptions, Batches, CompanionOptions, Masked, Written, Ending)
+@takes(
+    Text,
+    Chosen,
+    Explained,
+    [option_of(each.field, each.type, ANALYSES) for each in OF_ANALYSES.values()],
+    Counted,
+    RunningOptions,
+    Batches,
+    CompanionOptions,
+    Masked,
+    Written,
+    Ending,
+)
 def analyze(given: dict[str, Any]) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass."""
     from headscope.api.analysis import run_analysis
     from headscope.config import AnalyzeConfig
 
     json, settings = settings_of(given, lists=("only", "skip", "also"))
-    finished = run_analysis(AnalyzeConfig(**settings), progress=console.progress)
+    own = {name: value_of(name, each.type, settings.pop(name)) for name, each in OF_ANALYSES.items()}
+    finished = run_analysis(AnalyzeConfig(**settings, analysis_options=own), progress=console.progress)
     if not finished.main:
         return
     if json:

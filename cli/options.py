@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -150,8 +151,8 @@ class Ending:
 Command = Callable[[dict[str, Any]], None]
 
 
-def takes(*groups: type[Any]) -> Callable[[Command], Callable[..., None]]:
-    """The options of a command are the annotated attributes of these classes, in their order.
+def takes(*groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[[Command], Callable[..., None]]:
+    """The options of a command are the annotated attributes of these classes, in their order; or options as they are.
 
     The command itself is called with one mapping, of every option's value by its name.
     """
@@ -174,7 +175,10 @@ def check_config(given: Mapping[str, Any]) -> None:
             check_inputs(given[name], [Input(given["config"])])
 
 
-def _attributes(group: type[Any]) -> Iterable[inspect.Parameter]:
+def _attributes(group: type[Any] | Sequence[inspect.Parameter]) -> Iterable[inspect.Parameter]:
+    if not isinstance(group, type):
+        yield from group
+        return
     for name, annotation in get_type_hints(group, include_extras=True).items():
         yield parameter(name, annotation, getattr(group, name, inspect.Parameter.empty))
 
@@ -182,6 +186,53 @@ def _attributes(group: type[Any]) -> Iterable[inspect.Parameter]:
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """An option as typer reads it from a signature."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def option_of(each: Field[Any], hint: Any, panel: str | None) -> inspect.Parameter:
+    """A field of an options class (`headscope.config.option`) as an option; lists and choices are text to typer."""
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    choices = [str(value) for value in get_args(hint)] if str(hint).startswith("typing.Literal") else []
+    optional = type(None) in get_args(hint)
+    kind: Any = parts[0] if optional else hint
+    default = each.default
+    assert default is not MISSING, f"option {each.name} needs a default"
+    if choices or str(kind).startswith("tuple"):
+        kind = str
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    about = typer.Option(
+        help=each.metadata.get("help"),
+        metavar=each.metadata.get("metavar") or ("|".join(choices) or None),
+        min=each.metadata.get("minimum"),
+        rich_help_panel=each.metadata.get("panel") or panel,
+    )
+    return parameter(each.name, Annotated[kind | None if optional else kind, about], default)
+
+
+def value_of(name: str, hint: Any, value: Any) -> Any:
+    """What typer, a TOML file or run.json gives, as the type of an option.
+
+    ConfigError where it is none.
+    """
+    from headscope.config import flag
+
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    kind = parts[0] if type(None) in get_args(hint) else hint
+    if value is None:
+        return None
+    if str(kind).startswith("tuple"):
+        item = get_args(kind)[0]
+        texts = value if isinstance(value, (list, tuple)) else [part.strip() for part in str(value).split(",") if part]
+        try:
+            return tuple(item(text) for text in texts)
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError(f"{flag(name)} {repr(value)[:60]} must be {item.__name__} numbers with commas") from None
+    if kind is bool and isinstance(value, str):
+        return value.lower() in ("true", "yes", "1")
+    try:
+        return kind(value) if kind in (int, float, str, Path) else value
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{flag(name)} is {repr(value)[:60]}, which is of the wrong type") from None
 
 
 def declared(function: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:

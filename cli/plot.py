@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from headscope.bounds import WHOLE
+from headscope.cli.options import declared, option_of, parameter, value_of
+from headscope.engine.declarations import AnalysisFigure, analysis_figures, imported
 from headscope.errors import ConfigError
 
 if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside the commands
@@ -19,7 +24,24 @@ if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside 
     from headscope.heads import HeadId
     from headscope.report.readers.run import AnalysisRun
 
-app = typer.Typer(help="Draw figures from the files of finished runs.", no_args_is_help=True, add_completion=False)
+
+class Figures(TyperGroup):
+    """The commands of this file, and one for every figure that an analysis declares."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names, the figures of analyses after those of whole runs."""
+        own = super().list_commands(ctx)
+        return [*own[:2], *analysis_figures(), *own[2:]]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a figure."""
+        found = analysis_figures().get(cmd_name)
+        return super().get_command(ctx, cmd_name) if found is None else _command(found[1])
+
+
+app = typer.Typer(
+    cls=Figures, help="Draw figures from the files of finished runs.", no_args_is_help=True, add_completion=False
+)
 
 RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that `headscope analyze --out` wrote.")]
 RunsArg = Annotated[
@@ -29,12 +51,6 @@ FilesArg = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN|PICKLE…", help="Directories of runs, pickles of runs, or pickles that the MHR fork wrote."
-    ),
-]
-MatricesArg = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN|CKPT|PICKLE…", help="Directories of runs, checkpoints, or pickles that the MHR fork wrote."
     ),
 ]
 Out = Annotated[
@@ -79,57 +95,6 @@ def functions(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_
     from headscope.report.figures.functionmap import functions_figure
 
     _Draw("functions", functions_figure)(runs, out, force=force, dpi=dpi, as_json=as_json)
-
-
-@app.command()
-def positional(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
-    """Offsets of the most attended token, head by head."""
-    from headscope.report.figures.offsets import offset_histograms
-
-    _Draw("offsets", offset_histograms)(runs, out, force=force, dpi=dpi, as_json=as_json)
-
-
-@app.command()
-def syntactic(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
-    """Accuracy of every head on syntactic relations, beside the baseline."""
-    from headscope.report.figures.relations import relation_accuracy
-
-    _Draw("relations", relation_accuracy)(runs, out, force=force, dpi=dpi, as_json=as_json)
-
-
-@app.command()
-def similarity(
-    runs: FilesArg,
-    out: Out,
-    measure: Annotated[
-        str | None,
-        typer.Option("--measure", metavar="NAME", help="cosine (unasked), l2, cka, or js where the run has it."),
-    ] = None,
-    force: Force = False,
-    dpi: Dpi = DPI,
-    as_json: AsJson = False,
-) -> None:
-    """How alike the heads of each layer are; also from the MHR fork's cosine and L2 files."""
-    from headscope.report.figures.similarity import similarity_matrices, similarity_measures
-    from headscope.report.readers.fork import ForkRun, similarity_run
-
-    def drawn(run: AnalysisRun) -> Figure:
-        only = similarity_measures(run)[0] if isinstance(run, ForkRun) else "cosine"
-        return similarity_matrices(run, measure or only)
-
-    draw = _Draw("similarity", drawn, from_pickle=similarity_run)
-    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
-
-
-@app.command()
-def alphas(runs: MatricesArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
-    """Matrices of models that mix heads, with their singular values; also of checkpoints, and from the fork's files."""
-    from headscope.report.figures.alphas import alphas_figure
-    from headscope.report.readers.checkpoint import checkpoint_alphas
-    from headscope.report.readers.fork import alphas_run
-
-    draw = _Draw("alphas", alphas_figure, from_pickle=alphas_run, from_checkpoint=checkpoint_alphas)
-    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
 
 
 @app.command()
@@ -288,6 +253,34 @@ def pruning(
     found = load_pruned(runs, functions=functions)
     written = write_figure(pruning_figure(found, figure), out, dpi=dpi, force=force)
     _say("pruning", [([each.name for each in found], written)], as_json=as_json)
+
+
+def _command(figure: AnalysisFigure) -> Any:
+    """The command of a figure that an analysis declares."""
+    sources = ["RUN", *(["CKPT"] if figure.from_checkpoint else []), *(["PICKLE"] if figure.from_pickle else [])]
+    what = {"CKPT": "checkpoints", "PICKLE": "pickles that the MHR fork wrote"}
+    help = ", ".join(["Directories that `headscope analyze --out` wrote", *(what[each] for each in sources[1:])])
+    runs = Annotated[list[Path], typer.Argument(metavar=f"{'|'.join(sources)}…", help=f"{help}.")]
+    hints = get_type_hints(figure.Options)
+    own = [option_of(each, hints[each.name], None) for each in fields(figure.Options)]
+
+    def command(**given: Any) -> None:
+        options = {each.name: value_of(each.name, hints[each.name], given[each.name]) for each in own}
+        readers = [imported(name) if name else None for name in (figure.from_pickle, figure.from_checkpoint)]
+        draw = _Draw(
+            figure.stem,
+            lambda run: imported(figure.draw)(run, **options),
+            from_pickle=readers[0],
+            from_checkpoint=readers[1],
+        )
+        draw(given["runs"], given["out"], force=given["force"], dpi=given["dpi"], as_json=given["as_json"])
+
+    none = inspect.Parameter.empty
+    parameters = [parameter("runs", runs, none), parameter("out", Out, none), *own]
+    parameters += [parameter("force", Force, False), parameter("dpi", Dpi, DPI), parameter("as_json", AsJson, False)]
+    made = typer.Typer(add_completion=False)
+    made.command(name=figure.name, help=figure.summary)(declared(command, parameters))
+    return typer.main.get_command(made)
 
 
 class _Draw:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 from headscope.cli import console
-from headscope.cli.options import Config, Force, Json, check_config, declared, parameter
+from headscope.cli.options import Config, Force, Json, check_config, declared, option_of, parameter, value_of
 
 if TYPE_CHECKING:
     from headscope.training.config import TrainConfig
@@ -76,7 +76,7 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
     for part, cls in classes.items():
         hints = get_type_hints(cls)
         panel = variant.name.capitalize() if part == "own" else None
-        parameters += [_option(each, hints[each.name], panel) for each in fields(cls)]
+        parameters += [option_of(each, hints[each.name], panel) for each in fields(cls)]
     parameters.append(
         parameter(
             "resume",
@@ -98,25 +98,6 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
     return declared(command, parameters)
 
 
-def _option(each: Field[Any], hint: Any, panel: str | None) -> inspect.Parameter:
-    """An option of a field; lists and choices are text to typer."""
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    choices = [str(value) for value in get_args(hint)] if str(hint).startswith("typing.Literal") else []
-    optional = type(None) in get_args(hint)
-    kind: Any = parts[0] if optional else hint
-    default = each.default
-    assert default is not MISSING, f"option {each.name} needs a default"
-    if choices or str(kind).startswith("tuple"):
-        kind = str
-    if isinstance(default, tuple):
-        default = ",".join(map(str, default))
-    metavar = each.metadata.get("metavar") or ("|".join(choices) or None)
-    about = typer.Option(
-        help=each.metadata.get("help"), metavar=metavar, rich_help_panel=each.metadata.get("panel") or panel
-    )
-    return parameter(each.name, Annotated[kind | None if optional else kind, about], default)
-
-
 def _run(variant: type[Variant], classes: Mapping[str, type[Any]], given: dict[str, Any]) -> None:
     import sys
 
@@ -129,36 +110,13 @@ def _run(variant: type[Variant], classes: Mapping[str, type[Any]], given: dict[s
     earlier = earlier_options(Path(given["out"]), variant.name) if resume else {}
     fallback = {**preset(given["preset"] or earlier.get("preset")), **earlier}
     values = {name: fallback.get(name, value) if name in unsaid else value for name, value in given.items()}
-    config, options = (
-        cls(**{each.name: value_of(cls, each, values[each.name]) for each in fields(cls)}) for cls in classes.values()
-    )
+    config, options = (_made(cls, values) for cls in classes.values())
     _train(config, variant(options), resume=resume, force=force, json=json, command=sys.argv[1:])
 
 
-def value_of(cls: type[Any], each: Field[Any], value: Any) -> Any:
-    """What typer, a TOML file or run.json gives, as the field's type."""
-    from headscope.errors import ConfigError
-    from headscope.training.config import flag
-
-    hint = get_type_hints(cls)[each.name]
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    kind = parts[0] if type(None) in get_args(hint) else hint
-    if value is None:
-        return None
-    if str(kind).startswith("tuple"):
-        item = get_args(kind)[0]
-        texts = value if isinstance(value, (list, tuple)) else [part.strip() for part in str(value).split(",") if part]
-        try:
-            return tuple(item(text) for text in texts)
-        except (TypeError, ValueError, OverflowError):
-            shown = repr(value)[:60]
-            raise ConfigError(f"{flag(each.name)} {shown} must be {item.__name__} numbers with commas") from None
-    if kind is bool and isinstance(value, str):
-        return value.lower() in ("true", "yes", "1")
-    try:
-        return kind(value) if kind in (int, float, str, Path) else value
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{flag(each.name)} is {repr(value)[:60]}, which is of the wrong type") from None
+def _made(cls: type[Any], values: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(cls)
+    return cls(**{each.name: value_of(each.name, hints[each.name], values[each.name]) for each in fields(cls)})
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:

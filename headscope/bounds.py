@@ -36,7 +36,6 @@ MOST: Mapping[str, float] = {
     "faithfulness_steps": 10_000,
     "gate_hidden": 2**18,
     "heads": 1024,
-    "ig_steps": 1000,
     "jobs": 256,
     "lenpen": POWER,
     "max_extra": STEPS,
@@ -47,7 +46,6 @@ MOST: Mapping[str, float] = {
     "rounds": 10_000,
     "seed": SEED,
     "seeds": 1000,
-    "shapley_samples": 100_000,
     "threads": 1024,
     "vocab_size": 2**22,
 }
@@ -57,26 +55,27 @@ MOST: Mapping[str, float] = {
 def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes: str = "--") -> None:
     """ConfigError for a number among the fields of a config that exceeds its bound, or is infinite or NaN.
 
-    `flags` maps fields to options of another name; the other options are `dashes` and the name of the field.
+    `flags` maps fields to options of another name; the other options are `dashes` and the name of the field. A field's
+    own `maximum` (see `headscope.config.option`) goes before the table.
     """
-    for name, value in _numbers(config):
+    for name, value, maximum in _numbers(config):
         option = (flags or {}).get(name) or (f"--{name.replace('_', '-')}" if dashes else name)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{option} is {value}; it must be a finite number")
-        most = MOST.get(name, REAL if isinstance(value, float) else WHOLE)
+        most = maximum or MOST.get(name, REAL if isinstance(value, float) else WHOLE)
         if abs(value) > most:
             raise ConfigError(f"{option} is {_short(value)}; it must be at most {most:,}")
         if name == "seed" and value < 0:
             raise ConfigError(f"{option} is {value}; it must not be negative")
 
 
-def _numbers(config: Any) -> Iterator[tuple[str, float]]:
-    """Names and values of the fields that are numbers or tuples of numbers."""
+def _numbers(config: Any) -> Iterator[tuple[str, float, float | None]]:
+    """Names, values and own maxima of the fields that are numbers or tuples of numbers."""
     for field in fields(config):
         value = getattr(config, field.name)
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, (int, float)) and not isinstance(part, bool):
-                yield field.name, part
+                yield field.name, part, field.metadata.get("maximum")
 
 
 def _short(value: float) -> str:

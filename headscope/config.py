@@ -1,13 +1,75 @@
-"""Configs of the commands: frozen, every default in one place."""
+"""Configs of the commands: frozen, every default in one place; and the fields of option classes. Imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    metavar: str | None = None,
+    panel: str | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    refuse_idle: bool = False,
+) -> Any:
+    """A field of an options class; it becomes `--the-name`, the TOML key `the-name` and a keyword of the API.
+
+    Types that an option may have: bool, int, float, str, Path, Literal, any of them `| None`, and
+    `tuple[int, ...]`, `tuple[float, ...]`, `tuple[str, ...]`, which are written with commas. `panel` is the
+    heading in --help (default: that of what has the option). `minimum` and `maximum` bound numbers. With `refuse_idle`
+    a value is refused, not ignored, in a run of which nothing has the option.
+    """
+    about = {"help": help, "metavar": metavar, "panel": panel, "refuse_idle": refuse_idle}
+    return field(default=default, metadata={**about, "minimum": minimum, "maximum": maximum})
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For what takes no options. Options classes check themselves in `__post_init__` (ConfigError)."""
+
+
+def check_choices(options: Any) -> None:
+    """ConfigError for a value of a Literal field (or one of several) that is not among its words."""
+    for name, allowed, strange in _strange_choices(options):
+        words = ", ".join(map(str, allowed))
+        raise ConfigError(f"{flag(name)} {strange!r} is not known; choose from {words}")
+
+
+def check_options(options: Any) -> None:
+    """ConfigError for a number of an options class that is out of bounds, and for a word that is none of a Literal."""
+    for each in fields(options):
+        value, minimum = getattr(options, each.name), each.metadata.get("minimum")
+        if minimum is not None and value is not None and value < minimum:
+            raise ConfigError(f"{flag(each.name)} {value}: at least {minimum} is needed")
+    check_numbers(options)
+    for name, allowed, strange in _strange_choices(options):
+        _one_of(flag(name), strange, *filter(None, allowed))
+
+
+def flag(name: str) -> str:
+    """A field's name as the command line has it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _strange_choices(options: Any) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
+    """Name, allowed words and value of every Literal field that has another value."""
+    for name, hint in get_type_hints(type(options)).items():
+        value = getattr(options, name, None)
+        inner = [part for part in get_args(hint) if get_origin(part) is Literal] or [hint]
+        allowed = get_args(inner[0]) if get_origin(inner[0]) is Literal else ()
+        values = value if isinstance(value, tuple) else (value,)
+        strange = [each for each in values if each not in allowed and not (each is None and inner != [hint])]
+        if allowed and strange:
+            yield name, allowed, strange[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +135,8 @@ class AnalyzeOptions(TextOptions):
 
     `only`, `skip` and `also` name analyses or groups of them, `importance` adds that group, `faithfulness` tests the
     rankings; `objective` is what importances explain (empty: what fits the model); `parse` is "stanza" or a CoNLL-U
-    file; `relations` is "default", "all" or a list.
+    file. `analysis_options` are values of options that analyses declare (`Analysis.Options`), by name; they are checked
+    when the analyses are known (`headscope.engine.declarations.checked_options`).
     """
 
     only: tuple[str, ...] = ()
@@ -85,19 +148,10 @@ class AnalyzeOptions(TextOptions):
     faithfulness_seeds: int = 5
     faithfulness_bleu: bool = False
     objective: str = ""
-    granularity: Literal["token", "example", "batch"] = "example"
-    ablate_with: Literal["zero", "mean", "resample"] = "zero"
-    shapley_samples: int = 25
-    ig_steps: int = 16
-    rules: str = ""
-    target_token: Literal["top1", "reference", "contrastive"] = "top1"
-    steps: Literal["", "sum", "each"] = ""
     parse: str | None = None
     stanza_dir: Path | None = None
     lang: str = "en"
     download: bool = False
-    relations: str = "default"
-    min_instances: int = 30
     frequencies: Path | None = None
     frequency_corpus: Path | None = None
     keep_special: bool = False
@@ -106,24 +160,18 @@ class AnalyzeOptions(TextOptions):
     mhr_rows: Literal["corpus", "batch", "generate"] = "corpus"
     mhr_batch_size: int | None = None
     mhr_max_tokens: int | None = None
+    analysis_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _one_of("--granularity", self.granularity, "token", "example", "batch")
-        _one_of("--ablate-with", self.ablate_with, "zero", "mean", "resample")
-        _one_of("--target-token", self.target_token, "top1", "reference", "contrastive")
-        _one_of("--steps", self.steps, "", "sum", "each")
-        for option, number in (("--shapley-samples", self.shapley_samples), ("--ig-steps", self.ig_steps)):
-            if number < 1:
-                raise ConfigError(f"{option} {number}: at least 1 is needed")
         _one_of("--mhr-rows", self.mhr_rows, "corpus", "batch", "generate")
         if self.mhr_rows != "corpus" and not self.mhr_pickles:
             raise ConfigError(f"--mhr-rows {self.mhr_rows} is about --mhr-pickles; give that too")
-        for option, size in (("--mhr-batch-size", self.mhr_batch_size), ("--mhr-max-tokens", self.mhr_max_tokens)):
+        for name, size in (("--mhr-batch-size", self.mhr_batch_size), ("--mhr-max-tokens", self.mhr_max_tokens)):
             if size is not None and size < 1:
-                raise ConfigError(f"{option} {size}: at least 1 is needed")
+                raise ConfigError(f"{name} {size}: at least 1 is needed")
             if size is not None and self.mhr_rows == "corpus":
-                raise ConfigError(f"{option} is about batches; give --mhr-rows batch or generate too")
+                raise ConfigError(f"{name} is about batches; give --mhr-rows batch or generate too")
         if self.faithfulness_bleu and not self.faithfulness:
             raise ConfigError("--faithfulness-bleu is about --faithfulness; give that too")
         if self.faithfulness and (self.faithfulness_steps < 2 or self.faithfulness_seeds < 1):
@@ -132,8 +180,9 @@ class AnalyzeOptions(TextOptions):
             raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
 
     def settings(self) -> dict[str, Any]:
-        """The options as plain JSON values."""
-        return plain_options(self)
+        """The options as plain JSON values, those of analyses beside the others."""
+        values = plain_options(self)
+        return {**values, **{name: plain_value(value) for name, value in values.pop("analysis_options").items()}}
 
 
 @dataclass(frozen=True, kw_only=True)

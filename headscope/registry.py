@@ -6,10 +6,13 @@ Duplicate names are errors; an unknown name gives an error with the nearest one.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from headscope.errors import ConfigError
@@ -55,9 +58,27 @@ class Registry(Generic[T]):
             raise ConfigError(unknown(self.kind, name, self.names()))
         return self._found[name]
 
+    def registered(self) -> dict[str, T]:
+        """What has been registered so far; imports nothing."""
+        return dict(self._found)
+
     def __iter__(self) -> Iterator[tuple[str, T]]:
         self._walk()
         return iter(sorted(self._found.items()))
+
+    def unread(self) -> Iterator[tuple[str, Path]]:
+        """Names and files of the modules that asking for a name would import; nothing where that was done."""
+        if self._walked:
+            return
+        spec = importlib.util.find_spec(self.package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for module in pkgutil.iter_modules([folder], f"{self.package}."):
+                yield module.name, Path(folder) / f"{module.name.rpartition('.')[2]}.py"
+        for point in entry_points(group=self.group):
+            with suppress(ModuleNotFoundError):  # `names` says which package that is
+                spec = importlib.util.find_spec(point.module)
+                if spec and spec.origin and spec.origin.endswith(".py"):
+                    yield point.module, Path(spec.origin)
 
     def _walk(self) -> None:
         if self._walked:

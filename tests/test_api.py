@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pandas as pd
 import pytest
@@ -17,8 +17,9 @@ from pandas.testing import assert_frame_equal
 
 import headscope as hs
 from headscope.api.analysis import run_analysis
-from headscope.api.options import AnalyzeMore, EvaluateMore, python_errors, python_words
+from headscope.api.options import AnalysisOptions, AnalyzeMore, EvaluateMore, python_errors, python_words
 from headscope.config import AnalyzeConfig, AnalyzeOptions, EvaluateConfig, EvaluateOptions
+from headscope.engine.declarations import analysis_options
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError, options_as_flags
 from headscope.evaluation.each_head import run_each_head
 from headscope.evaluation.quality import run_evaluation
@@ -65,8 +66,14 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
 def test_methods_take_every_option_of_their_config(function: Any, more: Any, options: Any, elsewhere: set[str]) -> None:
     own = set(function.__wrapped__.__annotations__)
     names = {each.name for each in fields(options)}
-    assert set(more.__annotations__) | (own & names) | elsewhere == names
+    listed = set(more.__annotations__) - set(AnalysisOptions.__annotations__)
+    assert listed | (own & names) | elsewhere == names
     assert not set(more.__annotations__) & own
+
+
+def test_options_of_analyses_are_typed_as_they_are_declared() -> None:
+    declared = {name: each.type for name, each in analysis_options().items()}
+    assert {name: declared.get(name) for name in get_type_hints(AnalysisOptions)} == get_type_hints(AnalysisOptions)
 
 
 def test_commands_take_what_methods_take() -> None:

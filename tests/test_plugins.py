@@ -46,7 +46,8 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
     valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
     commands = [
-        ["analyze", model, *text, "--only", "last_key", "--no-figures", "--out", "run"],
+        ["analyze", model, *text, "--only", "last_key", "--last-keys", "2", "--out", "run"],
+        ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
         ["train", "patient", *pairs, *small, *valid, "--max-updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
@@ -62,6 +63,7 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
     assert ran.returncode == 0, ran.stderr
     header, row = (tmp_path / "run" / "heads.csv").read_text(encoding="utf-8").splitlines()[:2]
     assert "last_key" in header.split(",") and 0 < float(row.split(",")[header.split(",").index("last_key")]) < 1
+    assert (tmp_path / "run" / "figures" / "last_key.png").exists() and (tmp_path / "red.png").exists()
     gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
     assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
     course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()

@@ -15,7 +15,8 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import Processes, process_group
-from headscope.engine.base import Analysis, Options
+from headscope.engine.base import Analysis, RunOptions
+from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
@@ -110,6 +111,7 @@ def measure_heads(
     such as where the text comes from. HeadscopeError for whatever the user can fix.
     """
     analyses = chosen_analyses(options)
+    options = replace(options, analysis_options=checked_options(options.analysis_options))
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
     batching = BatchingOptions(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
     limit = sentence_limit(checkpoint, batching)
@@ -163,10 +165,7 @@ def chosen_analyses(options: AnalyzeOptions) -> list[type[Analysis]]:
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
-    if (options.rules or options.steps or options.target_token != "top1") and not any(
-        one.name == "lrp" for one in analyses
-    ):
-        raise ConfigError("--rules, --steps and --target-token are about the analysis lrp; ask for it (--also lrp)")
+    refuse_idle_options(checked_options(options.analysis_options), {cls.name for cls in analyses})
     return analyses
 
 
@@ -175,7 +174,7 @@ def _try_rankings(
     checkpoint: Checkpoint,
     corpus: Corpus,
     config: AnalyzeOptions,
-    options: Options,
+    options: RunOptions,
     analyses: list[type[Analysis]],
     limit: int,
     progress: Progress,
@@ -231,26 +230,15 @@ def _with_stanza(corpus: Corpus, config: AnalyzeOptions, progress: Progress, pro
 
 def _options(
     config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: list[type[Analysis]], limit: int
-) -> Options:
-    options = Options(
+) -> RunOptions:
+    options = RunOptions(
         keep_special=config.keep_special,
-        relations=config.relations,
-        relation_minimum=config.min_instances,
         parse=_parse_name(config),
         seed=config.seed,
         objective=config.objective,
-        granularity=config.granularity,
-        ablate_with=config.ablate_with,
-        shapley_samples=config.shapley_samples,
-        ig_steps=config.ig_steps,
-        rules=config.rules,
-        target_token=config.target_token,
-        steps=config.steps,
         detail=config.detail,
+        analysis_options=config.analysis_options,
     )
-    if config.relations == "all" and corpus.has_parses:
-        found = {relation.relation for sentence in corpus if sentence.parse for relation in sentence.parse.relations}
-        options = replace(options, relation_names=tuple(sorted(found)))
     if any("frequencies" in cls.needs for cls in analyses):
         counts, source = _counts(config, checkpoint, corpus, limit)
         options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
@@ -274,7 +262,7 @@ def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limi
 
 def _figures(build: Build, record: Mapping[str, Any], *, partial: bool) -> list[Path]:
     """Draw the figures; where that fails for other reasons than the disk, the numbers are kept without them."""
-    from headscope.report.standard import draw_standard
+    from headscope.report.named import draw_standard
 
     with build.writing() as made:
         try:

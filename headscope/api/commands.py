@@ -150,8 +150,9 @@ def plot(
     """Draw a figure of a finished run: what `headscope plot NAME` does.
 
     runs: a study, or the folder of a run; two of them for "compare", any number for "training" and "pruning".
-    name: heads, functions, positional, syntactic, similarity, alphas or faithfulness of a study; compare (`measure=`)
-        of two; training (`axis=`) of runs of `train`; pruning (`figure=`, `functions=`) of runs of `prune`.
+    name: heads, functions, faithfulness or the figure of an analysis (positional, similarity, …) of a study; compare
+        (`measure=`) of two; training (`axis=`) of runs of `train`; pruning (`figure=`, `functions=`) of runs of
+        `prune`.
     out: a .png, .svg or .pdf file to write; `dpi` is for PNG, `force` replaces a file that is there.
 
     ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
@@ -167,13 +168,13 @@ def plot(
 
 
 def _drawn(runs: list[Study | PathName], name: str, options: dict[str, Any]) -> Figure:
-    from headscope.report.named import FIGURES, draw
+    from headscope.report.named import draw, figure_names
     from headscope.report.several import SEVERAL, draw_several
 
     if name in SEVERAL:
         return draw_several([run.run() if isinstance(run, Study) else Path(run) for run in runs], name, **options)
-    if name not in FIGURES:
-        raise ConfigError(unknown("figure", name, [*FIGURES, *SEVERAL]))
+    if name not in figure_names():
+        raise ConfigError(unknown("figure", name, [*figure_names(), *SEVERAL]))
     if len(runs) != 1:
         raise ConfigError(f"the figure {name!r} is of one run; {len(runs)} were given")
     from headscope.report.readers.run import load_run

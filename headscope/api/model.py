@@ -62,7 +62,8 @@ class Model(OpenModel):
         target: the translations, for decoders with an encoder; without them the encoder alone is measured.
         parse: "stanza", or a CoNLL-U file with the parses of the sentences (or with the text, where there is none).
         only: names of analyses or groups of them; default: all that are cheap and fit. `skip` and `also` are further
-            options, as are all that `headscope.config.AnalyzeOptions` lists (`max_sentences`, `seed`, `objective`, …).
+            options, as are all that `headscope.config.AnalyzeOptions` lists (`max_sentences`, `seed`, `objective`, …)
+            and all that analyses declare (`relations`, `rules`, …).
         importance: measure also how much the model relies on each head.
         mask: heads that are masked.
         out: a folder to write the files of the run into, with `figures`; it must be empty unless `force` is given.

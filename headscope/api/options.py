@@ -16,6 +16,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from headscope.config import AnalyzeOptions
+from headscope.engine.declarations import analysis_options
 from headscope.errors import ConfigError, HeadscopeError, flags_are_kept
 from headscope.registry import unknown
 
@@ -26,7 +28,24 @@ PathName = str | PathLike[str]
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 
 
-class AnalyzeMore(TypedDict, total=False):
+class AnalysisOptions(TypedDict, total=False):
+    """Options that the analyses of headscope declare, for editors and type checkers; their files say what they mean.
+
+    Those of other analyses are taken all the same; with types only in `analysis_options`, a mapping.
+    """
+
+    relations: str
+    min_instances: int
+    granularity: Literal["token", "example", "batch"]
+    rules: str
+    target_token: Literal["top1", "reference", "contrastive"]
+    steps: Literal["", "sum", "each"]
+    ablate_with: Literal["zero", "mean", "resample"]
+    shapley_samples: int
+    ig_steps: int
+
+
+class AnalyzeMore(AnalysisOptions, total=False):
     """Further options of `Model.analyze`; `headscope.config.AnalyzeOptions` says what they mean."""
 
     skip: str | Iterable[str]
@@ -36,18 +55,9 @@ class AnalyzeMore(TypedDict, total=False):
     faithfulness_seeds: int
     faithfulness_bleu: bool
     objective: str
-    granularity: Literal["token", "example", "batch"]
-    ablate_with: Literal["zero", "mean", "resample"]
-    shapley_samples: int
-    ig_steps: int
-    rules: str
-    target_token: Literal["top1", "reference", "contrastive"]
-    steps: Literal["", "sum", "each"]
     stanza_dir: PathName | None
     lang: str
     download: bool
-    relations: str
-    min_instances: int
     frequencies: PathName | None
     frequency_corpus: PathName | None
     keep_special: bool
@@ -62,6 +72,7 @@ class AnalyzeMore(TypedDict, total=False):
     mhr_rows: Literal["corpus", "batch", "generate"]
     mhr_batch_size: int | None
     mhr_max_tokens: int | None
+    analysis_options: Mapping[str, Any]
 
 
 class EvaluateMore(TypedDict, total=False):
@@ -85,12 +96,29 @@ def configured(cls: type[C], options: Mapping[str, Any], *, function: str) -> C:
 
     ConfigError for a name that is no option, with the nearest one, and for a value of the wrong type.
     """
+    return cls(**_checked(options, _types(cls), function=function))
+
+
+def analyze_options(options: Mapping[str, Any]) -> AnalyzeOptions:
+    """The options of `analyze` from keywords, among which those of analyses may stand like all others."""
+    shared = _types(AnalyzeOptions)
+    declared = {name: each.type for name, each in analysis_options().items()}
+    values = _checked(options, {**declared, **shared}, function="analyze")
+    nested = _checked(values.pop("analysis_options", {}), declared, function="analyze")
+    own = {name: values.pop(name) for name in list(values) if name not in shared}
+    return AnalyzeOptions(**values, analysis_options={**nested, **own})
+
+
+def _types(cls: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(cls)
-    known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+    return {each.name: hints[each.name] for each in fields(cls)}
+
+
+def _checked(options: Mapping[str, Any], types: Mapping[str, Any], *, function: str) -> dict[str, Any]:
     for name in options:
-        if name not in known:
-            raise ConfigError(unknown(f"option of {function}", name, sorted(known)))
-    return cls(**{name: _value(name, hints[name], value) for name, value in options.items()})
+        if name not in types:
+            raise ConfigError(unknown(f"option of {function}", name, sorted(types)))
+    return {name: _value(name, types[name], value) for name, value in options.items()}
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:
@@ -117,6 +145,8 @@ def _fitting(kind: Any, value: Any) -> Any:
         return None if any(each is None for each in fitting) else tuple(fitting)
     if kind is Path:
         return Path(value) if isinstance(value, (str, PathLike)) else None
+    if get_origin(kind) is Mapping:
+        return value if isinstance(value, Mapping) else None
     if get_origin(kind) is Literal:
         return value if isinstance(value, str) else None  # the config says which words there are
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -11,7 +11,7 @@ from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study
 from headscope.api.texts import TextPair
 from headscope.data.batching import BatchingOptions
-from headscope.engine.base import Options
+from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -114,7 +114,7 @@ def measured_ranking(
     if criterion.reads_text and corpus is None:
         raise ConfigError(f"by={by!r} is measured on text: give text=, or a study= that has it")
     with eval_mode(checkpoint.model), progress_of(progress)("ranking", 1) as step:
-        scores = criterion.scores(ScoringContext(checkpoint, corpus, batching, Options(seed=seed)))
+        scores = criterion.scores(ScoringContext(checkpoint, corpus, batching, RunOptions(seed=seed)))
         step(1)
     shaped = {"seed": str(seed), **({"gates": gates} if gates else {})}
     signature = signature_of(

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, save_measurement
-from headscope.api.options import PathName, configured, in_python, python_words
+from headscope.api.options import PathName, analyze_options, in_python, python_words
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Text, text_pair
 from headscope.bootstrap import Array
-from headscope.config import AnalyzeOptions
 from headscope.engine.run_files import ANALYSIS
 from headscope.engine.study import LeftOut
 from headscope.errors import ConfigError
@@ -123,7 +122,7 @@ class Study:
 
     @in_python
     def plot(self, name: str = "heads", **options: Any) -> Figure:
-        """Draw a figure, in memory: heads, functions, positional, syntactic, similarity, alphas or faithfulness.
+        """Draw a figure, in memory: heads, functions, faithfulness, or that of an analysis (positional, similarity, …).
 
         `options` are those of `headscope plot NAME`: `measure=["confidence", "sink"]` and `sort=True` for heads,
         `measure="cka"` for similarity, `metric="bleu"` for faithfulness. `figure.savefig("heads.pdf")` writes it.
@@ -202,7 +201,7 @@ def study_of(
 
     Options, text and folder are checked before the first pass.
     """
-    chosen = configured(AnalyzeOptions, {**options, "mask": heads_option(mask, checkpoint.layout)}, function="analyze")
+    chosen = analyze_options({**options, "mask": heads_option(mask, checkpoint.layout)})
     chosen_analyses(chosen)
     texts = text_pair(text, target)
     if out is not None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
+from headscope.config import NoOptions, check_options
+from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Side
+from headscope.engine.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
 from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
 from headscope.model.nonfinite import is_finite
@@ -28,9 +31,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.formats.base import Checkpoint
-
-
-Granularity = Literal["token", "example", "batch"]
 
 
 @dataclass
@@ -178,35 +178,30 @@ class Aggregates:
 
 
 @dataclass(frozen=True)
-class Options:
-    """What shapes an analysis beside the data: the same for all analyses of a run.
+class RunOptions:
+    """What shapes the numbers of a run beside the data: the same for all of its analyses.
 
-    `relations` is "default", "all" (every relation of `relation_names` with at least `relation_minimum`
-    instances) or a comma-separated list; `ranks` [V] has the frequency rank of every id; `parse` and
-    `frequencies` say where those came from, for the signature. `objective` is what importances explain (the
-    driver puts the default for an empty name), `granularity` what gradients are summed over before they lose
-    their sign. `ablate_with`, `shapley_samples` and `ig_steps` belong to the analyses of those names. `rules` (names,
-    comma-separated; empty: what fits the model), `target_token` and `steps` (empty: as each rule set prefers) are
-    those of `lrp`. `detail` says that values of single sentences will be written.
+    `ranks` [V] has the frequency rank of every id; `parse` and `frequencies` say where those came from, for the
+    signature. `objective` is what importances explain (the driver puts the default for an empty name). `detail` says
+    that values of single sentences will be written. `analysis_options` are values of options that analyses declare, by
+    name.
     """
 
     keep_special: bool = False
-    relations: str = "default"
-    relation_names: tuple[str, ...] = ()
-    relation_minimum: int = 30
     parse: str = ""
     ranks: Tensor | None = None
     frequencies: str = ""
     seed: int = 1
     objective: str = ""
-    granularity: Granularity = "example"
-    ablate_with: str = "zero"
-    shapley_samples: int = 25
-    ig_steps: int = 16
-    rules: str = ""
-    target_token: str = "top1"
-    steps: str = ""
     detail: bool = False
+    analysis_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, cls: type[Analysis]) -> Any:
+        """The options of one analysis, checked: an instance of its `Options`. ConfigError for a value that is none."""
+        names = [each.name for each in fields(cls.Options)]
+        options = cls.Options(**{name: self.analysis_options[name] for name in names if name in self.analysis_options})
+        check_options(options)
+        return options
 
 
 class Analysis:
@@ -220,6 +215,11 @@ class Analysis:
     and labels come (lower first). With `afterwards` it observes heads when the forward pass is through (and the
     backward pass, where it needs gradients), which keeps the batch's attention in memory until then. With
     `sampled` its values, and not only their intervals, follow from the seed.
+
+    `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
+    that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.
+    `measures` say how figures show its columns, `functions` are the kinds of its labels, `figures` its own figures
+    (see `headscope.engine.declarations`; what these attributes use must be constants of the file or of that module).
     """
 
     name: ClassVar[str]
@@ -233,9 +233,14 @@ class Analysis:
     afterwards: ClassVar[bool] = False
     sampled: ClassVar[bool] = False
     passes: ClassVar[frozenset[str]] = frozenset({"text"})
+    Options: ClassVar[type[Any]] = NoOptions
+    measures: ClassVar[tuple[Measure, ...]] = ()
+    functions: ClassVar[tuple[HeadFunction, ...]] = ()
+    figures: ClassVar[tuple[AnalysisFigure, ...]] = ()
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, run: RunOptions) -> None:
+        self.run = run
+        self.options = run.of(type(self))
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -245,7 +250,7 @@ class Analysis:
     @property
     def objective(self) -> Objective:
         """What this run explains; for analyses that need an objective."""
-        return OBJECTIVES.get(self.options.objective)(seed=self.options.seed)
+        return OBJECTIVES.get(self.run.objective)(seed=self.run.seed)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         """Sums and counts per sentence of every statistic, for one site and layer of one batch."""
@@ -274,6 +279,9 @@ class Analysis:
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Look at the checkpoint itself, once, before the corpus (analyses of parameters)."""
 
+    def read(self, corpus: Corpus) -> None:
+        """Look through the whole corpus, once, before the passes (what must be known before the first batch)."""
+
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         """Turn sums into columns, tables and labels. Default: every statistic is a column."""
         names = dict.fromkeys(name for name, _, _ in aggregates.sums)
@@ -295,7 +303,7 @@ class Analysis:
         return {}
 
 
-ANALYSES: Registry[type[Analysis]] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
+ANALYSES: Registry[type[Analysis]] = REGISTRY
 
 
 def analysis(cls: type[Analysis]) -> type[Analysis]:

@@ -14,7 +14,7 @@ from headscope.data.batching import BatchingOptions, Omissions, batches, sentenc
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, side
 from headscope.distributed import Processes
-from headscope.engine.base import ANALYSES, Analysis, Options
+from headscope.engine.base import ANALYSES, Analysis, RunOptions
 from headscope.engine.runner import AnalysisRunner, needs_objective
 from headscope.engine.study import AnalysisResult, LeftOut
 from headscope.errors import ConfigError
@@ -54,7 +54,7 @@ def analyze(
     corpus: Corpus,
     *,
     analyses: Sequence[type[Analysis]],
-    options: Options,
+    options: RunOptions,
     batching: BatchingOptions | None = None,
     replicates: int = REPLICATES,
     detail: bool = False,
@@ -81,6 +81,7 @@ def analyze(
     try:
         for one in running:
             one.inspect(checkpoint)
+            one.read(corpus)
         streams = _streams(checkpoint, corpus, running, options, batching or BatchingOptions(), limit, losses)
         with runner.hooks():
             for number, batch in enumerate(streams):
@@ -107,7 +108,7 @@ def analyze(
 
 
 def _applicable(
-    checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], options: Options
+    checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], options: RunOptions
 ) -> tuple[list[Analysis], list[LeftOut]]:
     """Instances of the analyses that have what they need, and why the others have not."""
     if corpus.has_target and not checkpoint.two_sided:
@@ -129,7 +130,7 @@ def _applicable(
     return running, left_out
 
 
-def _missing(cls: type[Analysis], corpus: Corpus, options: Options) -> str | None:
+def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | None:
     if "parse" in cls.needs and not corpus.has_parses:
         return "needs --parse stanza or --parse FILE.conllu"
     if "frequencies" in cls.needs and options.ranks is None:
@@ -148,7 +149,7 @@ def _streams(
     checkpoint: Checkpoint,
     corpus: Corpus,
     running: Sequence[Analysis],
-    options: Options,
+    options: RunOptions,
     batching: BatchingOptions,
     limit: int,
     losses: Omissions,

@@ -24,7 +24,7 @@ from headscope.bootstrap import (
 )
 from headscope.data.batching import Omissions
 from headscope.data.encoded import Batch, Side
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, Options, refuse_non_finite
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, refuse_non_finite
 from headscope.engine.heads_table import heads_table, stacked
 from headscope.engine.study import AnalysisResult, LeftOut
 from headscope.errors import CheckpointError
@@ -64,7 +64,7 @@ class AnalysisRunner:
 
     checkpoint: Checkpoint
     running: Sequence[Analysis]
-    options: Options
+    options: RunOptions
     detail: bool = False
     sums: dict[str, dict[tuple[str, Site, int], GroupSums]] = field(default_factory=dict)
     detailed: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)

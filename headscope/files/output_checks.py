@@ -34,8 +34,10 @@ class Input(NamedTuple):
 def inputs_of(config: Any) -> list[Input]:
     """The existing paths among the options of a config; other values of these options are no paths."""
     inputs = []
-    for name in (*_CHECKPOINTS, *_FOLDERS, *_FILES):
-        value = getattr(config, name, None)
+    analysis_options = getattr(config, "analysis_options", {})
+    paths = [name for name, value in analysis_options.items() if isinstance(value, Path)]
+    for name in (*_CHECKPOINTS, *_FOLDERS, *_FILES, *paths):
+        value = analysis_options[name] if name in paths else getattr(config, name, None)
         if value and isinstance(value, (str, Path)) and _readable(Path(value), folder=name not in _FILES):
             inputs.append(Input(Path(value), name in _CHECKPOINTS))
     return inputs

@@ -1,23 +1,23 @@
-"""The figures of one run by the names that `headscope plot` gives them."""
+"""The figures of one run by the names that `headscope plot` gives them, and those that every run gets."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from headscope.engine.declarations import analysis_figures, imported
 from headscope.errors import ConfigError
 from headscope.registry import unknown
-from headscope.report.figures.alphas import alphas_figure
 from headscope.report.figures.faithfulness import faithfulness_figure
 from headscope.report.figures.functionmap import functions_figure
 from headscope.report.figures.headmap import heads_figure
-from headscope.report.figures.offsets import offset_histograms
-from headscope.report.figures.relations import relation_accuracy
-from headscope.report.figures.similarity import similarity_matrices
-from headscope.report.readers.run import AnalysisRun
+from headscope.report.layout.save import DPI, write_figure
+from headscope.report.readers.run import AnalysisRun, MissingTable, load_run
 
 
 def _heads(run: AnalysisRun, *, measure: str | Sequence[str] | None = None, sort: bool = False) -> Figure:
@@ -28,43 +28,62 @@ def _functions(run: AnalysisRun) -> Figure:
     return functions_figure(run)
 
 
-def _positional(run: AnalysisRun) -> Figure:
-    return offset_histograms(run)
-
-
-def _syntactic(run: AnalysisRun) -> Figure:
-    return relation_accuracy(run)
-
-
-def _similarity(run: AnalysisRun, *, measure: str = "cosine") -> Figure:
-    return similarity_matrices(run, measure)
-
-
-def _alphas(run: AnalysisRun) -> Figure:
-    return alphas_figure(run)
-
-
 def _faithfulness(run: AnalysisRun, *, metric: str | None = None) -> Figure:
     return faithfulness_figure(run, metric)
 
 
-FIGURES: dict[str, Callable[..., Figure]] = {
-    "heads": _heads,
-    "functions": _functions,
-    "positional": _positional,
-    "syntactic": _syntactic,
-    "similarity": _similarity,
-    "alphas": _alphas,
-    "faithfulness": _faithfulness,
-}
+FIRST: dict[str, Callable[..., Figure]] = {"heads": _heads, "functions": _functions}
+LAST: dict[str, Callable[..., Figure]] = {"faithfulness": _faithfulness}
+"""Figures of whole runs, before and after those that analyses declare."""
+
+
+def figure_names() -> list[str]:
+    """The names that `draw` knows."""
+    return [*FIRST, *analysis_figures(), *LAST]
 
 
 def draw(run: AnalysisRun, name: str, **options: Any) -> Figure:
-    """Draw a figure of a run; ConfigError for an unknown name or option, with those that there are."""
-    if name not in FIGURES:
-        raise ConfigError(unknown("figure", name, list(FIGURES)))
-    known = [each for each in inspect.signature(FIGURES[name]).parameters if each != "run"]
+    """Draw a figure of a run; ConfigError for an unknown name or option, with those that there are.
+
+    MissingTable where the analysis that it shows was not part of the run.
+    """
+    if name not in figure_names():
+        raise ConfigError(unknown("figure", name, figure_names()))
+    whole = {**FIRST, **LAST}.get(name)
+    if whole is not None:
+        known = [each for each in inspect.signature(whole).parameters if each != "run"]
+    else:
+        known = [each.name for each in fields(analysis_figures()[name][1].Options)]
     for option in options:
         if option not in known:
             raise ConfigError(f"the figure {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}")
-    return FIGURES[name](run, **options)
+    return whole(run, **options) if whole is not None else _of_analysis(run, name, options)
+
+
+def _of_analysis(run: AnalysisRun, name: str, options: dict[str, Any]) -> Figure:
+    figure = analysis_figures()[name][1]
+    given = {each.name: options.get(each.name, each.default) for each in fields(figure.Options)}
+    found: Figure = imported(figure.draw)(run, **given)
+    return found
+
+
+def draw_standard(run_dir: Path | str, *, dpi: int = DPI) -> list[Path]:
+    """Draw the figures of a run whose tables it has, as PNG in its `figures` folder, replacing older ones.
+
+    Returns the files written, in order.
+    """
+    run = load_run(run_dir)
+    declared = analysis_figures()
+    stems = {name: each.stem for name, (analysis, each) in declared.items() if _ran(run, analysis)}
+    written = []
+    for name, stem in {**{name: name for name in FIRST}, **stems, **{name: name for name in LAST}}.items():
+        try:
+            figure = draw(run, name)
+        except MissingTable:
+            continue
+        written.append(write_figure(figure, run.path / "figures" / f"{stem}.png", dpi=dpi, force=True))
+    return written
+
+
+def _ran(run: AnalysisRun, analysis: str) -> bool:
+    return run.analyses is None or any(name == analysis or name.startswith(f"{analysis}.") for name in run.analyses)

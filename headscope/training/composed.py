@@ -12,9 +12,10 @@ from functools import cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
+from headscope.config import NoOptions
 from headscope.errors import ConfigError
 from headscope.training.moment import Moment
-from headscope.training.variant import VARIANTS, Gradients, NoOptions, Variant
+from headscope.training.variant import VARIANTS, Gradients, Variant
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import check_numbers
-from headscope.config import plain_options
+from headscope.config import check_choices, flag, option, plain_options
 from headscope.errors import ConfigError
-from headscope.training.options import check_choices, option
 
 DATA, TEXT, MODEL, OPTIMISATION, RUN, MACHINE = (
     "Data",
@@ -211,11 +210,6 @@ def _check_kind(config: TrainConfig) -> None:
         raise ConfigError("--block is for --kind lm")
     if (config.valid_source is None) is not (config.valid_target is None):
         raise ConfigError("validation needs both --valid-source and --valid-target, or neither")
-
-
-def flag(name: str) -> str:
-    """How an option is written on the command line."""
-    return f"--{name.replace('_', '-')}"
 
 
 TINY: Mapping[str, Any] = {

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from headscope.bounds import check_numbers
-from headscope.config import plain_options
+from headscope.config import check_choices, plain_options
 from headscope.distributed import Processes, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.interrupts import ending_signals, note
@@ -33,7 +33,6 @@ from headscope.training.files.history import History
 from headscope.training.files.outputs import TRAINING, cleaned, training_place
 from headscope.training.files.state import check_settings, load_state, read_state
 from headscope.training.moment import Moment
-from headscope.training.options import check_choices
 from headscope.training.progress import Progress
 from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import Listener, Loop, Reason, Silent

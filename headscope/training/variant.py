@@ -7,9 +7,9 @@ they import torch inside functions or under TYPE_CHECKING only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
+from headscope.config import NoOptions
 from headscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 Gradients: TypeAlias = "Callable[[Sequence[TrainingBatch]], Sums]"
 """One forward and backward for each of some micro-batches; what `TrainingRun.gradients` does."""
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """For variants that take none. Options check themselves in `__post_init__` (ConfigError)."""
 
 
 class Variant:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.base import ANALYSES, Options
+from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError, HeadscopeError
@@ -24,7 +24,7 @@ CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)
 
 
 def study(its: Checkpoint, *names: str, corpus: Corpus = CORPUS) -> AnalysisResult:
-    return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=Options(), replicates=19)
+    return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=RunOptions(), replicates=19)
 
 
 def test_numbers_of_every_matrix() -> None:

@@ -14,7 +14,7 @@ import torch
 from headscope.analyses.experts import mutual_information
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.base import ANALYSES, Options
+from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError
@@ -47,7 +47,12 @@ def checkpoint() -> Any:
 def study(its: Any, *names: str, tokens: int = 60) -> AnalysisResult:
     chosen = [ANALYSES.get(name) for name in names]
     return analyze(
-        its, corpus(), analyses=chosen, options=Options(seed=3), batching=BatchingOptions(tokens=tokens), replicates=19
+        its,
+        corpus(),
+        analyses=chosen,
+        options=RunOptions(seed=3),
+        batching=BatchingOptions(tokens=tokens),
+        replicates=19,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from headscope.bootstrap import FOLDS, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.data.encoded import Batch
-from headscope.engine.base import Analysis, HeadBatch, Options
+from headscope.engine.base import Analysis, HeadBatch, RunOptions
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError
@@ -22,6 +22,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import gated, masked
 from tests.oracles import gate_gradients, speakers, tiny, written
+from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
 from tests.oracles.speakers import SPEAKERS, asked
 
@@ -38,7 +39,7 @@ def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> Analys
         speakers.checkpoint(kind),
         speakers.corpus(kind),
         analyses=choose_analyses(only=names),
-        options=Options(**options),
+        options=run_options(**options),
         batching=BatchingOptions(tokens=tokens),
         replicates=11,
     )
@@ -186,7 +187,7 @@ def test_direct_logit_refuses(kind: str, why: str) -> None:
 def test_direct_logit_needs_words() -> None:
     its = tiny.checkpoint("mistral", 1)
     with pytest.raises(ConfigError, match="needs a model that predicts words"):
-        analyze(its, tiny.corpus(1), analyses=choose_analyses(only=["direct_logit"]), options=Options())
+        analyze(its, tiny.corpus(1), analyses=choose_analyses(only=["direct_logit"]), options=RunOptions())
 
 
 @every_kind
@@ -282,7 +283,7 @@ def test_an_analysis_may_make_passes_of_its_own(kind: str) -> None:
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     flags = [parameter.requires_grad for parameter in its.model.parameters()]
     analyses = [Explaining, *choose_analyses(only=["gradient"])]
-    found = analyze(its, corpus, analyses=analyses, options=Options(detail=True), replicates=11, detail=True)
+    found = analyze(its, corpus, analyses=analyses, options=run_options(detail=True), replicates=11, detail=True)
     signed = column(found, "signed", "gradient")
     same({head: 2 * value for head, value in column(found, "half").items()}, signed, kind=kind)
     assert set(column(found, "seen").values()) == {11.0 / 11}

@@ -17,7 +17,7 @@ from headscope.analyses.distinctness import Apart, cosines, principal_cosines
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
-from headscope.engine.base import ANALYSES, Analysis, Options, max_and_position
+from headscope.engine.base import ANALYSES, Analysis, RunOptions, max_and_position
 from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.engine.plan import analyze, random_batches
 from headscope.engine.study import AnalysisResult
@@ -38,6 +38,7 @@ from tests.oracles import (
     tiny,
     token_patterns,
 )
+from tests.oracles.run_options import run_options
 from tests.oracles.seen import Place, Seen, Term
 from tests.oracles.tiny import PIECES
 
@@ -111,7 +112,7 @@ def trial(request: pytest.FixtureRequest) -> Trial:
     kind, seed, keep = request.param
     checkpoint = tiny.checkpoint(kind, seed)
     corpus = tiny.corpus(seed, target=tiny.KINDS[kind].two_sided)
-    options = Options(
+    options = run_options(
         keep_special=keep, relations="nsubj,det,obj", ranks=torch.tensor(RANKS), frequencies="made", seed=SEED
     )
     observing = [cls for _, cls in ANALYSES if cls.explain is Analysis.explain]  # the others make passes of their own
@@ -387,7 +388,7 @@ def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: obje
         has_target=first.target is not None,
         has_parses=first.parse is not None,
     )
-    given = Options(**{"ranks": torch.tensor(RANKS), **options})  # type: ignore[arg-type]
+    given = run_options(**{"ranks": torch.tensor(RANKS), **options})  # type: ignore[arg-type]
     return analyze(
         tiny.checkpoint(kind, 1),
         corpus,
@@ -422,7 +423,7 @@ def test_half_precision_weights_are_added_up_in_float32(dtype: torch.dtype) -> N
         checkpoint,
         corpus,
         analyses=[ANALYSES.get(name) for name in names],
-        options=Options(),
+        options=RunOptions(),
         replicates=REPLICATES,
     )
     seen = tiny.watch("mistral", checkpoint, sentence)
@@ -549,7 +550,7 @@ def test_heads_that_do_nothing_have_no_likeness() -> None:
         checkpoint,
         tiny.corpus(1),
         analyses=[ANALYSES.get("similarity"), ANALYSES.get("distinctness")],
-        options=Options(),
+        options=RunOptions(),
         replicates=REPLICATES,
     )
     first = study.heads[study.heads.layer == 0].set_index("head")

@@ -12,7 +12,7 @@ import torch
 
 from headscope.cli.summary import _sharpest
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.base import ANALYSES, Options
+from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.engine.study import AnalysisResult
 from headscope.heads import HeadId, Site, all_heads
@@ -25,7 +25,7 @@ from tests.oracles import checkpoints, speakers
 
 
 def study(its: Any, corpus: Corpus, *names: str) -> AnalysisResult:
-    return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=Options(), replicates=19)
+    return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=RunOptions(), replicates=19)
 
 
 @pytest.mark.parametrize("kind", ["native-pre", "gpt2"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from torch import Tensor
 from headscope.attribution.gatevector import GateFunction, join_gates, split_gates
 from headscope.attribution.measures import ablation, integrated_gradients, shapley
 from headscope.attribution.replacements import mean_context, other_context, random_shifts, replacement
-from headscope.config import AnalyzeConfig
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Sentence
-from headscope.engine.base import Options
+from headscope.engine.declarations import checked_options
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError
@@ -26,6 +24,7 @@ from headscope.model.gating import gated, masked
 from headscope.model.prefix_cache import resumable_layers
 from tests.oracles import gate_games, speakers, tiny
 from tests.oracles.gate_games import Game
+from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
 from tests.oracles.speakers import SPEAKERS, asked
 
@@ -40,7 +39,12 @@ def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> Analy
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     chosen = choose_analyses(only=[name])
     return analyze(
-        its, corpus, analyses=chosen, options=Options(**options), batching=BatchingOptions(tokens=tokens), replicates=11
+        its,
+        corpus,
+        analyses=chosen,
+        options=run_options(**options),
+        batching=BatchingOptions(tokens=tokens),
+        replicates=11,
     )
 
 
@@ -175,7 +179,7 @@ def test_representation() -> None:
         projected += float((whole - vector(sentence, [0.0] * size)) @ whole / whole.norm())
     found = [
         column(
-            analyze(its, corpus, analyses=choose_analyses(only=[name]), options=Options(ig_steps=64), replicates=3),
+            analyze(its, corpus, analyses=choose_analyses(only=[name]), options=run_options(ig_steps=64), replicates=3),
             name,
         )
         for name in ("ablation", "integrated_gradients")
@@ -290,7 +294,7 @@ def test_shifts_of_sentences() -> None:
 )
 def test_settings_that_cannot_be(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        AnalyzeConfig(checkpoint="x", source=Path("y"), out=Path("z"), **setting)
+        checked_options(setting)
     with pytest.raises(ConfigError, match="--ablate-with 'noise'"):
         replacement("noise")
 
@@ -307,7 +311,7 @@ def test_an_encoder_without_its_decoder() -> None:
         its,
         corpus,
         analyses=choose_analyses(only=["ablation", "shapley"]),
-        options=Options(shapley_samples=1),
+        options=run_options(shapley_samples=1),
         replicates=3,
     )
     assert set(found.heads["site"]) == {"encoder-self"} and len(found.heads) == 14

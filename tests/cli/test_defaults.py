@@ -11,6 +11,7 @@ import pytest
 
 from headscope.cli import analyze, evaluate, prune, prune_learn, prune_rank, prune_sweep
 from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.engine.base import ANALYSES
 from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig
 from headscope.pruning.learning.subset import SubsetOptions
@@ -24,7 +25,7 @@ RENAMED = {"temperature": "first", "end_temperature": "last"}
 @pytest.mark.parametrize(
     ("command", "configs"),
     [
-        (analyze.analyze, [AnalyzeConfig]),
+        (analyze.analyze, [AnalyzeConfig, *(cls.Options for _, cls in ANALYSES)]),
         (evaluate.evaluate, [EvaluateConfig]),
         (prune.remove, [RemoveConfig]),
         (prune_learn.l0, [LearnConfig, L0Options]),

@@ -17,7 +17,7 @@ from headscope.assets import demo_checkpoint
 from headscope.config import AnalyzeConfig
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
-from headscope.engine.base import Options
+from headscope.engine.base import RunOptions
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -34,7 +34,7 @@ def config(folder: Path, **options: Any) -> AnalyzeConfig:
 
 def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
     names = ("gradient", "taylor", "magnitude", "contribution")
-    run_analysis(config(tmp_path, only=names, detail=True, granularity="token"))
+    run_analysis(config(tmp_path, only=names, detail=True, analysis_options={"granularity": "token"}))
     heads = pd.read_csv(tmp_path / "run" / "heads.csv")
     for name in ("gradient", "taylor", "magnitude", "magnitude_all", "contribution", "contribution_sum"):
         assert {name, f"{name}_low", f"{name}_high"} <= set(heads.columns) and heads[name].gt(0).all()
@@ -68,7 +68,8 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str, tmp
 
 def test_granularity_is_one_of_three(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--granularity 'word' is not known; choose token, example or batch"):
-        config(tmp_path, granularity="word")
+        run_analysis(config(tmp_path, analysis_options={"granularity": "word"}))
+    assert not (tmp_path / "run").exists()
 
 
 def test_flags_of_parameters_survive_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +82,7 @@ def test_flags_of_parameters_survive_an_error(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(type(its), "logits", broken)
     with pytest.raises(RuntimeError, match="broken"):
-        analyze(its, speakers.corpus("gpt2"), analyses=choose_analyses(only=["gradient"]), options=Options())
+        analyze(its, speakers.corpus("gpt2"), analyses=choose_analyses(only=["gradient"]), options=RunOptions())
     assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
     assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in its.model.modules()) == hooks
 
@@ -107,7 +108,7 @@ def test_half_precision_ranks_as_double_does(dtype: torch.dtype) -> None:
         names = ("gradient", "taylor", "contribution", "direct_logit")
         found.append(
             analyze(
-                its, speakers.corpus("gpt2"), analyses=choose_analyses(only=names), options=Options(), replicates=11
+                its, speakers.corpus("gpt2"), analyses=choose_analyses(only=names), options=RunOptions(), replicates=11
             )
         )
     for name in ("gradient", "taylor", "contribution", "direct_logit"):
@@ -125,7 +126,7 @@ def test_a_corpus_without_any_label() -> None:
         its,
         nothing,
         analyses=choose_analyses(only=names),
-        options=Options(),
+        options=RunOptions(),
         batching=BatchingOptions(tokens=9),
         replicates=11,
     )

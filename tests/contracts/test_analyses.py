@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.base import ANALYSES, Analysis, HeadBatch, Options
+from headscope.engine.base import ANALYSES, Analysis, HeadBatch, RunOptions
 from headscope.engine.plan import analyze
 from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError
@@ -27,6 +27,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of
 from headscope.model.gating import gated
 from tests.oracles import tiny
+from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
 
 NAMES = ANALYSES.names()
@@ -35,7 +36,7 @@ NEEDS = {"parse", "frequencies", "labels", "objective", "gradient"}
 SENTENCES, REPLICATES = 37, 19
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 
-OPTIONS = Options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=3)
+OPTIONS = run_options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=3)
 
 every_analysis = pytest.mark.parametrize("name", NAMES)
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -122,7 +123,7 @@ def test_says_what_it_is(name: str) -> None:
     assert cls.summary and "\n" not in cls.summary and len(cls.summary) < 100
     assert cls.__doc__ and cls.__doc__.strip()[-1] in ".)"
     assert cls.passes <= {"text", "random"} and cls.needs <= NEEDS and cls.sites
-    mine = cls(Options()).signature()
+    mine = cls(RunOptions()).signature()
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in mine.items())
     assert not any(mark in text for text in (*mine, *mine.values()) for mark in "|\n")
 

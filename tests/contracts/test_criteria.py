@@ -8,12 +8,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from headscope.engine.base import Options
 from headscope.heads import all_heads
 from headscope.model.gating import masked
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext
 from tests.oracles import speakers
 from tests.oracles.plugin import registered
+from tests.oracles.run_options import run_options
 
 ADDED = "last_layer"
 every = pytest.mark.parametrize("name", [*CRITERIA.names(), ADDED], indirect=True)
@@ -37,7 +37,7 @@ def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> Non
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     made = CRITERIA.get(name)()
     assert made.name == name and made.summary and type(made).__doc__
-    question = ScoringContext(its, corpus if made.reads_text else None, options=Options(shapley_samples=3))
+    question = ScoringContext(its, corpus if made.reads_text else None, options=run_options(shapley_samples=3))
     scores = made.scores(question)
     assert list(scores) == list(all_heads(its.layout))
     values = np.array(list(scores.values()))
@@ -49,7 +49,7 @@ def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> Non
 def test_scores_depend_on_heads_that_are_gone_where_that_is_said(name: str) -> None:
     its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre")
     made, gone = CRITERIA.get(name)(), list(all_heads(its.layout))[:1]
-    options = Options(shapley_samples=3)
+    options = run_options(shapley_samples=3)
     plain = made.scores(ScoringContext(its, corpus, options=options))
     later = made.scores(ScoringContext(its, corpus, options=options, removed=gone))
     rest = [head for head in plain if head not in gone]

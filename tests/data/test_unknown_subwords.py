@@ -16,7 +16,7 @@ from headscope.cli.main import app
 from headscope.config import Companions, EvaluateConfig
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.unknown_subwords import UnknownSubwords, count_unknown
-from headscope.engine.base import ANALYSES, Options
+from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.evaluation.quality import run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -114,7 +114,9 @@ def test_evaluation_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_analyses_report_them() -> None:
-    found = analyze(checkpoints.small(), corpus(TEXT, OTHER), analyses=[ANALYSES.get("confidence")], options=Options())
+    found = analyze(
+        checkpoints.small(), corpus(TEXT, OTHER), analyses=[ANALYSES.get("confidence")], options=RunOptions()
+    )
     assert found.losses.unknown.to_json()["source"]["unknown"] == 4
     assert found.remarks[0] == "unknown pieces: source 33.33% of 12, target 14.29% of 7"
     assert [remark.partition(":")[0] for remark in found.remarks] == ["unknown pieces", "warning", "warning"]

@@ -15,7 +15,7 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import Bootstrap, GroupSums, Ratio
 from headscope.config import AnalyzeConfig
 from headscope.data.batching import Omissions, batches
-from headscope.engine.base import ANALYSES, Options
+from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.faithfulness.comparison import (
     ORDERS,
     RemovalPlan,
@@ -239,8 +239,8 @@ def test_an_analysis_that_cannot_explain_the_model_is_left_out(monkeypatch: pyte
     monkeypatch.setattr(ANALYSES.get("ablation"), "explain", refuse)
     checkpoint, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=3)
     both = choose_analyses(only=("confidence", "ablation"))
-    study = analyze(checkpoint, corpus, analyses=both, options=Options(), replicates=10)
+    study = analyze(checkpoint, corpus, analyses=both, options=RunOptions(), replicates=10)
     assert [(each.analysis, each.why) for each in study.left_out] == [("ablation", "no rule for Router")]
     assert "confidence" in study.heads and "ablation" not in study.heads
     with pytest.raises(CheckpointError, match="Router"):
-        analyze(checkpoint, corpus, analyses=choose_analyses(only=("ablation",)), options=Options(), replicates=10)
+        analyze(checkpoint, corpus, analyses=choose_analyses(only=("ablation",)), options=RunOptions(), replicates=10)

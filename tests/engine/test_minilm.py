@@ -201,7 +201,11 @@ def _text(out: Path, shared: Path, theirs: Theirs, count: int | None) -> None:
 def _treebank(out: Path, shared: Path, theirs: Theirs, count: int | None, *, minimum: int) -> None:
     path = shared / "data/ud/en_ewt-ud-test.conllu.gz"
     heads, meta = run(
-        out, parse=str(path), max_sentences=count, only=("syntactic",), relations="all", min_instances=minimum
+        out,
+        parse=str(path),
+        max_sentences=count,
+        only=("syntactic",),
+        analysis_options={"relations": "all", "min_instances": minimum},
     )
     seen = [theirs.watch(number, row.text, row) for number, row in enumerate(treebank(path, count))]
     assert len(heads) == 72 and meta["data"]["sentences"] == len(seen)
@@ -244,8 +248,7 @@ def test_stanza(tmp_path: Path, shared: Path, theirs: Theirs, monkeypatch: pytes
         stanza_dir=resources,
         max_sentences=40,
         only=("syntactic",),
-        relations="all",
-        min_instances=5,
+        analysis_options={"relations": "all", "min_instances": 5},
     )
     text = lines(path, 40)
     parses = parse_with_stanza(text, resources=resources)

@@ -16,10 +16,10 @@ import torch
 from headscope.bootstrap import GroupSums, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.distributed import Processes
-from headscope.engine.base import Options
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.study import AnalysisResult
 from tests.oracles import tiny
+from tests.oracles.run_options import run_options
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def studied(kind: str, processes: Processes, names: list[str]) -> AnalysisResult
         tiny.checkpoint(kind, 1),
         tiny.corpus(2, count=23, target=kind == "t5"),
         analyses=choose_analyses(also=names),
-        options=Options(ranks=torch.arange(1, 54), ig_steps=3, shapley_samples=1, detail=True),
+        options=run_options(ranks=torch.arange(1, 54), ig_steps=3, shapley_samples=1, detail=True),
         batching=BatchingOptions(tokens=64),
         replicates=REPLICATES,
         detail=True,

@@ -16,7 +16,7 @@ from headscope.bootstrap import Ratio
 from headscope.cli import main
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, Encoded, side
-from headscope.engine.base import ANALYSES, Options
+from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, NumericalError
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
@@ -204,7 +204,7 @@ WHERE = r"arise at decoder\.layers\.1\.ffn\.outer, after cross\.1; its weights a
 @pytest.mark.parametrize("name", ["confidence", "positional", "distance", "similarity", "gradient", "ablation", "lrp"])
 def test_analyses_stop_with_the_layer(name: str) -> None:
     with pytest.raises(NumericalError, match=WHERE):
-        analyze(overflowing(), pairs(), analyses=[ANALYSES.get(name)], options=Options(objective="loss"))
+        analyze(overflowing(), pairs(), analyses=[ANALYSES.get(name)], options=RunOptions(objective="loss"))
 
 
 def test_a_context_that_is_not_finite_is_named_by_its_site_and_layer() -> None:
@@ -214,7 +214,7 @@ def test_a_context_that_is_not_finite_is_named_by_its_site_and_layer() -> None:
         made.model.encoder.layers[1].self_attention.query.weight.fill_(3e20)
         made.model.encoder.layers[1].self_attention.key.weight.fill_(3e20)
     with pytest.raises(NumericalError, match=r"at the attention of encoder-self\.1 \(encoder\.layers\.1\.self"):
-        analyze(made, pairs(), analyses=[ANALYSES.get("confidence")], options=Options())
+        analyze(made, pairs(), analyses=[ANALYSES.get("confidence")], options=RunOptions())
 
 
 def test_likelihoods_and_translations_stop_with_the_layer() -> None:
@@ -312,7 +312,7 @@ def test_sums_of_an_analysis_that_are_not_finite_are_refused(monkeypatch: pytest
     monkeypatch.setattr(cls, "observe", observe)
     for analyses in ([cls], [cls, ANALYSES.get("entropy")]):
         with pytest.raises(NumericalError, match=r"confidence gives NaN or infinite numbers at encoder-self\.1"):
-            analyze(checkpoints.small(), pairs(), analyses=analyses, options=Options())
+            analyze(checkpoints.small(), pairs(), analyses=analyses, options=RunOptions())
 
 
 def test_models_that_both_give_nan_are_not_alike() -> None:

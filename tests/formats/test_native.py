@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from headscope.data.encoded import Batch, side
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.engine.base import Options
+from headscope.engine.base import RunOptions
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.files.serialize import from_plain, to_plain, to_toml
 from headscope.formats.base import open_checkpoint
@@ -162,7 +162,7 @@ def test_the_driver_analyses_it(tmp_path: Path) -> None:
         loaded,
         corpus,
         analyses=chosen,
-        options=Options(),
+        options=RunOptions(),
         batching=BatchingOptions(tokens=64, limit=20, long="truncate"),
         replicates=10,
     )

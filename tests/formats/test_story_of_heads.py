@@ -19,7 +19,7 @@ import torch
 from headscope.analyses.gates import gate_numbers
 from headscope.config import Companions
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.base import ANALYSES, Options
+from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.frequencies import frequency_ranks
 from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
@@ -166,7 +166,7 @@ def test_gates_are_measured_and_folded(tmp_path: Path) -> None:
     arrays["mod/enc_attn-1/gate/log_a:0"][0, :2, 0, 0] = -3, 3
     its = opened(written(tmp_path / "gated", hp, arrays))
     corpus = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "src3 src4", "dst3", None)]), True, False)
-    study = analyze(its, corpus, analyses=[ANALYSES.get("gates")], options=Options())
+    study = analyze(its, corpus, analyses=[ANALYSES.get("gates")], options=RunOptions())
     rows = study.heads[(study.heads.site == "encoder-self") & (study.heads.layer == 1)]
     log_a = arrays["mod/enc_attn-1/gate/log_a:0"].reshape(-1)
     assert rows["gate_log_a"].to_numpy() == pytest.approx(log_a)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from headscope.assets import demo_checkpoint, sample, trained
 from headscope.data.corpus import open_corpus
-from headscope.engine.base import Options
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -34,6 +33,7 @@ from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.removal.model_inputs import texts
 from headscope.pruning.removal.verify import search_some, verify
+from tests.oracles.run_options import run_options
 
 SMALL = nn.Linear(7, 5)
 
@@ -163,7 +163,10 @@ CORPUS = open_corpus(sample("en"), target=sample("de"), max_sentences=3)
 
 
 def analysed(checkpoint: Checkpoint) -> None:
-    analyses, options = choose_analyses(only=("confidence", "lrp", "gradient", "ablation")), Options(ablate_with="zero")
+    analyses, options = (
+        choose_analyses(only=("confidence", "lrp", "gradient", "ablation")),
+        run_options(ablate_with="zero"),
+    )
     analyze(checkpoint, CORPUS, analyses=analyses, options=options, replicates=2)
 
 

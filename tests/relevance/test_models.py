@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.encoded import Batch
-from headscope.engine.base import Options
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
@@ -22,6 +21,7 @@ from headscope.relevance.gradient.recording import recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
 from tests.oracles import tiny
+from tests.oracles.run_options import run_options
 
 NAMES = ("gradient", "cp", "attnlrp", "epsilon")
 EXPLAINED = [each for each in ARCHITECTURES if each.name != "gpt_oss"]  # its router has no rule
@@ -245,7 +245,7 @@ def test_representation_is_explained_where_nothing_is_predicted() -> None:
 def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
     checkpoint = tiny.checkpoint(kind, 7)
     corpus = tiny.corpus(7, count=11, target=tiny.KINDS[kind].two_sided)
-    chosen = Options(detail=detail, **options)
+    chosen = run_options(detail=detail, **options)
     return analyze(
         checkpoint,
         corpus,

@@ -23,8 +23,8 @@ from headscope.report.figures.similarity import layer_matrices, similarity_matri
 from headscope.report.layout.families import functions_of
 from headscope.report.layout.grid import grids_of
 from headscope.report.layout.save import STYLE, write_figure
+from headscope.report.named import draw_standard
 from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, load_run
-from headscope.report.standard import draw_standard
 from tests.report.test_run import SIGNATURE, make_run
 
 LAYOUTS = {
@@ -213,7 +213,7 @@ def test_functions_figure_counts_and_bands(runs: dict[str, AnalysisRun]) -> None
 def test_offsets_are_the_table_with_tails(runs: dict[str, AnalysisRun]) -> None:
     run = runs["small"]
     shares = offset_shares(run)
-    table = run.positional.set_index(["site", "layer", "head"])
+    table = run.table("positional").set_index(["site", "layer", "head"])
     for layer, head in ((0, 1), (3, 7), (5, 11)):
         rows = table.loc[("encoder-self", layer, head)]
         row = shares["encoder-self", layer][head]
@@ -232,7 +232,7 @@ def test_offsets_are_the_table_with_tails(runs: dict[str, AnalysisRun]) -> None:
 def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, AnalysisRun]) -> None:
     run = runs["small"]
     figure = relation_accuracy(run)
-    table = run.syntactic
+    table = run.table("syntactic")
     drawn = meshes(figure)
     assert len(drawn) == 12  # a baseline column and a matrix for each layer
     row = table[(table["layer"] == 2) & (table["head"] == 7) & (table["label"] == "obj<")].iloc[0]
@@ -244,7 +244,7 @@ def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Anal
 
 
 def test_many_relations_keep_the_clearest(runs: dict[str, AnalysisRun]) -> None:
-    table = runs["small"].syntactic
+    table = runs["small"].table("syntactic")
     kept = chosen_labels(table, 3)
     best = table.groupby("label")["margin"].max().nlargest(3)
     assert set(kept) == set(best.index)

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headscope.engine.declarations import head_functions
 from headscope.errors import ConfigError, OutputError
 from headscope.report.figures.functionmap import functions_figure
-from headscope.report.layout.families import FAMILIES, Legend, arrow, contrast, fit, functions_of, signed
+from headscope.report.layout.families import Legend, arrow, contrast, fit, functions_of, signed
 from headscope.report.layout.grid import cell_lines, centred_limits, shared_limits
 from headscope.report.layout.page import even_width, flow, shorten, text_width, wrap
 from headscope.report.layout.save import target_paths, write_figure
@@ -35,7 +36,7 @@ def test_labels_become_marks() -> None:
 
 def test_families_differ_in_glyph_letter_and_colour() -> None:
     for field in ("glyph", "letter", "color"):
-        assert len({getattr(family, field) for family in FAMILIES.values()}) == len(FAMILIES)
+        assert len({getattr(family, field) for family in head_functions().values()}) == len(head_functions())
     assert [contrast(color) for color in ("white", "#440154", (1.0, 1.0, 0.0, 1.0))] == [
         "black",
         "white",

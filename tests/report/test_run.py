@@ -172,10 +172,10 @@ def test_untelling_names_come_with_their_folder(tmp_path: Path) -> None:
 
 def test_tables_are_read_when_asked_for(run: AnalysisRun) -> None:
     (run.path / "syntactic.csv").unlink()
-    assert list(run.positional.columns[:5]) == ["site", "layer", "head", "offset", "count"]
+    assert list(run.table("positional").columns[:5]) == ["site", "layer", "head", "offset", "count"]
     assert run.similarity["encoder-self/0/cosine"].shape == (3, 3)
     with pytest.raises(MissingTable, match=r"run bert has no syntactic.csv; run .* --only syntactic. first"):
-        _ = run.syntactic
+        _ = run.table("syntactic")
     (run.path / "similarity.npz").unlink()
     with pytest.raises(MissingTable, match=r"no similarity.npz"):
         _ = load_run(run.path).similarity
@@ -216,7 +216,7 @@ def test_broken_files_end_in_one_line(tmp_path: Path, name: str, content: str | 
 def test_broken_detail_tables(run: AnalysisRun) -> None:
     (run.path / "positional.csv").write_text("site,layer,head,offset,share\nencoder-self,0,9,1,0.5\n")
     with pytest.raises(RunError, match=r"positional.csv of run bert holds encoder-self.0.9"):
-        _ = run.positional
+        _ = run.table("positional")
     (run.path / "similarity.npz").write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(RunError, match=r"run bert: similarity.npz cannot be read"):
         _ = run.similarity

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
 from headscope.training.composed import combine, find_variant, intersected
 from headscope.training.moment import Moment
-from headscope.training.options import option
 from headscope.training.swaps.swaps import Swap, swap_heads
-from headscope.training.variant import VARIANTS, NoOptions, Variant
+from headscope.training.variant import VARIANTS, Variant
 from headscope.training.variants.disagreement import Disagreement
 from headscope.training.variants.mixing import LinearMixing, matrices_of
 from tests.oracles import lessons, mhr

@@ -107,7 +107,7 @@ def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
 def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
     """confidence, base, advanced and pairwise of the run's validation text, measured by `analyze`."""
     from headscope.data.corpus import open_corpus
-    from headscope.engine.base import ANALYSES, Options
+    from headscope.engine.base import ANALYSES, RunOptions
     from headscope.engine.plan import analyze
     from headscope.training.files.checkpoints import checkpoint
 
@@ -120,7 +120,7 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
         checkpoint(its),
         corpus,
         analyses=[ANALYSES.get(name) for name in names.values()],
-        options=Options(),
+        options=RunOptions(),
         replicates=2,
     ).heads
     for score, name in names.items():

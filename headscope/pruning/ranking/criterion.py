@@ -15,7 +15,7 @@ import pandas as pd
 
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
-from headscope.engine.base import ANALYSES, Options
+from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.faithfulness.orders import Scores, head_ids
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
@@ -34,7 +34,7 @@ class ScoringContext:
     checkpoint: Checkpoint
     corpus: Corpus | None = None
     batching: BatchingOptions = field(default_factory=BatchingOptions)
-    options: Options = field(default_factory=Options)
+    options: RunOptions = field(default_factory=RunOptions)
     removed: Sequence[HeadId] = ()
 
 

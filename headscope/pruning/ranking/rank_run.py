@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from headscope.data.batching import BatchingOptions
-from headscope.engine.base import Options
+from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
@@ -202,7 +202,7 @@ def _check(its: Criterion, config: RankConfig, opened: OpenedSelection) -> None:
 def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
     batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-    return ScoringContext(opened.checkpoint, corpus, batching, Options(seed=config.seed))
+    return ScoringContext(opened.checkpoint, corpus, batching, RunOptions(seed=config.seed))
 
 
 def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None]) -> Callable[[list[HeadId]], Scores]:

@@ -15,7 +15,7 @@ import torch
 
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
-from headscope.engine.base import Options
+from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.comparison import METRICS, ValidationText, metric_of, read_labels
@@ -108,7 +108,7 @@ class SweepContext:
         if corpus is not None:
             corpus = replace(corpus, count=min(corpus.count, config.score_sentences))
         batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-        context = ScoringContext(self.checkpoint, corpus, batching, Options(seed=seed))
+        context = ScoringContext(self.checkpoint, corpus, batching, RunOptions(seed=seed))
         scores = criterion_named(method).scores(context)
         rows = [
             (head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(self.checkpoint.layout)

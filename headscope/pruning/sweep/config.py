@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import check_numbers
+from headscope.config import check_choices
 from headscope.errors import ConfigError
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.ranking.criterion import CRITERIA, criterion_named
 from headscope.pruning.selection import PruningOptions
 from headscope.registry import unknown
-from headscope.training.options import check_choices
 
 LEARNT = ("l0", "subset")
 DRAWN = ("random", "shapley")  # rankings that follow from the seed; the others are the same for every seed

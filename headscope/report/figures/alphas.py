@@ -61,7 +61,7 @@ def alpha_matrices(run: AnalysisRun) -> Matrices:
         keys = {key: key.split("/") for key in run.matrices}
         return {(site, int(layer)): run.matrices[key] for key, (site, layer, _) in keys.items()}
     found = {}
-    for (site, layer), table in run.alphas.groupby(["site", "layer"], sort=False):
+    for (site, layer), table in run.table("alphas", "source", "alpha").groupby(["site", "layer"], sort=False):
         count = run.layout[str(site)][int(layer)]
         if len(table) != count * count or not table["source"].between(0, count - 1).all():
             raise RunError(f"run {run.name}: alphas.csv has not {count} × {count} entries for {site}.{layer}")

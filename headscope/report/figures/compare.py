@@ -11,8 +11,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
-from headscope.report.figures.headmap import WIDEST, measure_name
+from headscope.report.figures.headmap import WIDEST, measure_limits
 from headscope.report.layout.families import Legend, legend_entries
 from headscope.report.layout.grid import (
     ABOVE,
@@ -26,7 +27,6 @@ from headscope.report.layout.grid import (
     draw_marks,
     grids_of,
     label_grid,
-    shared_limits,
 )
 from headscope.report.layout.page import BAR, GREY, LABEL, Page, flow, shorten, text_width
 from headscope.report.readers.run import AnalysisRun
@@ -86,14 +86,14 @@ def compare_figure(run_a: AnalysisRun, run_b: AnalysisRun, measure: str = "confi
     page = Page(
         laid.width,
         laid.height + legend.height,
-        title=f"Two runs: {measure_name(measure)} per head",
+        title=f"Two runs: {measure_of(measure).words} per head",
         subtitle=f"A {names[0]}: {run_a.model} · {run_a.data}\nB {names[1]}: {run_b.model} · {run_b.data}",
         footer=f"A {run_a.signature}\nB {run_b.signature}",
     )
     limits = _limits(run_a, run_b, measure)
     for part, place in zip(parts, laid.places, strict=True):
         if isinstance(part, Map):
-            _draw_map(page, part, place, label=measure_name(measure))
+            _draw_map(page, part, place, label=measure_of(measure).label)
         else:
             _draw_scatter(page, part, place, limits)
     legend.draw(page, laid.height)
@@ -102,7 +102,7 @@ def compare_figure(run_a: AnalysisRun, run_b: AnalysisRun, measure: str = "confi
 
 def _parts(run_a: AnalysisRun, run_b: AnalysisRun, measure: str) -> tuple[list[Map | Scatter], list[int]]:
     """The maps and scatters in order, and where each site starts."""
-    norm = _limits(run_a, run_b, measure)
+    norm, cmap = _limits(run_a, run_b, measure), measure_of(measure).cmap
     sides = [{grid.site: grid for grid in grids_of(run, measure)} for run in (run_a, run_b)]
     pairs = [(site, sides[0][site], sides[1][site]) for site in sides[0] if site in sides[1]]
     if not pairs:
@@ -116,7 +116,7 @@ def _parts(run_a: AnalysisRun, run_b: AnalysisRun, measure: str) -> tuple[list[M
     breaks = []
     for site, a, b in pairs:
         breaks.append(len(parts))
-        parts += [Map(grid, f"{side} · {site}", "viridis", norm, True) for side, grid in (("A", a), ("B", b))]
+        parts += [Map(grid, f"{side} · {site}", cmap, norm, True) for side, grid in (("A", a), ("B", b))]
         if agree[site]:
             parts.append(Map(_difference(a, b), f"B − A · {site}", "RdBu_r", around, False))
         parts.append(_scatter(site, a, b, paired=agree[site]))
@@ -124,7 +124,9 @@ def _parts(run_a: AnalysisRun, run_b: AnalysisRun, measure: str) -> tuple[list[M
 
 
 def _limits(run_a: AnalysisRun, run_b: AnalysisRun, measure: str) -> Normalize:
-    return shared_limits([grid.values for run in (run_a, run_b) for grid in grids_of(run, measure)])
+    return measure_limits(
+        measure_of(measure), [grid.values for run in (run_a, run_b) for grid in grids_of(run, measure)]
+    )
 
 
 def _difference(a: Grid, b: Grid) -> Grid:

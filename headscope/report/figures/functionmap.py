@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from headscope.report.layout.families import FAMILIES, Family, Function, Legend, contrast, fit, legend_entries
+from headscope.engine.declarations import HeadFunction, head_functions
+from headscope.report.layout.families import Function, Legend, contrast, fit, legend_entries
 from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
 from headscope.report.layout.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
 from headscope.report.readers.run import AnalysisRun
@@ -94,11 +95,11 @@ def _write(axes: Axes, x: int, y: float, text: str, ink: str) -> None:
     axes.text(x + 0.5, y, text, size=TICK, color=ink, ha="center", va="center_baseline")
 
 
-def _families(grid: Grid) -> list[dict[Family, int]]:
+def _families(grid: Grid) -> list[dict[HeadFunction, int]]:
     """Per layer: how many heads have at least one function of each family."""
     rows = []
     for row in grid.functions:
-        counts: dict[Family, int] = {}
+        counts: dict[HeadFunction, int] = {}
         for cell in row:
             for family in dict.fromkeys(function.family for function in cell):
                 counts[family] = counts.get(family, 0) + 1
@@ -106,13 +107,13 @@ def _families(grid: Grid) -> list[dict[Family, int]]:
     return rows
 
 
-def _counts(row: dict[Family, int]) -> list[int]:
+def _counts(row: dict[HeadFunction, int]) -> list[int]:
     return list(row.values())
 
 
 def _draw_counts(axes: Axes, grid: Grid, *, most: int) -> None:
     """Stacked bars in line with the rows of the map; a head with two families counts in both."""
-    order = list(FAMILIES.values())
+    order = list(head_functions().values())
     for layer, counts in enumerate(_families(grid)):
         start = 0
         for family in sorted(counts, key=lambda f: order.index(f) if f in order else len(order)):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
+from headscope.engine.declarations import Measure, measure_of, overview_measures
 from headscope.errors import ConfigError
 from headscope.report.layout.families import Legend, legend_entries
 from headscope.report.layout.grid import (
@@ -29,21 +32,6 @@ from headscope.report.readers.run import AnalysisRun
 
 WIDEST = 14.5  # inches: more panels than fit start a new line
 LINES = 3  # functions that a cell writes out at most
-OVERVIEW = ("confidence", "lrp", "entropy_share", "gradient", "ablation")
-NAMES = {
-    "confidence": "confidence",
-    "entropy": "entropy",
-    "entropy_share": "entropy / its maximum",
-    "distance": "mean distance of the argmax",
-    "sink": "weight on the first key",
-    "sink_special": "weight on special tokens",
-    "offset_share": "share of the modal offset",
-    "rarest": "argmax on the rarest token",
-    "rarest_two": "argmax on the two rarest",
-    "syntactic_margin": "syntactic margin over baseline",
-    "lrp": "LRP relevance",
-    "shapley": "Shapley value",
-}
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ class HeadMapPanel:
     """One grid with its scale; `bar` where the colour bar of the measure stands."""
 
     grid: Grid
-    measure: str
+    measure: Measure
     norm: Normalize
     bar: bool
     cell: tuple[float, float]
@@ -72,12 +60,7 @@ class HeadMapPanel:
     @property
     def title(self) -> str:
         """Measure and site."""
-        return f"{measure_name(self.measure)} · {self.grid.site}"
-
-
-def measure_name(measure: str) -> str:
-    """A column's name in words."""
-    return NAMES.get(measure, measure.replace("_", " "))
+        return f"{self.measure.words} · {self.grid.site}"
 
 
 def head_map(run: AnalysisRun, measure: str, *, sort: bool = False, marks: bool = True) -> Figure:
@@ -88,7 +71,7 @@ def head_map(run: AnalysisRun, measure: str, *, sort: bool = False, marks: bool 
 def heads_figure(
     run: AnalysisRun, measures: Sequence[str] | None = None, *, sort: bool = False, marks: bool = True
 ) -> Figure:
-    """Several measures side by side; without a list, those of `OVERVIEW` that the run has."""
+    """Several measures side by side; without a list, those of `overview_measures` that the run has."""
     chosen = [run.require(measure) for measure in measures] if measures else heads_overview(run)
     panels = [panel for measure in chosen for panel in _panels(run, measure, sort=sort)]
     sites = len(run.layout)
@@ -100,7 +83,7 @@ def heads_figure(
     page = Page(
         laid.width,
         laid.height + legend.height,
-        title="Attention heads: " + ", ".join(map(measure_name, chosen)),
+        title="Attention heads: " + ", ".join(measure_of(name).words for name in chosen),
         subtitle=f"{run.model} · {run.data}",
         footer=run.signature,
     )
@@ -112,18 +95,29 @@ def heads_figure(
 
 def heads_overview(run: AnalysisRun) -> list[str]:
     """The standard measures that the run has; ConfigError when it has none at all."""
-    found = [measure for measure in OVERVIEW if measure in run.measures] or run.measures[:1]
+    found = [measure for measure in overview_measures() if measure in run.measures] or run.measures[:1]
     if not found:
         raise ConfigError(f"run {run.name} has no measure to draw; analyse again without --only or --skip")
     return found
 
 
+def measure_limits(measure: Measure, arrays: Sequence[NDArray[np.float64]]) -> Normalize:
+    """The range that a measure declares, its open ends at the smallest and the largest of all values.
+
+    Where all values lie beyond the end that it declares, their own range.
+    """
+    found = shared_limits(arrays)
+    low, high = measure.range
+    declared = Normalize(found.vmin if low is None else low, found.vmax if high is None else high)
+    return declared if (declared.vmin or 0) < (declared.vmax or 0) else found
+
+
 def _panels(run: AnalysisRun, measure: str, *, sort: bool) -> list[HeadMapPanel]:
-    grids = grids_of(run, measure, sort=sort)
-    norm = shared_limits([grid.values for grid in grids])
+    grids, shown = grids_of(run, measure, sort=sort), measure_of(measure)
+    norm = measure_limits(shown, [grid.values for grid in grids])
     lines = min(max((grid.busiest for grid in grids), default=0), LINES) + sort
     return [
-        HeadMapPanel(grid, measure, norm, bar=grid is grids[-1], cell=cell_size(grid.heads.shape[1], lines=lines))
+        HeadMapPanel(grid, shown, norm, bar=grid is grids[-1], cell=cell_size(grid.heads.shape[1], lines=lines))
         for grid in grids
     ]
 
@@ -135,18 +129,18 @@ def _draw(page: Page, panel: HeadMapPanel, place: tuple[float, float], *, sort: 
     width, height = slots * cell[0], layers * cell[1]
     axes = page.axes(left, top, width, height)
     draw_blanks(axes, panel.grid)
-    shades = draw_cells(axes, panel.grid.values, cmap="viridis", norm=panel.norm)
+    shades = draw_cells(axes, panel.grid.values, cmap=panel.measure.cmap, norm=panel.norm)
     if marks or sort:
         draw_marks(axes, panel.grid, shades, cell=cell, numbers=sort)
-    name = measure_name(panel.measure)
     xlabel = "head"
     if sort:
         full = "heads of the layer, highest first"
         xlabel = full if text_width(full, LABEL) <= width else "rank"
     label_grid(axes, panel.grid, title=panel.title, xlabel=xlabel, first=int(sort))
     if panel.bar:
-        bar = ScalarMappable(panel.norm, "viridis")
-        page.color_bar(left + panel.reach + 0.1, top, height, bar, label=name)
+        bar = ScalarMappable(panel.norm, panel.measure.cmap)
+        unit = panel.measure.unit
+        page.color_bar(left + panel.reach + 0.1, top, height, bar, label=panel.measure.label, unit=unit)
 
 
 def _blank_entry(grids: Sequence[Grid]) -> list[tuple[str, str, str]]:

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from headscope.report.layout.families import FAMILIES, Function, Legend, functions_of
+from headscope.engine.declarations import head_functions
+from headscope.report.layout.families import Function, Legend, functions_of
 from headscope.report.layout.grid import draw_cells
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import Panels, Place
@@ -30,7 +31,7 @@ def offset_histograms(run: AnalysisRun) -> Figure:
     width = COLUMNS * PITCH
     shares = offset_shares(run)  # before the page: a missing table must not cost a layout
     panels = Panels.plan(run, (LEFT + width + RIGHT, ABOVE + rows * pitch + BELOW), widest=13.4)
-    family = FAMILIES["positional"]
+    family = head_functions()["positional"]
     meaning = "positional head, with the offset that holds at least 90 %"
     legend = Legend.plan([(family.glyph + family.letter, "", meaning)], panels.flow.width)
     page = Page(
@@ -60,7 +61,7 @@ def offset_shares(run: AnalysisRun) -> dict[tuple[str, int], NDArray[np.float64]
         for site, counts in run.layout.items()
         for layer, count in enumerate(counts)
     }
-    table = run.positional
+    table = run.table("positional", "offset", "share")
     columns = table["offset"].clip(-REACH - 1, REACH + 1) + REACH + 1
     places = zip(table["site"], table["layer"], table["head"], columns, table["share"], strict=True)
     for site, layer, head, column, share in places:

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from headscope.engine.declarations import head_functions
 from headscope.errors import ConfigError
 from headscope.report.figures.training import COLORS
-from headscope.report.layout.families import FAMILIES, Legend, functions_of
+from headscope.report.layout.families import Legend, functions_of
 from headscope.report.layout.page import GREY, LABEL, PALE, RULE, TICK, Page, even_width, flow, shorten, text_width
 from headscope.report.readers.pruning_runs import UNPRUNED, PruningRun
 from headscope.report.readers.run import RunError
@@ -235,7 +236,7 @@ def _functions(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tup
         counts = function_counts(run, its)
         colors |= {name: _color(name) for name in counts.columns if counts[name].any()}
         panels.append(PruningPanel(_named(labelled, run, method), _functions_panel(counts)))
-    order = [*FAMILIES, *sorted(set(colors) - {*FAMILIES, SEVERAL, NONE}), SEVERAL, NONE]
+    order = [*head_functions(), *sorted(set(colors) - {*head_functions(), SEVERAL, NONE}), SEVERAL, NONE]
     entries = [("    ", colors[name], name) for name in order if name in colors]
     return panels, [*entries, ("", "", "functions are those of the unpruned model; mean over seeds")]
 
@@ -251,7 +252,7 @@ def function_counts(run: PruningRun, its: pd.DataFrame) -> pd.DataFrame:
         rows[(kept, size)] = mine["kind"].value_counts() / len(cells)
     order = sorted(rows, key=lambda each: -each[0])
     table = pd.DataFrame([rows[each] for each in order], index=pd.Index([kept for kept, _ in order])).fillna(0.0)
-    names = [*FAMILIES, *sorted(set(table) - {*FAMILIES, SEVERAL, NONE}), SEVERAL, NONE]
+    names = [*head_functions(), *sorted(set(table) - {*head_functions(), SEVERAL, NONE}), SEVERAL, NONE]
     return table[[name for name in names if name in table]]
 
 
@@ -262,8 +263,8 @@ def run_kind(labels: object) -> str:
 
 
 def _color(name: str) -> str:
-    if name in FAMILIES:
-        return FAMILIES[name].color
+    if known := head_functions().get(name):
+        return known.color
     return {SEVERAL: SEVERAL_COLOR, NONE: "#d9d9d9"}.get(name, "#999999")
 
 

@@ -26,7 +26,7 @@ GAP = 0.5  # columns between the baseline and the heads
 
 def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
     """Accuracy of every head on every relation and direction, beside the best fixed offset's."""
-    table = run.syntactic
+    table = run.table("syntactic", "relation", "label", "count", "accuracy", "baseline", "margin")
     labels = chosen_labels(table, most)
     if not labels:
         raise ConfigError(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")

@@ -27,8 +27,13 @@ NAMES = {
 }
 
 
-def similarity_matrices(run: AnalysisRun, measure: str = "cosine") -> Figure:
-    """Heads × heads of every layer; cosine diverges around 0, CKA fills 0 to 1, distances start at 0."""
+def similarity_matrices(run: AnalysisRun, measure: str | None = None) -> Figure:
+    """Heads × heads of every layer; cosine diverges around 0, CKA fills 0 to 1, distances start at 0.
+
+    Without a `measure` cosine, or the first one of a run that has no cosine.
+    """
+    if measure is None:
+        measure = min(similarity_measures(run), key=lambda name: name != "cosine", default="cosine")
     matrices = layer_matrices(run, measure)
     heads = max((len(matrix) for matrix in matrices.values()), default=1)
     side = heads * max(0.085, min(0.22, (1.7 if len(matrices) <= 8 else 1.4) / heads))

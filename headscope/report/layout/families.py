@@ -11,32 +11,8 @@ from dataclasses import dataclass
 
 from matplotlib.colors import to_rgb
 
+from headscope.engine.declarations import HeadFunction, head_functions
 from headscope.report.layout.page import TICK, Flow, Page, flow, text_width
-
-
-@dataclass(frozen=True)
-class Family:
-    """One kind of function: `mark` is what its heads show where no detail says it better."""
-
-    name: str
-    glyph: str
-    letter: str
-    color: str
-    meaning: str
-
-
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("positional", "◆", "±n", "#56b4e9", "positional: looks n tokens ahead (+) or back (−)"),
-        Family("syntactic", "▲", "→", "#e69f00", "syntactic: looks along the relation"),
-        Family("rare", "★", "r", "#009e73", "rare: looks at the rarest token"),
-        Family("previous", "◀", "p", "#0072b2", "previous token"),
-        Family("duplicate", "■", "d", "#f0e442", "duplicate token"),
-        Family("induction", "●", "i", "#d55e00", "induction"),
-        Family("sink", "▼", "s", "#cc79a7", "sink: looks at first or special tokens"),
-    )
-}
 
 # head word and dependent as Voita et al. 2019 abbreviate them
 ENDS = {"nsubj": ("v", "s"), "obj": ("v", "o"), "dobj": ("v", "o"), "amod": ("n", "a"), "advmod": ("v", "a")}
@@ -47,15 +23,15 @@ LONG = 4  # letters of a relation's name that a mark can show
 class Function:
     """One label of one head."""
 
-    family: Family
+    family: HeadFunction
     detail: str
 
     @property
     def short(self) -> str:
         """`−1`, `v→s`, `r`: what is written beside the glyph."""
-        if self.family.name == "positional" and self.detail:
+        if self.family.detail == "offset" and self.detail:
             return signed(self.detail)
-        if self.family.name == "syntactic" and self.detail:
+        if self.family.detail == "relation" and self.detail:
             return arrow(self.detail)
         return self.family.letter
 
@@ -141,22 +117,24 @@ class Legend:
 def legend_entries(functions: Iterable[Function], *, boxed: bool) -> list[tuple[str, str, str]]:
     """One entry per family that occurs, then one per relation, in the families' order."""
     present = set(functions)
-    order = [*FAMILIES.values(), *sorted({f.family for f in present} - set(FAMILIES.values()), key=str)]
+    known = head_functions().values()
+    order = [*known, *sorted({f.family for f in present} - set(known), key=str)]
     entries = []
     for family in (family for family in order if any(f.family == family for f in present)):
         color = family.color if boxed else ""
         details = sorted({f for f in present if f.family == family and f.detail}, key=lambda f: f.detail)
-        if family.name == "syntactic" and details:
+        if family.detail == "relation" and details:
             entries += [(f.mark, color, _relation(f.detail)) for f in details]
         else:
             entries.append((family.glyph + family.letter, color, family.meaning))
     return entries
 
 
-def _family(name: str) -> Family:
+def _family(name: str) -> HeadFunction:
     short = name.strip().lower()
-    known = FAMILIES.get(short) or FAMILIES.get(short.removesuffix("_token"))
-    return known or Family(short, "✚", short[:1] or "?", "#999999", short.replace("_", " "))
+    families = head_functions()
+    known = families.get(short) or families.get(short.removesuffix("_token"))
+    return known or HeadFunction(short, "✚", short[:1] or "?", "#999999", short.replace("_", " "))
 
 
 def _relation(label: str) -> str:

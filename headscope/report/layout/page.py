@@ -97,16 +97,19 @@ class Page:
             )
         )
 
-    def color_bar(self, left: float, top: float, height: float, shades: ScalarMappable, *, label: str) -> None:
-        """A slim bar; its label is left out where the bar is shorter than the words."""
+    def color_bar(
+        self, left: float, top: float, height: float, shades: ScalarMappable, *, label: str, unit: str = ""
+    ) -> None:
+        """A slim bar; where it is shorter than the words of its label the unit alone stands there, if that fits."""
         axes = self.axes(left, top, 0.1, height)
         bar = self.figure.colorbar(shades, cax=axes, ticks=MaxNLocator(5 if height > 0.8 else 2))
         bar.formatter = ScalarFormatter(useOffset=False)  # an offset would be printed over the panel's title
         bar.update_ticks()
         bar.outline.set(linewidth=0.4, edgecolor=RULE)
         axes.tick_params(length=1.5, width=0.4, pad=1.5, labelsize=TICK, color=RULE)
-        if text_width(label, LABEL) <= height + 0.2:
-            axes.set_ylabel(label, size=LABEL, color=INK, labelpad=3, parse_math=False)
+        fitting = [text for text in (label, unit) if text and text_width(text, LABEL) <= height + 0.2]
+        if fitting:
+            axes.set_ylabel(fitting[0], size=LABEL, color=INK, labelpad=3, parse_math=False)
 
 
 @dataclass(frozen=True)

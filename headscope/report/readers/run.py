@@ -24,9 +24,6 @@ UNTELLING = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt
 PLACE = ("site", "layer", "head")
 COLUMNS = {
     "heads": (*PLACE, "functions"),
-    "positional": (*PLACE, "offset", "share"),
-    "alphas": (*PLACE, "source", "alpha"),
-    "syntactic": (*PLACE, "relation", "label", "count", "accuracy", "baseline", "margin"),
     "faithfulness": ("ranking", "order", "removed", "share", "metric", "harm", "harm_low", "harm_high"),
     "faithfulness_rankings": ("place", "ranking", "area", "area_low", "area_high", "area_random", "area_random_sd"),
 }
@@ -105,20 +102,20 @@ class AnalysisRun:
             raise ConfigError(f"run {self.name}: {unknown('measure', measure, self.measures)}")
         return measure
 
-    @cached_property
-    def positional(self) -> pd.DataFrame:
-        """`positional.csv`: one row per head and offset that occurs."""
-        return self._table("positional")
+    def table(self, name: str, *columns: str) -> pd.DataFrame:
+        """The table NAME.csv of an analysis, a row of which is about one head; RunError where it lacks a column.
 
-    @cached_property
-    def syntactic(self) -> pd.DataFrame:
-        """`syntactic.csv`: one row per head, relation and direction."""
-        return self._table("syntactic")
+        MissingTable where the analysis was not part of the run.
+        """
+        table = self._table(name, (*PLACE, *columns), f"--only {name}")
+        _check_places(table, self.layout, where=f"{name}.csv of run {self.name}")
+        return table
 
-    @cached_property
-    def alphas(self) -> pd.DataFrame:
-        """`alphas.csv`: one row per entry of a mixing matrix."""
-        return self._table("alphas")
+    @property
+    def analyses(self) -> frozenset[str] | None:
+        """The analyses that ran; None where run.json does not say it."""
+        signatures = self.meta.get("signatures")
+        return frozenset(signatures) if isinstance(signatures, dict) else None
 
     @cached_property
     def similarity(self) -> dict[str, NDArray[np.float64]]:
@@ -135,22 +132,18 @@ class AnalysisRun:
     @cached_property
     def faithfulness(self) -> pd.DataFrame:
         """`faithfulness.csv`: a row per ranking, order, number of heads removed and metric."""
-        return self._table("faithfulness", placed=False, how="--faithfulness")
+        return self._table("faithfulness", COLUMNS["faithfulness"], "--faithfulness")
 
     @cached_property
     def rankings(self) -> pd.DataFrame:
         """`faithfulness_rankings.csv`: a row per ranking, the best first."""
-        return self._table("faithfulness_rankings", placed=False, how="--faithfulness")
+        return self._table("faithfulness_rankings", COLUMNS["faithfulness_rankings"], "--faithfulness")
 
-    def _table(self, name: str, *, placed: bool = True, how: str | None = None) -> pd.DataFrame:
+    def _table(self, name: str, columns: tuple[str, ...], how: str) -> pd.DataFrame:
         path = self.path / f"{name}.csv"
         if not path.is_file():
-            raise MissingTable(self._missing(f"{name}.csv", how or f"--only {name}"))
-        table = _read_csv(path, columns=COLUMNS[name])
-        if not placed:
-            return table
-        _check_places(table, self.layout, where=f"{name}.csv of run {self.name}")
-        return table
+            raise MissingTable(self._missing(f"{name}.csv", how))
+        return _read_csv(path, columns=columns)
 
     def _missing(self, file: str, how: str) -> str:
         return f"run {self.name} has no {file}; run `headscope analyze … {how}` first"

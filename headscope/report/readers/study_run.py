@@ -31,11 +31,11 @@ class StudyRun(AnalysisRun):
             raise MissingTable("the study has no similarity; analyze with only='similarity' or without only=")
         return {name: np.asarray(array, dtype=np.float64) for name, array in self.arrays.items()}
 
-    def _table(self, name: str, *, placed: bool = True, how: str | None = None) -> pd.DataFrame:
+    def _table(self, name: str, columns: tuple[str, ...], how: str) -> pd.DataFrame:
         if name not in self.tables:
-            asked = f"{how.removeprefix('--')}=True" if how else f"also={name!r}"
+            asked = f"also={name!r}" if how.startswith("--only") else f"{how.removeprefix('--')}=True"
             raise MissingTable(f"the study has no table {name!r}; analyze with {asked}")
-        return _as_read(self.tables[name], name)
+        return _as_read(self.tables[name], name, columns)
 
 
 def study_run(
@@ -45,9 +45,9 @@ def study_run(
     arrays: Mapping[str, Array],
 ) -> StudyRun:
     """The run that its record (what `run.json` would say), heads, tables and similarity matrices make."""
-    return StudyRun(Path("study"), record, _as_read(heads, "heads"), tables, arrays)
+    return StudyRun(Path("study"), record, _as_read(heads, "heads", COLUMNS["heads"]), tables, arrays)
 
 
-def _as_read(table: pd.DataFrame, name: str) -> pd.DataFrame:
+def _as_read(table: pd.DataFrame, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
     """The table as it comes back from its file: figures of a study and of its folder are then the same."""
-    return read_table(StringIO(table.to_csv(index=False)), columns=COLUMNS[name], where=f"the study's {name}")
+    return read_table(StringIO(table.to_csv(index=False)), columns=columns, where=f"the study's {name}")

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from headscope.config import plain_value
+from headscope.config import flag, plain_value
 from headscope.distributed import random_state, set_random_state
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.writing import save_torch, write_atomically
-from headscope.training.config import TrainConfig, flag
+from headscope.training.config import TrainConfig
 from headscope.training.moment import Moment, length
 from headscope.training.progress import Progress
 from headscope.training.run_state import TrainingRun

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
-from headscope.training.options import option
-from headscope.training.variant import Gradients, NoOptions, Variant, variant
+from headscope.training.variant import Gradients, Variant, variant
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
-from headscope.training.options import option
-from headscope.training.variant import Gradients, NoOptions, Variant, variant
+from headscope.training.variant import Gradients, Variant, variant
 
 if TYPE_CHECKING:
     import torch

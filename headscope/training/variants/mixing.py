@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
 from headscope.training.moment import Moment
-from headscope.training.options import option, per_site
-from headscope.training.variant import Gradients, NoOptions, Variant, variant
+from headscope.training.per_site import per_site
+from headscope.training.variant import Gradients, Variant, variant
 
 if TYPE_CHECKING:
     from torch import Tensor

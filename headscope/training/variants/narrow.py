@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headscope.training.options import option
+from headscope.config import option
 from headscope.training.variant import variant
 from headscope.training.variants.wide import Wide, WideOptions
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.moment import Moment
-from headscope.training.options import option, per_site
-from headscope.training.variant import NoOptions, Variant, variant
+from headscope.training.per_site import per_site
+from headscope.training.variant import Variant, variant
 
 if TYPE_CHECKING:
     from headscope.training.run_state import TrainingRun

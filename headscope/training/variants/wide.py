@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
-from headscope.training.options import option
-from headscope.training.variant import NoOptions, Variant, variant
+from headscope.training.variant import Variant, variant
 
 if TYPE_CHECKING:
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig

@@ -1,26 +1,61 @@
-"""An analysis: mean weight on the last key that counts."""
+"""An analysis with an option, two columns and a figure: mean weight on the last keys that count."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from headscope.bootstrap import Ratio
+from headscope.config import option
 from headscope.engine.base import Analysis, HeadBatch, analysis
+from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
+
+
+@dataclass(frozen=True)
+class LastKeyOptions:
+    """How many keys are the last ones."""
+
+    last_keys: int = option(1, "Keys at the end of a sentence for `last_key`.", metavar="N", minimum=1, maximum=9)
+
+
+@dataclass(frozen=True)
+class BarOptions:
+    """Options of the figure."""
+
+    color: str = option("tab:blue", "Colour of the bars.")
+
+
+def bars(run: Any, *, color: str) -> Any:
+    """A bar for every head."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.add_subplot().bar(range(len(run.heads)), run.heads[run.require("last_key")], color=color)
+    return figure
 
 
 @analysis
 class LastKey(Analysis):
-    """Mean over queries of the weight on the last key of the sentence that is no special token."""
+    """Mean over queries of the weight on the last keys of the sentence that are no special tokens."""
 
     name = "last_key"
-    summary = "mean weight on the last word"
+    summary = "mean weight on the last words"
+    order = 300
+    default = False
+    Options = LastKeyOptions
+    measures = (Measure("last_key", "weight on the end", unit="share", range=(0, 1), cmap="magma", overview=9),)
+    functions = (HeadFunction("ending", "◐", "e", "#117733", "ending: looks at the end"),)
+    figures = (AnalysisFigure("last_key", "Bars of the weight on the last keys.", bars, Options=BarOptions),)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        positions = torch.arange(heads.keys.shape[1], device=heads.keys.device)  # [s]
-        last = (heads.keys * (positions + 1)).argmax(dim=-1)  # [b]
-        b, h, t, _ = heads.weights.shape
+        later = heads.keys.flip(-1).cumsum(dim=-1).flip(-1)  # [b s], 1 at the last key that counts
+        last = heads.keys & (later <= self.options.last_keys)
         return {
-            "last_key": heads.over_queries(heads.weights.gather(-1, last.view(b, 1, 1, 1).expand(b, h, t, 1))[..., 0])
+            "last_key": heads.over_queries(torch.einsum("bhts,bs->bht", heads.weights, last.to(heads.weights.dtype)))
         }
+
+    def signature(self) -> dict[str, str]:
+        return {"last": str(self.options.last_keys)}

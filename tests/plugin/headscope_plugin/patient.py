@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headscope.training.options import option
+from headscope.config import option
 from headscope.training.variant import Variant, variant
 
 

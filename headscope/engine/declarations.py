@@ -1,0 +1,270 @@
+"""What an analysis declares: options, columns, functions of heads, figures; and all of it without importing torch.
+
+`--help` and figures need what analyses declare, and have no time to import them.
+
+Of the file of an analysis the imports of `LIGHT` modules, the dataclasses and the constants are executed, and of its
+class the attributes. Where the declarations of one need more than that, all analyses are imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import Field, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, get_type_hints
+
+from headscope.config import NoOptions, check_options, flag
+from headscope.errors import ConfigError
+from headscope.registry import Registry, unknown
+
+REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
+"""The analyses by name; `headscope.engine.base.ANALYSES` is the same registry with its type."""
+LIGHT = {"dataclasses", "typing", "pathlib", "headscope.config", "headscope.errors", "headscope.heads"}
+LIGHT |= {__name__}
+"""What declarations may import: modules that import no torch."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How figures show a column of heads.csv.
+
+    `title` (default: the name in words) and `unit` stand beside the scale, which goes over `range` (None: to the
+    smallest or largest value that there is) in the matplotlib colour map `cmap`. `overview` is the column's place among
+    the maps that are drawn of every run; 0: it is none of them.
+    """
+
+    name: str
+    title: str = ""
+    unit: str = ""
+    range: tuple[float | None, float | None] = (None, None)
+    cmap: str = "viridis"
+    overview: int = 0
+
+    @property
+    def words(self) -> str:
+        """The title, or the name in words."""
+        return self.title or self.name.replace("_", " ")
+
+    @property
+    def label(self) -> str:
+        """The title with the unit."""
+        return f"{self.words} ({self.unit})" if self.unit else self.words
+
+
+@dataclass(frozen=True)
+class HeadFunction:
+    """A kind of function that heads have, by the name that labels begin with (`positional` of `positional:-1`).
+
+    Figures mark its heads with `glyph` and `letter` in `color`, and explain it by its `meaning`, in this `order`.
+    `detail` says what stands after the colon: a number of tokens ("offset"), a dependency relation ("relation"), or
+    nothing that figures show.
+    """
+
+    name: str
+    glyph: str
+    letter: str
+    color: str
+    meaning: str
+    order: int = 100
+    detail: Literal["", "offset", "relation"] = ""
+
+
+@dataclass(frozen=True)
+class AnalysisFigure:
+    """A figure of one analysis: `headscope plot NAME`, `study.plot(NAME)`, and among the figures of every run.
+
+    `draw` makes a matplotlib Figure of a run (`headscope.report.readers.run.AnalysisRun`) and of the fields of
+    `Options`, given by name: a function of the analysis' own file, which imports matplotlib in its body, or
+    "module:function". MissingTable where the run lacks what it shows. `file` is its name in a run's figures folder
+    (default: `name`). `from_pickle` and `from_checkpoint` ("module:function") read a run from another file.
+    """
+
+    name: str
+    summary: str
+    draw: Callable[..., Any] | str
+    file: str = ""
+    Options: type[Any] = NoOptions
+    from_pickle: str = ""
+    from_checkpoint: str = ""
+
+    @property
+    def stem(self) -> str:
+        """The file's name without its ending."""
+        return self.file or self.name
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What one analysis declares: class attributes of `headscope.engine.base.Analysis`, which says what they mean."""
+
+    name: str
+    order: int = 100
+    Options: type[Any] = NoOptions
+    measures: tuple[Measure, ...] = ()
+    functions: tuple[HeadFunction, ...] = ()
+    figures: tuple[AnalysisFigure, ...] = ()
+
+    @classmethod
+    def of(cls, analysis: Any) -> Declaration:
+        """From a class, or from attributes that were read."""
+        given = {each.name: getattr(analysis, each.name) for each in fields(cls) if hasattr(analysis, each.name)}
+        return cls(**given)
+
+
+@dataclass(frozen=True)
+class DeclaredOption:
+    """An option that one analysis has, or several (`--granularity`), as `headscope.config.option` describes it."""
+
+    field: Field[Any]
+    type: Any
+    analyses: tuple[str, ...]
+
+
+def declarations(*attributes: str) -> tuple[Declaration, ...]:
+    """What the analyses declare that have any of these attributes, in the order of their columns in heads.csv."""
+    return _declarations(attributes, tuple(REGISTRY.registered().items()))
+
+
+@lru_cache(maxsize=16)
+def _declarations(attributes: tuple[str, ...], registered: tuple[tuple[str, Any], ...]) -> tuple[Declaration, ...]:
+    found = {name: Declaration.of(cls) for name, cls in registered}
+    sources = dict(REGISTRY.unread())
+    assigned = re.compile(rf"^    ({'|'.join(attributes)})\b.*= ", re.MULTILINE)
+    for module, path in sources.items():
+        if assigned.search(path.read_text(encoding="utf-8")):
+            try:
+                for each in _read(module, sources)["analyses"]:
+                    found.setdefault(each.name, Declaration.of(each))
+            except Exception:  # whatever its statements raise: they need what is not light
+                REGISTRY.names()
+                return declarations(*attributes)
+    return tuple(sorted(found.values(), key=lambda each: (each.order, each.name)))
+
+
+def measure_of(column: str) -> Measure:
+    """How a column of heads.csv is shown, as its analysis declares it."""
+    every = (measure for analysis in declarations("measures") for measure in analysis.measures)
+    return next((measure for measure in every if measure.name == column), Measure(column))
+
+
+def overview_measures() -> list[str]:
+    """The columns whose maps are drawn of every run that has them."""
+    every = (measure for analysis in declarations("measures") for measure in analysis.measures if measure.overview)
+    return [measure.name for measure in sorted(every, key=lambda measure: measure.overview)]
+
+
+def head_functions() -> dict[str, HeadFunction]:
+    """The functions of heads by name, in the order of legends."""
+    every = (function for analysis in declarations("functions") for function in analysis.functions)
+    return {function.name: function for function in sorted(every, key=lambda function: function.order)}
+
+
+def analysis_figures() -> dict[str, tuple[str, AnalysisFigure]]:
+    """The figures of analyses by name, each with the name of its analysis."""
+    return {each.name: (analysis.name, each) for analysis in declarations("figures") for each in analysis.figures}
+
+
+def imported(target: Callable[..., Any] | str) -> Callable[..., Any]:
+    """A function, or the one that "module:function" names."""
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def analysis_options() -> dict[str, DeclaredOption]:
+    """Every option that analyses have, by name; ConfigError where two give one name another type or default."""
+    found: dict[str, DeclaredOption] = {}
+    for analysis in declarations("Options"):
+        hints = get_type_hints(analysis.Options)
+        for each in fields(analysis.Options):
+            first = found.get(each.name)
+            if first and (first.type, first.field.default) != (hints[each.name], each.default):
+                raise ConfigError(f"{first.analyses[0]} and {analysis.name} both have {flag(each.name)}; rename one")
+            owners = (*(first.analyses if first else ()), analysis.name)
+            found[each.name] = DeclaredOption(each, hints[each.name], owners)
+    return found
+
+
+def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of all options of analyses by name, the defaults of those that are not given included.
+
+    ConfigError for an option that no analysis has, and for a value that is none.
+    """
+    known = {each.name: each for analysis in declarations("Options") for each in fields(analysis.Options)}
+    for name in given:
+        if name not in known:
+            raise ConfigError(unknown("option of analyses", name, sorted(known)))
+    values = {name: given.get(name, each.default) for name, each in known.items()}
+    for analysis in declarations("Options"):
+        names = [each.name for each in fields(analysis.Options)]
+        check_options(analysis.Options(**{name: values[name] for name in names}))
+    return values
+
+
+def refuse_idle_options(values: Mapping[str, Any], running: set[str]) -> None:
+    """ConfigError for values of options that may not be ignored (`refuse_idle`) where no analysis has them."""
+    idle: dict[str, list[str]] = {}
+    for name, each in analysis_options().items():
+        if each.field.metadata.get("refuse_idle") and running.isdisjoint(each.analyses):
+            idle.setdefault(each.analyses[0], []).append(name)
+    for analysis, names in idle.items():
+        if any(values[name] != analysis_options()[name].field.default for name in names):
+            *others, last = map(flag, names)
+            flags = f"{', '.join(others)} and {last}" if others else last
+            raise ConfigError(f"{flags} are about the analysis {analysis}; ask for it (--also {analysis})")
+
+
+def _read(module: str, sources: Mapping[str, Path]) -> dict[str, Any]:
+    """Names that the declarations of a module define, and as "analyses" the attributes of its analyses."""
+    names: dict[str, Any] = {"__name__": module, "analyses": []}
+    classes: dict[str, SimpleNamespace] = {}
+    for node in ast.parse(sources[module].read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module in sources:
+            others = _read(node.module, sources)
+            names |= {alias.asname or alias.name: others[alias.name] for alias in node.names if alias.name in others}
+        elif isinstance(node, ast.ClassDef) and "dataclass" not in _names(node.decorator_list):
+            inherited = [vars(classes[base]) for base in _names(node.bases) if base in classes]
+            classes[node.name] = SimpleNamespace(**ChainMap(_attributes(node, names), *inherited))
+            if "analysis" in _names(node.decorator_list):
+                names["analyses"].append(classes[node.name])
+        elif isinstance(node, ast.FunctionDef):
+            names[node.name] = f"{module}:{node.name}"
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.ClassDef)) or _is_light(node):
+            with suppress(NameError, TypeError):  # no declaration, or one that fails where a class uses it
+                _execute(node, names)
+    return names
+
+
+def _is_light(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module in LIGHT
+
+
+def _attributes(node: ast.ClassDef, names: dict[str, Any]) -> dict[str, Any]:
+    """The values that a class assigns to attributes that `Declaration` has."""
+    wanted = {each.name for each in fields(Declaration)}
+    found: dict[str, Any] = {}
+    for each in node.body:
+        targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
+        if {target.id for target in targets if isinstance(target, ast.Name)} & wanted:
+            _execute(each, names, found)
+    return found
+
+
+def _execute(node: ast.stmt, names: dict[str, Any], found: dict[str, Any] | None = None) -> None:
+    """One statement; annotations are evaluated, whatever the module says of them."""
+    exec(compile(ast.Module([node], []), "<declarations>", "exec", dont_inherit=True), names, found)
+
+
+def _names(nodes: list[ast.expr]) -> set[str]:
+    """The names of decorators or bases, without their arguments."""
+    called = [node.func if isinstance(node, ast.Call) else node for node in nodes]
+    return {node.id for node in called if isinstance(node, ast.Name)}

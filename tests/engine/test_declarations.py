@@ -1,0 +1,144 @@
+"""An analysis of somebody else's, one file: its option, its column, its functions and its figure are everywhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+
+import headscope as hs
+from headscope import registry
+from headscope.cli import main
+from headscope.engine import declarations
+from headscope.engine.base import ANALYSES
+from headscope.engine.declarations import Declaration, Measure, analysis_options, checked_options, measure_of
+from headscope.errors import ConfigError
+from headscope.report.figures import headmap
+from headscope.report.figures.headmap import heads_figure
+from headscope.report.named import draw
+from headscope.report.readers.run import load_run
+from tests.oracles.plugin import registered
+
+PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
+SOURCES = ["A dog runs.", "Two men sit on the grass.", "We saw it."]
+
+
+@pytest.fixture
+def last_key() -> Iterator[None]:
+    """The analysis of tests/plugin, registered as if its package were installed."""
+    with registered(ANALYSES, "last_key"):
+        yield
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
+    for name in ("headscope.cli.analyze", "headscope.cli.plot"):  # the options are those of now
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    assert not ended.value.code
+
+
+@pytest.mark.usefixtures("last_key")
+def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    command(monkeypatch, "analyze", "--help")
+    shown = capsys.readouterr().out
+    assert "--last-keys" in shown and "Keys at the end of a sentence for `last_key`." in shown
+    text, out = tmp_path / "text.en", tmp_path / "run"
+    text.write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
+    config = tmp_path / "analyze.toml"
+    config.write_text('last-keys = 2\nonly = "last_key"\nbootstrap = 10\ndevice = "cpu"\n', encoding="utf-8")
+    command(monkeypatch, "analyze", hs.assets.trained(), "--source", text, "--out", out, "--config", config)
+    meta = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert meta["options"]["last_keys"] == 2 and "|last:2|" in f"|{meta['signatures']['last_key']}|"
+    assert pd.read_csv(out / "heads.csv")["last_key"].between(0, 1, inclusive="neither").all()
+    assert sorted(path.stem for path in (out / "figures").iterdir()) == ["functions", "heads", "last_key"]
+    command(monkeypatch, "plot", "last_key", out, "--out", tmp_path / "red.png", "--color", "red")
+    assert (tmp_path / "red.png").read_bytes() != (out / "figures" / "last_key.png").read_bytes()
+    figure = heads_figure(load_run(out))
+    texts = {text.get_text() for text in figure.findobj(Text)}
+    assert {"weight on the end · encoder-self", "share"} <= texts  # three layers: the bar is too short for the title
+    (mesh,) = figure.axes[0].collections
+    assert mesh.get_cmap().name == "magma" and mesh.get_clim() == (0, 1)
+
+
+@pytest.mark.usefixtures("last_key")
+def test_one_file_adds_an_option_and_a_figure_to_the_api() -> None:
+    model = hs.load(hs.assets.trained(), device="cpu")
+    given = {"only": "last_key", "bootstrap": 10}
+    one, all_keys = (model.analyze(SOURCES, **given, last_keys=count) for count in (1, 9))
+    assert (all_keys.heads["last_key"] > one.heads["last_key"]).all()
+    nested = model.analyze(SOURCES, **given, analysis_options={"last_keys": 9})
+    assert nested.heads.equals(all_keys.heads) and nested.signature == all_keys.signature
+    bars = one.plot("last_key", color="red").axes[0].patches
+    assert [bar.get_height() for bar in bars] == one.heads["last_key"].tolist()
+    with pytest.raises(ConfigError, match="the figure 'last_key' has no option 'colour'; it has color"):
+        one.plot("last_key", colour="red")
+    with pytest.raises(ConfigError, match="last_keys 0: at least 1 is needed"):
+        model.analyze(SOURCES, **given, last_keys=0)
+    with pytest.raises(ConfigError, match="last_keys is 10; it must be at most 9"):
+        model.analyze(SOURCES, **given, last_keys=10)
+    with pytest.raises(ConfigError, match="unknown option of analyze 'last_key'; did you mean 'last_keys'"):
+        model.analyze(SOURCES, **given, last_key=1)
+
+
+def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint(name="last_key", value="headscope_plugin.last_key", group="headscope.analyses")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    unread: registry.Registry[type] = registry.Registry(
+        "analysis", package="headscope.analyses", group="headscope.analyses"
+    )
+    monkeypatch.setattr(declarations, "REGISTRY", unread)
+    declarations._declarations.cache_clear()
+    attributes = ("Options", "measures", "functions", "figures")
+    read = {each.name: each for each in declarations.declarations(*attributes)}
+    options = analysis_options()
+    assert not unread.registered() and "headscope_plugin.last_key" not in sys.modules
+    monkeypatch.undo()
+    declarations._declarations.cache_clear()
+    assert read.pop("last_key").figures[0].draw == "headscope_plugin.last_key:bars"
+    assert options.pop("last_keys").field.metadata["maximum"] == 9
+    for name, cls in ANALYSES:
+        imported, found = Declaration.of(cls), read.pop(name, Declaration(name))
+        assert found.measures == imported.measures and found.functions == imported.functions, name
+        assert [each.name for each in found.figures] == [each.name for each in imported.figures], name
+    assert not read
+    expected = analysis_options()
+    assert {name: (each.type, each.field.default, each.analyses) for name, each in options.items()} == {
+        name: (each.type, each.field.default, each.analyses) for name, each in expected.items()
+    }
+
+
+def test_columns_without_a_declaration_are_shown_by_their_names() -> None:
+    assert measure_of("no_such_column") == Measure("no_such_column")
+    assert measure_of("no_such_column").label == "no such column"
+    assert measure_of("entropy").label == "entropy (nats)"
+
+
+def test_scales_go_over_the_declared_range_where_there_are_values_in_it() -> None:
+    values = [np.array([0.2, 0.5, np.nan])]
+    for range_, expected in (((0, 1), (0, 1)), ((None, 1), (0.2, 1)), ((0, None), (0, 0.5)), ((0.7, None), (0.2, 0.5))):
+        norm = headmap.measure_limits(Measure("x", range=range_), values)
+        assert (norm.vmin, norm.vmax) == expected
+
+
+def test_options_of_no_analysis_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown option of analyses 'ig_step'; did you mean 'ig_steps'"):
+        checked_options({"ig_step": 3})
+
+
+def test_a_figure_of_an_analysis_that_did_not_run_is_refused() -> None:
+    study = hs.load(hs.assets.trained(), device="cpu").analyze(SOURCES, only="confidence", bootstrap=10)
+    with pytest.raises(hs.HeadscopeError, match="no table 'positional'; analyze with also='positional'"):
+        draw(study.run(), "positional")
