@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.engine.base import Options
+from headscope.engine.base import RunOptions
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
@@ -127,7 +127,7 @@ def test_obs_task_takes_out_what_the_objective_loses_least_by(kind: str) -> None
         return float(np.trace(fisher @ lost @ second @ lost.T) / 2 / predictions)
 
     expected = slow_order(inputs, projections, cost)
-    found = criterion_named("obs-task").scores(context_of(kind, options=Options(objective="loss")))
+    found = criterion_named("obs-task").scores(context_of(kind, options=RunOptions(objective="loss")))
     for head, score in expected.items():
         assert found[head] == pytest.approx(score, rel=1e-6)
 
