@@ -368,11 +368,11 @@ def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> 
 
 
 def _detect(path: str) -> CheckpointFormat[Any]:
-    there = exists(path)
+    local = exists(path)
     for _, candidate in FORMATS:
-        if candidate.recognise(Path(path)) if there else candidate.recognise_name(path):
+        if candidate.recognise(Path(path)) if local else candidate.recognise_name(path):
             return candidate
-    if not there:
+    if not local:
         raise CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")
     known = "; ".join(f"{name}: {candidate.summary}" for name, candidate in FORMATS)
     raise CheckpointError(f"{path} is no checkpoint that headscope knows ({known})")
@@ -389,6 +389,6 @@ def pick_device(name: str) -> str:
     if name == "auto":
         return next(device for device in ("cuda", "mps", "cpu") if available[device])
     if not available.get(name.partition(":")[0], False):
-        there = ", ".join(["auto", *(device for device, found in available.items() if found)])
-        raise ConfigError(f"device {name!r} is not available on this machine; available: {there}")
+        usable = ", ".join(["auto", *(device for device, present in available.items() if present)])
+        raise ConfigError(f"device {name!r} is not available on this machine; available: {usable}")
     return name

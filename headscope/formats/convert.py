@@ -101,10 +101,10 @@ def _probe(checkpoint: TransformerCheckpoint) -> Probe:
     return Probe(source, real, target)
 
 
-def _difference(checkpoint: TransformerCheckpoint, found: Tensor, probe: Probe) -> float:
+def _difference(checkpoint: TransformerCheckpoint, logits: Tensor, probe: Probe) -> float:
     """The largest difference of logits [2 t V], in the type of `found`; CheckpointError where it is too large."""
-    wanted = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(found.dtype).eval(), probe)
-    difference = float((wanted - found).abs().max()) if wanted.shape == found.shape else float("inf")
+    wanted = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(logits.dtype).eval(), probe)
+    difference = float((wanted - logits).abs().max()) if wanted.shape == logits.shape else float("inf")
     if not difference <= TOLERANCE * max(1.0, float(wanted.abs().max())):
         raise CheckpointError(
             f"{checkpoint.path} was converted, but its logits differ by {difference:.1e}; nothing was left behind. "

@@ -145,11 +145,11 @@ def native_state(model: Transformer, stored: Mapping[str, torch.dtype]) -> dict[
     Weights that were widened to compute with them get their `stored` type back, which loses nothing.
     """
     tied = model.tied()
-    found = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
-    for key, its in stored.items():
-        if key in found and torch.promote_types(found[key].dtype, its) == found[key].dtype:
-            found[key] = found[key].to(its)
-    return found
+    weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
+    for key, dtype in stored.items():
+        if key in weights and torch.promote_types(weights[key].dtype, dtype) == weights[key].dtype:
+            weights[key] = weights[key].to(dtype)
+    return weights
 
 
 def _dtype(stored: set[torch.dtype], device: str) -> torch.dtype:
@@ -175,20 +175,20 @@ def _read_config(folder: Path) -> File:
                 f"{folder} is written in version {version} of the native format, this headscope reads version "
                 f"{VERSION}; convert it with the headscope that wrote it"
             )
-        found = from_plain(File, content)
+        written = from_plain(File, content)
     except ConfigError as error:
         text = str(error)
         raise CheckpointError(text if str(folder) in text else f"{folder / CONFIG}: {text}") from None
-    if found.checksum is not None and found.checksum != _checksum(content):
+    if written.checksum is not None and written.checksum != _checksum(content):
         raise CheckpointError(
             f"{folder / CONFIG} was changed after it was written; take out its line `checksum` if that was you"
         )
-    for name, digest in found.files.items():
+    for name, digest in written.files.items():
         path = folder / name
         if name in FILES and not (path.is_file() and file_digest([path]) == digest):
             how = "was changed after it was written, or is incomplete" if path.is_file() else "is missing"
             raise CheckpointError(f"{path} {how}; copy the checkpoint again")
-    return found
+    return written
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -205,22 +205,22 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 # Vocabularies: SIDE.pieces.json, SIDE.codes and SIDE.allowed.json.
 
 
-def _write_side(folder: Path, name: str, its: Vocabulary) -> SideTable:
-    splitter = its.splitter
-    _write_list(folder / f"{name}.pieces.json", its.pieces)
+def _write_side(folder: Path, name: str, vocabulary: Vocabulary) -> SideTable:
+    splitter = vocabulary.splitter
+    _write_list(folder / f"{name}.pieces.json", vocabulary.pieces)
     if splitter.codes is not None:
         (folder / f"{name}.codes").write_bytes(splitter.codes)
     if splitter.allowed is not None:
         _write_list(folder / f"{name}.allowed.json", sorted(splitter.allowed))
     return SideTable(
         kind=splitter.kind,
-        start=its.start,
-        end=its.end,
-        unknown=its.unknown,
-        pad=its.pad,
-        special=tuple(sorted(its.special)),
-        prefix=its.prefix,
-        suffix=its.suffix,
+        start=vocabulary.start,
+        end=vocabulary.end,
+        unknown=vocabulary.unknown,
+        pad=vocabulary.pad,
+        special=tuple(sorted(vocabulary.special)),
+        prefix=vocabulary.prefix,
+        suffix=vocabulary.suffix,
         codes=splitter.codes is not None,
         allowed=splitter.allowed is not None,
     )
@@ -249,7 +249,7 @@ def _write_list(path: Path, pieces: Any) -> None:
 
 
 def _read_list(path: Path) -> list[str]:
-    found = read_json(path, name=path.name)
-    if not isinstance(found, list) or not all(isinstance(piece, str) for piece in found):
+    pieces = read_json(path, name=path.name)
+    if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
         raise DataError(f"{path.name} is no JSON list of pieces")
-    return found
+    return pieces

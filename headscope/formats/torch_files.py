@@ -109,28 +109,28 @@ def _read_legacy(path: Path) -> Any:
         head = io.BytesIO(handle.read(MOST_BYTES))
     if not head.getbuffer()[: len(LEGACY)] == LEGACY:
         raise Refused("it is no file of torch.save")
-    places: dict[str, tuple[int, int]] = {}
-    asked: dict[str, Storage] = {}
+    spans: dict[str, tuple[int, int]] = {}
+    storages: dict[str, Storage] = {}
 
     def storage(dtype: torch.dtype, key: str, count: int) -> Storage:
         if count * dtype.itemsize > size:
             raise Refused(f"storage {key[:40]!r} claims {count:,} numbers, more than the file has; it is broken")
-        asked[key] = Storage(dtype, count, key, lambda: _slice(path, *places[key]))
-        return asked[key]
+        storages[key] = Storage(dtype, count, key, lambda: _slice(path, *spans[key]))
+        return storages[key]
 
     pickles = [Machine(head, storage=storage).run() for _ in range(5)]
     if pickles[1] != 1001 or not isinstance(pickles[2], dict) or pickles[2].get("little_endian") is not True:
         raise Refused("it is a legacy file of an unknown version or of a big-endian machine; save it anew")
     keys = pickles[4]
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or set(keys) != set(asked):
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or set(keys) != set(storages):
         raise Refused("its list of storages does not fit its content; the file is broken")
-    place = head.tell()
+    position = head.tell()
     for key in keys:
-        count = int.from_bytes(_slice(path, place, 8), "little", signed=True)
-        if count != asked[key].count or place + 8 + count * asked[key].dtype.itemsize > size:
+        count = int.from_bytes(_slice(path, position, 8), "little", signed=True)
+        if count != storages[key].count or position + 8 + count * storages[key].dtype.itemsize > size:
             raise Refused(f"storage {key[:40]!r} is not as large as its tensors need; the file is truncated or broken")
-        places[key] = (place + 8, count * asked[key].dtype.itemsize)
-        place = sum(places[key])
+        spans[key] = (position + 8, count * storages[key].dtype.itemsize)
+        position = sum(spans[key])
     return pickles[3]
 
 

@@ -58,10 +58,10 @@ class TransformerCheckpoint(Checkpoint):
     def _check_sizes(self) -> None:
         stacks = {"source": self.model.config.encoder, "target": self.model.config.decoder}
         for name, stack in stacks.items():
-            its: Vocabulary | None = getattr(self, name)
-            if its is not None and stack is not None and len(its) != stack.vocabulary:
+            vocabulary: Vocabulary | None = getattr(self, name)
+            if vocabulary is not None and stack is not None and len(vocabulary) != stack.vocabulary:
                 raise CheckpointError(
-                    f"{self.path}: the {name} vocabulary has {len(its)} pieces, the {name} embeddings "
+                    f"{self.path}: the {name} vocabulary has {len(vocabulary)} pieces, the {name} embeddings "
                     f"{stack.vocabulary}; this vocabulary belongs to another checkpoint"
                 )
 
@@ -90,11 +90,11 @@ class TransformerCheckpoint(Checkpoint):
         return max(stack.vocabulary for stack in self._stacks())
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
-        its = self._side(side)
+        vocabulary = self._side(side)
         reading = side == "source" and self.two_sided
-        encoded = [_encoded(text, its, limit, reading=reading) for text in texts]
-        for text, found in zip(texts, encoded, strict=True):
-            if all(found.special):
+        encoded = [_encoded(text, vocabulary, limit, reading=reading) for text in texts]
+        for text, sentence in zip(texts, encoded, strict=True):
+            if all(sentence.special):
                 raise DataError(f"the vocabulary makes nothing of the line {text[:60]!r}")
         return encoded
 
@@ -107,15 +107,15 @@ class TransformerCheckpoint(Checkpoint):
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What the decoder must say after each of the inputs that `encode` gives for targets."""
-        its = self._side("target")
-        return [[*its.encode(text), its.end][:limit] for text in texts]
+        vocabulary = self._side("target")
+        return [[*vocabulary.encode(text), vocabulary.end][:limit] for text in texts]
 
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
         return self._side("source").spans(text, ids)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        its = self._side("source")
-        return [its.pieces[number] for number in ids]
+        vocabulary = self._side("source")
+        return [vocabulary.pieces[number] for number in ids]
 
     def id_of(self, piece: str) -> int | None:
         return self._side("source").id_of(piece)
@@ -124,8 +124,8 @@ class TransformerCheckpoint(Checkpoint):
         return self._side("source").plain_ids()
 
     def common_ids(self) -> list[int]:
-        there = set(self._side("target").plain_ids())
-        return [number for number in self.plain_ids() if number in there]
+        on_target = set(self._side("target").plain_ids())
+        return [number for number in self.plain_ids() if number in on_target]
 
     def start_ids(self) -> list[int]:
         return [] if self.two_sided else [self._side("target").start]
@@ -170,18 +170,21 @@ class TransformerCheckpoint(Checkpoint):
         raise CheckpointError(f"{self.path} is no masked language model")
 
     def joined(self, text: str) -> str:
-        its = self._side("target").splitter
-        return its.join(text.split()) if its.codes is None else text
+        splitter = self._side("target").splitter
+        return splitter.join(text.split()) if splitter.codes is None else text
 
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
         try:
-            found = self.translate(texts, self._searching(options), longest=options.longest)
+            hypotheses = self.translate(texts, self._searching(options), longest=options.longest)
         except NumericalError:
             refuse_overflow(self, lambda: self.translate(texts, self._searching(options), longest=options.longest))
-        its = self._side("target")
+        target = self._side("target")
         return [
-            [Translation(its.decode(one.ids, keep_pieces=options.keep_pieces), one.score) for one in each]
-            for each in found
+            [
+                Translation(target.decode(hypothesis.ids, keep_pieces=options.keep_pieces), hypothesis.score)
+                for hypothesis in of_text
+            ]
+            for of_text in hypotheses
         ]
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
@@ -202,19 +205,19 @@ class TransformerCheckpoint(Checkpoint):
         """Search translations of texts, all in one batch, best first; `self.target.decode` makes text of them."""
         if not self.two_sided:
             raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
-        its, other = self._side("source"), self._side("target")
+        source, target = self._side("source"), self._side("target")
         most = self.reads(longest)
-        batch = side([_encoded(text, its, most, reading=True) for text in texts]).to(self.device)
+        batch = side([_encoded(text, source, most, reading=True) for text in texts]).to(self.device)
         config = self._bounded(config or self.search)
         with threads_for_pass(self.model, len(texts) * config.beam):
             return search(
                 self.model,
                 batch.ids,
                 _mask(batch.real),
-                start=other.start,
-                end=other.end,
-                pad=other.pad,
-                unknown=other.unknown,
+                start=target.start,
+                end=target.end,
+                pad=target.pad,
+                unknown=target.unknown,
                 config=config,
             )
 
@@ -225,13 +228,15 @@ class TransformerCheckpoint(Checkpoint):
         return replace(config, limit=min(most - 1, most - 1 if config.limit is None else config.limit))
 
     def facts(self) -> dict[str, Any]:
-        known = {name: its for name in ("source", "target") if (its := getattr(self, name)) is not None}
+        known = {name: vocabulary for name in ("source", "target") if (vocabulary := getattr(self, name)) is not None}
         tokenizer = None
         if known:
             tokenizer = {
-                "class": " + ".join(dict.fromkeys(its.splitter.kind for its in known.values())),
-                "vocabulary": max(len(its) for its in known.values()),
-                "special": sorted({its.pieces[n] for its in known.values() for n in its.special_ids}),
+                "class": " + ".join(dict.fromkeys(vocabulary.splitter.kind for vocabulary in known.values())),
+                "vocabulary": max(len(vocabulary) for vocabulary in known.values()),
+                "special": sorted(
+                    {vocabulary.pieces[n] for vocabulary in known.values() for n in vocabulary.special_ids}
+                ),
             }
         return {
             "architecture": "Transformer",
@@ -246,12 +251,12 @@ class TransformerCheckpoint(Checkpoint):
         return [config.decoder] if config.encoder is None else [config.encoder, config.decoder]
 
     def _side(self, name: SideName) -> Vocabulary:
-        found = self.source if name == "source" and self.two_sided else self.target
-        if found is None:
+        vocabulary = self.source if name == "source" and self.two_sided else self.target
+        if vocabulary is None:
             raise CheckpointError(
                 f"{self.path} has no {name} vocabulary, so it cannot read text; put its files beside it or give --dicts"
             )
-        return found
+        return vocabulary
 
 
 def probe_logits(model: Transformer, probe: Probe) -> Tensor:
@@ -262,15 +267,15 @@ def probe_logits(model: Transformer, probe: Probe) -> Tensor:
         return model(probe.source, probe.target, source_mask=probe.real)  # type: ignore[no-any-return]
 
 
-def _encoded(text: str, its: Vocabulary, limit: int, *, reading: bool) -> Encoded:
+def _encoded(text: str, vocabulary: Vocabulary, limit: int, *, reading: bool) -> Encoded:
     """Ids of an encoder's text (`reading`), or of a decoder's inputs: the start, then the text shifted right."""
-    words = its.encode(text)
-    before = its.prefix if reading else (its.start,)
-    after = () if not reading else (its.end,) if its.suffix is None else its.suffix
+    words = vocabulary.encode(text)
+    before = vocabulary.prefix if reading else (vocabulary.start,)
+    after = () if not reading else (vocabulary.end,) if vocabulary.suffix is None else vocabulary.suffix
     room = max(limit - len(before) - len(after), 0)
     ids = [*before, *words[:room], *after]
-    special = [number in its.special_ids for number in ids]
-    unknown = 0 if its.unknown is None else words[:room].count(its.unknown)
+    special = [number in vocabulary.special_ids for number in ids]
+    unknown = 0 if vocabulary.unknown is None else words[:room].count(vocabulary.unknown)
     return Encoded(ids, special, max(len(words) - room, 0), unknown)
 
 
@@ -289,8 +294,8 @@ def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, 
         model = Transformer(config)
     filled = dict(state)
     for copy, original in model.tied().items():
-        its = filled.setdefault(copy, state.get(original, torch.empty(0)))
-        if original in filled and not torch.equal(its, filled[original]):
+        values = filled.setdefault(copy, state.get(original, torch.empty(0)))
+        if original in filled and not torch.equal(values, filled[original]):
             raise CheckpointError(f"{path}: {copy} and {original} differ, but the config says that they are one")
     check_state(path, model, filled)
     model.tie()
@@ -315,8 +320,8 @@ def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> Non
     model.load_state_dict(dict(state), assign=any(tensor.is_meta for tensor in expected.values()))
 
 
-def _sizes(key: str, found: Tensor, expected: Tensor) -> str:
-    return f"{key} ({_by(found.shape)} instead of {_by(expected.shape)})"
+def _sizes(key: str, stored: Tensor, expected: Tensor) -> str:
+    return f"{key} ({_by(stored.shape)} instead of {_by(expected.shape)})"
 
 
 def _by(shape: Iterable[int]) -> str:

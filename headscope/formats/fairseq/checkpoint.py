@@ -25,7 +25,7 @@ from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
 from headscope.formats.digest import file_digest
 from headscope.formats.fairseq.config import Settings, read_settings, transformer_config
-from headscope.formats.fairseq.keys import Origin, origin, ours, theirs, upgraded
+from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgraded
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import native_state
 from headscope.formats.torch_files import is_torch_file, read_tensors, read_torch
@@ -83,25 +83,25 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         content = _content(Path(path))
         raw = read_tensors(Path(path), content["model"])
         refuse_damaged_file(path, raw)
-        its = read_settings(path, content)
+        settings = read_settings(path, content)
         state = upgraded(raw)
-        config = transformer_config(its, state)
-        weights = _completed(path, config, ours(path, state))
+        config = transformer_config(settings, state)
+        weights = _completed(path, config, native_weights(path, state))
         model = build_transformer(path, config, weights)
         stored = {key: tensor.dtype for key, tensor in weights.items() if tensor.is_floating_point()}
         chosen = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
-        dictionaries = _dictionaries(its, config, companions)
+        dictionaries = _dictionaries(settings, config, companions)
         return FairseqCheckpoint(
             path=path,
             format=self.name,
             model=model.to(chosen).to(device),
-            model_type=its.arch,
+            model_type=settings.arch,
             digest=file_digest([Path(path)]),
             source=dictionaries.found.get("source"),
             target=dictionaries.found.get("target"),
             stored=stored if dtype == "auto" else {},
             origin=origin(raw),
-            options=_plain(its, config),
+            options=_plain(settings, config),
             missing=dictionaries.missing,
         )
 
@@ -116,11 +116,11 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         state |= {tied: state[original] for tied, original in checkpoint.model.tied().items()}
         content = {
             "args": argparse.Namespace(**checkpoint.options),
-            "model": theirs(state, checkpoint.origin),
+            "model": fairseq_weights(state, checkpoint.origin),
             "optimizer_history": [],
             "extra_state": {},
         }
-        write_atomically(path, lambda place: save_torch(content, place))
+        write_atomically(path, lambda target: save_torch(content, target))
         for dictionary in _dictionary_files(checkpoint, companions):
             shutil.copyfile(dictionary, folder / dictionary.name)
         return SavedFiles(path, self.name, _notes(checkpoint))
@@ -181,7 +181,7 @@ def _dtype(stored: set[torch.dtype], device: str) -> torch.dtype:
     return next(iter(stored)) if len(stored) == 1 and stored <= usual else torch.float32
 
 
-def _plain(its: Settings, config: TransformerConfig) -> dict[str, Any]:
+def _plain(settings: Settings, config: TransformerConfig) -> dict[str, Any]:
     """Options that can be written again: numbers, texts, flags and lists of them, and how many heads fill a layer."""
     simple = (str, int, float, type(None))
     heads = {
@@ -189,16 +189,16 @@ def _plain(its: Settings, config: TransformerConfig) -> dict[str, Any]:
         for side, stack in (("encoder", config.encoder), ("decoder", config.decoder))
         if stack is not None
     }
-    said = {
+    options = {
         name: value
-        for name, value in its.values.items()
+        for name, value in settings.values.items()
         if isinstance(value, simple)
         or (isinstance(value, list) and len(value) < 256 and all(isinstance(part, simple) for part in value))
     }
     return {
         **heads,
-        **{name: value for name, value in said.items() if value is not None or name not in heads},
-        "arch": its.arch,
+        **{name: value for name, value in options.items() if value is not None or name not in heads},
+        "arch": settings.arch,
     }
 
 
@@ -216,39 +216,39 @@ def _dictionary_files(checkpoint: FairseqCheckpoint, companions: Companions) -> 
     return [path for path in paths if path is not None]
 
 
-def _dictionaries(its: Settings, config: TransformerConfig, companions: Companions) -> Dictionaries:
+def _dictionaries(settings: Settings, config: TransformerConfig, companions: Companions) -> Dictionaries:
     """The dictionary of each side: in --dicts, beside the checkpoint, or in the folder it was trained from."""
-    found: dict[SideName, Vocabulary] = {}
+    vocabularies: dict[SideName, Vocabulary] = {}
     missing: dict[SideName, str] = {}
     sides: tuple[SideName, ...] = ("target",) if config.encoder is None else ("source", "target")
     codes = _codes(companions.bpe)
     for side in sides:
         stack = config.encoder if side == "source" and config.encoder else config.decoder
-        name = _file_name(its, side, lm=config.encoder is None)
-        folders = _folders(its, companions)
+        name = _file_name(settings, side, lm=config.encoder is None)
+        folders = _folders(settings, companions)
         path = next((folder / name for folder in folders if (folder / name).is_file()), None) if name else None
         if path is None:
             missing[side] = _missing(name, side, folders, companions)
         else:
-            start = START if config.encoder is None and its.on("add_bos_token") else END
-            found[side] = read_dictionary(path, stack.vocabulary, codes, owner=its.path, start=start)
+            start = START if config.encoder is None and settings.on("add_bos_token") else END
+            vocabularies[side] = read_dictionary(path, stack.vocabulary, codes, owner=settings.path, start=start)
     if companions.dicts is not None and missing:
-        raise CheckpointError(f"{its.path}: {next(iter(missing.values()))}")
-    return Dictionaries(found, missing)
+        raise CheckpointError(f"{settings.path}: {next(iter(missing.values()))}")
+    return Dictionaries(vocabularies, missing)
 
 
-def _file_name(its: Settings, side: SideName, *, lm: bool) -> str | None:
+def _file_name(settings: Settings, side: SideName, *, lm: bool) -> str | None:
     if lm:
         return "dict.txt"
-    language = its.text(f"{side}_lang")
+    language = settings.text(f"{side}_lang")
     return f"dict.{language}.txt" if language is not None and LANGUAGE.fullmatch(language) else None
 
 
-def _folders(its: Settings, companions: Companions) -> list[Path]:
+def _folders(settings: Settings, companions: Companions) -> list[Path]:
     if companions.dicts is not None:
         return [companions.dicts]
-    here = Path(its.path).parent
-    data = (its.text("data") or "").split(":")[0]
+    here = Path(settings.path).parent
+    data = (settings.text("data") or "").split(":")[0]
     if not data or not data.isprintable() or len(data) > 4096:
         return [here]
     return [here, here / Path(data).name, Path(data)]
@@ -269,17 +269,17 @@ def _codes(path: Path | None) -> bytes | None:
 def read_dictionary(path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END) -> Vocabulary:
     """A dict.*.txt: `piece count` a line after four special ids; CheckpointError where it does not have `size`."""
     lines = read_text(path, name=f"the dictionary {path}").split("\n")
-    pieces, place = list(SPECIAL), {piece: number for number, piece in enumerate(SPECIAL)}
+    pieces, id_of = list(SPECIAL), {piece: number for number, piece in enumerate(SPECIAL)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
         text = line.rstrip()
         piece, _, count = text.removesuffix(OVERWRITE).rpartition(" ")
         if not piece or not re.fullmatch(r"-?\d+", count):
             raise DataError(f"line {number} of the dictionary {path} is {line[:40]!r}; it must be a piece and a count")
-        if piece in place:
+        if piece in id_of:
             if not text.endswith(OVERWRITE):
                 raise DataError(f"line {number} of the dictionary {path} repeats {piece[:40]!r}")
-            pieces[place[piece]] += "#overwritten"  # the later id is meant wherever the piece is written
-        place[piece] = len(pieces)
+            pieces[id_of[piece]] += "#overwritten"  # the later id is meant wherever the piece is written
+        id_of[piece] = len(pieces)
         pieces.append(piece)
     if len(pieces) != size:
         raise CheckpointError(

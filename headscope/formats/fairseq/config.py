@@ -92,32 +92,32 @@ class Settings:
 
     def get(self, name: str, default: Any = None) -> Any:
         """An option, else what the architecture says, else `default`."""
-        found = self.values.get(name)
-        found = ARCHITECTURES.get(self.arch, {}).get(name) if found is None else found
-        return default if found is None else found
+        value = self.values.get(name)
+        value = ARCHITECTURES.get(self.arch, {}).get(name) if value is None else value
+        return default if value is None else value
 
     def number(self, name: str, default: int | None) -> int:
         """A positive whole number."""
-        found = self.get(name, default)
-        if found is None:
+        value = self.get(name, default)
+        if value is None:
             raise CheckpointError(f"{self.path} does not say {name}, and headscope does not know arch {self.arch!r}")
-        if type(found) is not int or not 0 < found < 2**31:
-            raise CheckpointError(f"{self.path}: {name} is {shown(found)}; it must be a whole number above 0")
-        return found
+        if type(value) is not int or not 0 < value < 2**31:
+            raise CheckpointError(f"{self.path}: {name} is {shown(value)}; it must be a whole number above 0")
+        return value
 
     def text(self, name: str) -> str | None:
         """A string, None where there is none."""
-        found = self.get(name)
-        return found if isinstance(found, str) else None
+        value = self.get(name)
+        return value if isinstance(value, str) else None
 
     def on(self, name: str) -> bool:
         """Whether an option is on: a flag that is set, a number above 0, a text or list with something in it."""
-        found = self.get(name)
-        if isinstance(found, str):
-            return found.strip().lower() not in ("", "0", "false", "none", "[]", "null")
-        if isinstance(found, (int, float)):
-            return found > 0
-        return found is not None and found != [] and found != ()
+        value = self.get(name)
+        if isinstance(value, str):
+            return value.strip().lower() not in ("", "0", "false", "none", "[]", "null")
+        if isinstance(value, (int, float)):
+            return value > 0
+        return value is not None and value != [] and value != ()
 
 
 def read_settings(path: str, content: Mapping[str, Any]) -> Settings:
@@ -148,7 +148,7 @@ def section(value: Any) -> dict[str, Any]:
         value = state.get("_content", state) if isinstance(state, dict) else None
     if not isinstance(value, dict):
         return {}
-    return {key: _leaf(its) for key, its in value.items() if isinstance(key, str)}
+    return {key: _leaf(entry) for key, entry in value.items() if isinstance(key, str)}
 
 
 def _leaf(value: Any) -> Any:
@@ -162,10 +162,10 @@ def _leaf(value: Any) -> Any:
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options of nested sections under the names that they have in `args`: encoder.layers is encoder_layers."""
-    found = dict(values)
+    options = dict(values)
     for outer in ("encoder", "decoder", "quant_noise"):
-        found |= {f"{outer}_{name}": value for name, value in section(found.pop(outer, None)).items()}
-    return found
+        options |= {f"{outer}_{name}": value for name, value in section(options.pop(outer, None)).items()}
+    return options
 
 
 def shown(value: Any) -> str:
@@ -173,45 +173,49 @@ def shown(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
 
 
-def transformer_config(its: Settings, state: Mapping[str, Tensor]) -> TransformerConfig:
+def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> TransformerConfig:
     """The config of a model with these (upgraded) weights; CheckpointError naming the option that does not fit."""
-    if on := [name for name in REFUSED if its.on(name)]:
+    if on := [name for name in REFUSED if settings.on(name)]:
         raise CheckpointError(
-            f"{its.path}: its option {on[0]} ({shown(its.get(on[0]))}) makes a model that headscope's Transformer "
-            "is not; only models without it can be opened"
+            f"{settings.path}: its option {on[0]} ({shown(settings.get(on[0]))}) makes a model that headscope's "
+            "Transformer is not; only models without it can be opened"
         )
-    two_sided = not its.arch.startswith("transformer_lm")
-    shared = two_sided and its.on("share_all_embeddings")
-    d_output = its.number("decoder_output_dim", _width(its, "decoder"))
+    two_sided = not settings.arch.startswith("transformer_lm")
+    shared = two_sided and settings.on("share_all_embeddings")
+    d_output = settings.number("decoder_output_dim", _width(settings, "decoder"))
     try:
         return TransformerConfig(
-            encoder=_stack(its, state, "encoder") if two_sided else None,
-            decoder=_stack(its, state, "decoder"),
+            encoder=_stack(settings, state, "encoder") if two_sided else None,
+            decoder=_stack(settings, state, "decoder"),
             share_embeddings=shared,
-            tie_output=shared or its.on("share_decoder_input_output_embed"),
-            d_output=None if d_output == _width(its, "decoder") else d_output,
+            tie_output=shared or settings.on("share_decoder_input_output_embed"),
+            d_output=None if d_output == _width(settings, "decoder") else d_output,
         )
     except ConfigError as error:
-        raise CheckpointError(f"{its.path}: {error}") from None
+        raise CheckpointError(f"{settings.path}: {error}") from None
 
 
-def _width(its: Settings, side: str) -> int:
-    base = its.get("encoder_embed_dim", BASE["encoder_embed_dim"]) if side == "decoder" else BASE["encoder_embed_dim"]
-    lm = its.arch.startswith("transformer_lm")
-    return its.number(f"{side}_embed_dim", BASE["decoder_embed_dim"] if lm else base)
+def _width(settings: Settings, side: str) -> int:
+    base = (
+        settings.get("encoder_embed_dim", BASE["encoder_embed_dim"]) if side == "decoder" else BASE["encoder_embed_dim"]
+    )
+    lm = settings.arch.startswith("transformer_lm")
+    return settings.number(f"{side}_embed_dim", BASE["decoder_embed_dim"] if lm else base)
 
 
-def _stack(its: Settings, state: Mapping[str, Tensor], side: str) -> StackConfig:
-    d = _width(its, side)
-    lm = its.arch.startswith("transformer_lm")
+def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackConfig:
+    d = _width(settings, side)
+    lm = settings.arch.startswith("transformer_lm")
     name = f"{side}_attention_heads"
-    unsaid = _heads(state, side) if its.values.get(name) is None else None
-    heads = unsaid or its.number(name, BASE[name] if its.arch in ARCHITECTURES else None)
+    unsaid = _heads(state, side) if settings.values.get(name) is None else None
+    heads = unsaid or settings.number(name, BASE[name] if settings.arch in ARCHITECTURES else None)
     if d % heads:
-        raise CheckpointError(f"{its.path}: {side}_embed_dim {d} is not divisible by {heads} {side}_attention_heads")
-    layers = _layers(its, state, side)
-    ffn = its.number(f"{side}_ffn_embed_dim", its.get("encoder_ffn_embed_dim", 2048) if not lm else 2048)
-    d_embedding = its.number("decoder_input_dim", d) if side == "decoder" else d
+        raise CheckpointError(
+            f"{settings.path}: {side}_embed_dim {d} is not divisible by {heads} {side}_attention_heads"
+        )
+    layers = _layers(settings, state, side)
+    ffn = settings.number(f"{side}_ffn_embed_dim", settings.get("encoder_ffn_embed_dim", 2048) if not lm else 2048)
+    d_embedding = settings.number("decoder_input_dim", d) if side == "decoder" else d
     for option, value, key, axis in (
         (f"{side}_embed_dim", d, f"{side}.layers.0.fc1.weight", 1),
         (f"{side}_ffn_embed_dim", ffn, f"{side}.layers.0.fc1.weight", 0),
@@ -222,47 +226,47 @@ def _stack(its: Settings, state: Mapping[str, Tensor], side: str) -> StackConfig
             1,
         ),
     ):
-        _fits(its, option, value, _size(its, state, key, axis))
-    pre = _pre(its, state, side)
-    table = its.on(f"{side}_learned_pos") and not its.on("no_token_positional_embeddings")
+        _fits(settings, option, value, _size(settings, state, key, axis))
+    pre = _pre(settings, state, side)
+    table = settings.on(f"{side}_learned_pos") and not settings.on("no_token_positional_embeddings")
     cross = side == "decoder" and not lm
     return StackConfig(
-        vocabulary=_size(its, state, f"{side}.embed_tokens.weight", 0),
+        vocabulary=_size(settings, state, f"{side}.embed_tokens.weight", 0),
         d_model=d,
         d_ffn=ffn,
         d_head=d // heads,
-        self_heads=_counts(its, state, f"{side}.layers.{{}}.self_attn", layers, d // heads),
-        cross_heads=_counts(its, state, "decoder.layers.{}.encoder_attn", layers, d // heads) if cross else (),
+        self_heads=_counts(settings, state, f"{side}.layers.{{}}.self_attn", layers, d // heads),
+        cross_heads=_counts(settings, state, "decoder.layers.{}.encoder_attn", layers, d // heads) if cross else (),
         d_embedding=None if d_embedding == d else d_embedding,
         norm="pre" if pre else "post",
-        final_norm=pre and _final_norm(its, state, side),
-        activation=_activation(its),
-        positions="none" if its.on("no_token_positional_embeddings") else "learned" if table else "sinusoidal",
+        final_norm=pre and _final_norm(settings, state, side),
+        activation=_activation(settings),
+        positions="none" if settings.on("no_token_positional_embeddings") else "learned" if table else "sinusoidal",
         position_offset=OFFSET,
-        max_positions=_most(its, state, side, learned=table),
-        scale_embedding=not its.on("no_scale_embedding"),
-        embedding_norm=its.on("layernorm_embedding"),
+        max_positions=_most(settings, state, side, learned=table),
+        scale_embedding=not settings.on("no_scale_embedding"),
+        embedding_norm=settings.on("layernorm_embedding"),
         self_mixing=_mixing(state, f"{side}.layers.", ".self_attn."),
         cross_mixing=_mixing(state, f"{side}.layers.", ".encoder_attn.") if cross else None,
     )
 
 
-def _layers(its: Settings, state: Mapping[str, Tensor], side: str) -> int:
-    found = layer_counts(state).get(side)
-    if found is None:
-        raise CheckpointError(f"{its.path}: its weights are none of a {its.arch}: no weights of the {side}")
-    _fits(its, f"{side}_layers", its.number(f"{side}_layers", found), found)
-    return found
+def _layers(settings: Settings, state: Mapping[str, Tensor], side: str) -> int:
+    count = layer_counts(state).get(side)
+    if count is None:
+        raise CheckpointError(f"{settings.path}: its weights are none of a {settings.arch}: no weights of the {side}")
+    _fits(settings, f"{side}_layers", settings.number(f"{side}_layers", count), count)
+    return count
 
 
-def _fits(its: Settings, name: str, said: int, found: int) -> None:
-    if said != found:
-        raise CheckpointError(f"{its.path}: {name} is {said}, and its weights say {found}; the file is damaged")
+def _fits(settings: Settings, name: str, option: int, size: int) -> None:
+    if option != size:
+        raise CheckpointError(f"{settings.path}: {name} is {option}, and its weights say {size}; the file is damaged")
 
 
-def _size(its: Settings, state: Mapping[str, Tensor], key: str, axis: int) -> int:
+def _size(settings: Settings, state: Mapping[str, Tensor], key: str, axis: int) -> int:
     if key not in state or state[key].ndim != 2:
-        raise CheckpointError(f"{its.path}: weight {key} is {'missing' if key not in state else 'no matrix'}")
+        raise CheckpointError(f"{settings.path}: weight {key} is {'missing' if key not in state else 'no matrix'}")
     return state[key].shape[axis]
 
 
@@ -272,28 +276,30 @@ def _heads(state: Mapping[str, Tensor], side: str) -> int | None:
     return len(alpha) if alpha is not None and alpha.ndim else None
 
 
-def _counts(its: Settings, state: Mapping[str, Tensor], name: str, layers: int, width: int) -> tuple[int, ...]:
+def _counts(settings: Settings, state: Mapping[str, Tensor], name: str, layers: int, width: int) -> tuple[int, ...]:
     """Heads of every layer by the size of its queries: all alike in fairseq's own files, fewer after pruning."""
-    rows = [_size(its, state, f"{name.format(i)}.q_proj.weight", 0) for i in range(layers)]
+    rows = [_size(settings, state, f"{name.format(i)}.q_proj.weight", 0) for i in range(layers)]
     if odd := [count for count in rows if count % width]:
-        raise CheckpointError(f"{its.path}: {name.format('N')}.q_proj has {odd[0]} rows, no multiple of {width} a head")
+        raise CheckpointError(
+            f"{settings.path}: {name.format('N')}.q_proj has {odd[0]} rows, no multiple of {width} a head"
+        )
     return tuple(count // width for count in rows)
 
 
 def _mixing(state: Mapping[str, Tensor], start: str, middle: str) -> str | None:
-    there = any(key.startswith(start) and middle in key and key.endswith(".alphas") for key in state)
-    return "alpha.v1" if there else None
+    mixed = any(key.startswith(start) and middle in key and key.endswith(".alphas") for key in state)
+    return "alpha.v1" if mixed else None
 
 
-def _pre(its: Settings, state: Mapping[str, Tensor], side: str) -> bool:
+def _pre(settings: Settings, state: Mapping[str, Tensor], side: str) -> bool:
     """fairseq's language models are pre-norm unless a file says otherwise."""
-    lm = its.arch.startswith("transformer_lm")
-    if lm and its.get("decoder_normalize_before") is None:
-        return its.legacy or its.arch != "transformer_lm" or "decoder.layer_norm.weight" in state
-    return its.on(f"{side}_normalize_before")
+    lm = settings.arch.startswith("transformer_lm")
+    if lm and settings.get("decoder_normalize_before") is None:
+        return settings.legacy or settings.arch != "transformer_lm" or "decoder.layer_norm.weight" in state
+    return settings.on(f"{side}_normalize_before")
 
 
-def _final_norm(its: Settings, state: Mapping[str, Tensor], side: str) -> bool:
+def _final_norm(settings: Settings, state: Mapping[str, Tensor], side: str) -> bool:
     """Files of the first versions have no norm after the stack, whatever their options say."""
     version = state.get(f"{side}.version")
     number = float(version.reshape(-1)[0]) if version is not None and version.numel() else 1.0
@@ -301,20 +307,24 @@ def _final_norm(its: Settings, state: Mapping[str, Tensor], side: str) -> bool:
         return False
     if side == "encoder":
         return True
-    without = its.on("no_decoder_final_norm") or its.get("decoder_final_norm", True) is False
-    return not (without or "no_tie_adaptive_proj" in its.values)
+    without = settings.on("no_decoder_final_norm") or settings.get("decoder_final_norm", True) is False
+    return not (without or "no_tie_adaptive_proj" in settings.values)
 
 
-def _activation(its: Settings) -> str:
-    name = its.get("activation_fn", BASE["activation_fn"])
+def _activation(settings: Settings) -> str:
+    name = settings.get("activation_fn", BASE["activation_fn"])
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise CheckpointError(f"{its.path}: activation_fn is {shown(name)}; headscope has {', '.join(ACTIVATIONS)}")
+        raise CheckpointError(
+            f"{settings.path}: activation_fn is {shown(name)}; headscope has {', '.join(ACTIVATIONS)}"
+        )
     return ACTIVATIONS[name]
 
 
-def _most(its: Settings, state: Mapping[str, Tensor], side: str, *, learned: bool) -> int:
+def _most(settings: Settings, state: Mapping[str, Tensor], side: str, *, learned: bool) -> int:
     """The longest text: rows of a learned table, else what the options say."""
     if learned:
-        return max(_size(its, state, f"{side}.embed_positions.weight", 0) - OFFSET, 1)
+        return max(_size(settings, state, f"{side}.embed_positions.weight", 0) - OFFSET, 1)
     name = "max_source_positions" if side == "encoder" else "max_target_positions"
-    return its.number(name, its.get("tokens_per_sample", 1024) if its.arch.startswith("transformer_lm") else 1024)
+    return settings.number(
+        name, settings.get("tokens_per_sample", 1024) if settings.arch.startswith("transformer_lm") else 1024
+    )

@@ -77,7 +77,7 @@ class Origin:
 
 def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
     """Their keys and ours for stacks with so many layers."""
-    found: dict[str, str | None] = {}
+    table: dict[str, str | None] = {}
     for side, count in layers.items():
         rows = [*STACK, *(OUTPUT if side == "decoder" else ())]
         rows += [
@@ -87,34 +87,34 @@ def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
         ]
         for their, our in rows:
             for w in BOTH if "{w}" in their else ("",):
-                found[their.format(s=side, w=w)] = our and our.format(s=side, w=w)
-    return found
+                table[their.format(s=side, w=w)] = our and our.format(s=side, w=w)
+    return table
 
 
 def layer_counts(keys: Iterable[str]) -> dict[str, int]:
     """Layers of each stack that has any weights."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for key in keys:
         side, _, rest = key.partition(".")
         if side in ("encoder", "decoder"):
             number = re.match(r"layers\.(\d{1,4})\.", rest)
-            found[side] = max(found.get(side, 0), int(number[1]) + 1 if number else 0)
-    return found
+            counts[side] = max(counts.get(side, 0), int(number[1]) + 1 if number else 0)
+    return counts
 
 
 def upgraded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict under the names of fairseq 0.9: fused projections split, old names replaced."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for key, tensor in state.items():
         fused = _FUSED.fullmatch(key)
         if fused is None:
-            found[renamed(key)] = tensor
+            weights[renamed(key)] = tensor
         elif tensor.ndim and not len(tensor) % 3:
             for name, part in zip("qkv", tensor.chunk(3), strict=True):
-                found[f"{fused[1]}.{name}_proj.{fused[2]}"] = part.contiguous()
+                weights[f"{fused[1]}.{name}_proj.{fused[2]}"] = part.contiguous()
         else:
-            found[key] = tensor
-    return found
+            weights[key] = tensor
+    return weights
 
 
 def renamed(key: str) -> str:
@@ -128,7 +128,7 @@ def renamed(key: str) -> str:
     return f"{old[1]}{old[2]}{names[int(old[3])]}.{old[4]}"
 
 
-def ours(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def native_weights(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Upgraded weights under our names; CheckpointError naming those that the tables do not know."""
     rows = key_table(layer_counts(state))
     strange = [key for key in state if key not in rows]
@@ -142,34 +142,34 @@ def ours(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def origin(state: Mapping[str, Tensor]) -> Origin:
-    """What `theirs` needs beside our weights to write a file like this one."""
+    """What `fairseq_weights` needs beside native weights to write a file like this one."""
     rows = key_table(layer_counts(state))
     dropped = {key: tensor for key, tensor in state.items() if key in rows and rows[key] is None}
     return Origin(tuple(state), dropped)
 
 
-def theirs(state: Mapping[str, Tensor], its: Origin) -> dict[str, Tensor]:
+def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Tensor]:
     """Our weights under the keys of the file they came from, in its order; `state` may have fewer heads."""
-    rows = key_table(layer_counts([*its.keys, *(key for key in state)]))
+    rows = key_table(layer_counts([*origin.keys, *(key for key in state)]))
     left = set(state)
-    found: dict[str, Tensor] = {}
-    for key in its.keys:
+    weights: dict[str, Tensor] = {}
+    for key in origin.keys:
         fused = _FUSED.fullmatch(key)
-        if key in its.dropped:
-            found[key] = its.dropped[key]
+        if key in origin.dropped:
+            weights[key] = origin.dropped[key]
             continue
         names = [f"{fused[1]}.{part}_proj.{fused[2]}" for part in "qkv"] if fused else [renamed(key)]
         parts = [our for name in names if (our := rows.get(name)) is not None and our in state]
         left -= set(parts)
         if parts:
-            found[key] = torch.cat([state[our] for our in parts]) if fused else state[parts[0]]
+            weights[key] = torch.cat([state[our] for our in parts]) if fused else state[parts[0]]
     back = {our: their for their, our in rows.items() if our is not None}
-    found |= {back[our]: state[our] for our in sorted(left) if our in back and not _identity(our, state[our])}
-    for key, tensor in found.items():  # the dead bias of alphas has one row per head
+    weights |= {back[our]: state[our] for our in sorted(left) if our in back and not _identity(our, state[our])}
+    for key, tensor in weights.items():  # the dead bias of alphas has one row per head
         if key.endswith("alphas_bias"):
-            heads = found.get(key.removesuffix("_bias"), tensor)
-            found[key] = tensor[: len(heads)]
-    return found
+            heads = weights.get(key.removesuffix("_bias"), tensor)
+            weights[key] = tensor[: len(heads)]
+    return weights
 
 
 def _identity(key: str, tensor: Tensor) -> bool:

@@ -101,8 +101,8 @@ class HuggingFaceCheckpoint(Predicting):
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
         start = self.config.decoder_start_token_id
         if shift is not None and (start is not None or self.model_type == "mbart"):
-            found: list[int] = shift(labels=torch.tensor([labels]))[0].tolist()
-            return found
+            inputs: list[int] = shift(labels=torch.tensor([labels]))[0].tolist()
+            return inputs
         if start is None:
             raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
         return [start, *labels[:-1]]
@@ -111,12 +111,12 @@ class HuggingFaceCheckpoint(Predicting):
         return subword_spans(self._tokenizer(), text, ids)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        found: list[str] = self._tokenizer().convert_ids_to_tokens(list(ids))
-        return found
+        pieces: list[str] = self._tokenizer().convert_ids_to_tokens(list(ids))
+        return pieces
 
     def id_of(self, piece: str) -> int | None:
-        found: int | None = self._tokenizer().get_vocab().get(piece)
-        return found
+        number: int | None = self._tokenizer().get_vocab().get(piece)
+        return number
 
     def plain_ids(self) -> list[int]:
         size = int(text_config(self.config).vocab_size)
@@ -125,7 +125,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     def start_ids(self) -> list[int]:
         ids = self._tokenizer()("a")["input_ids"]
-        first = next((place for place, number in enumerate(ids) if number not in self._special), 0)
+        first = next((position for position, number in enumerate(ids) if number not in self._special), 0)
         return list(ids[:first])
 
     def facts(self) -> dict[str, Any]:

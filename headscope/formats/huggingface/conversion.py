@@ -48,30 +48,38 @@ def _write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     source, target = checkpoint.source, checkpoint.target
     if target is None:
         return "no tokenizer: the checkpoint came without vocabularies"
-    one = source is None or (source.pieces, source.special_ids) == (target.pieces, target.special_ids)
-    if one and target.unknown is not None and target.splitter.kind in ("words", "bpe"):
+    shared = source is None or (source.pieces, source.special_ids) == (target.pieces, target.special_ids)
+    if shared and target.unknown is not None and target.splitter.kind in ("words", "bpe"):
         _write_tokenizer(target, folder, two_sided=checkpoint.two_sided)
         return "the tokenizer takes text that is already split into pieces; split and join it with your BPE codes"
-    for name, its in (("source", source), ("target", target)):
-        if its is not None:
-            (folder / f"{name}.pieces.json").write_text(json.dumps(its.pieces, ensure_ascii=False), encoding="utf-8")
+    for name, vocabulary in (("source", source), ("target", target)):
+        if vocabulary is not None:
+            (folder / f"{name}.pieces.json").write_text(
+                json.dumps(vocabulary.pieces, ensure_ascii=False), encoding="utf-8"
+            )
     return (
         "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the pieces in the order of "
         "their ids, and a source text ends with the id of the end"
     )
 
 
-def _write_tokenizer(its: Vocabulary, folder: Path, *, two_sided: bool) -> None:
+def _write_tokenizer(vocabulary: Vocabulary, folder: Path, *, two_sided: bool) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    names = {"unk": its.unknown, "pad": its.pad, "eos": its.end, "bos": min(its.special, default=None)}
-    tokens = {f"{name}_token": its.pieces[number] for name, number in names.items() if number is not None}
-    inner = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(its.pieces)}, tokens["unk_token"]))
+    names = {
+        "unk": vocabulary.unknown,
+        "pad": vocabulary.pad,
+        "eos": vocabulary.end,
+        "bos": min(vocabulary.special, default=None),
+    }
+    tokens = {f"{name}_token": vocabulary.pieces[number] for name, number in names.items() if number is not None}
+    inner = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(vocabulary.pieces)}, tokens["unk_token"]))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    mark = its.pieces[its.end if two_sided else its.start]
+    mark = vocabulary.pieces[vocabulary.end if two_sided else vocabulary.start]
     inner.post_processor = processors.TemplateProcessing(
-        single=f"$A {mark}" if two_sided else f"{mark} $A", special_tokens=[(mark, its.end if two_sided else its.start)]
+        single=f"$A {mark}" if two_sided else f"{mark} $A",
+        special_tokens=[(mark, vocabulary.end if two_sided else vocabulary.start)],
     )
     made = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **tokens)
     made.save_pretrained(folder)

@@ -145,11 +145,11 @@ def _model_class(path: str, config: Any) -> Any:
     return known
 
 
-def _dtype(asked: str, config: Any, device: str) -> torch.dtype:
+def _dtype(name: str, config: Any, device: str) -> torch.dtype:
     """`auto` is what the checkpoint stores, but float32 on a CPU, where half precision is slow and coarse."""
-    if asked != "auto":
-        found: torch.dtype = getattr(torch, asked)
-        return found
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
     stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     return torch.float32 if device == "cpu" else stored
 
@@ -170,8 +170,8 @@ def _mismatch(entry: Any) -> str:
     if not (isinstance(entry, tuple) and len(entry) == 3):
         return str(entry)
     name, *sizes = entry
-    there, wanted = ("×".join(map(str, size)) for size in sizes)
-    return f"{name} ({there}, config.json: {wanted})"
+    stored, wanted = ("×".join(map(str, size)) for size in sizes)
+    return f"{name} ({stored}, config.json: {wanted})"
 
 
 def _disagree(path: str, how: str, keys: list[str]) -> str:
@@ -185,8 +185,8 @@ def _open_tokenizer(path: str, options: dict[str, bool]) -> tuple[Any, str]:
         with _quiet(path):
             tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except CheckpointError as error:
-        found = _has_vocabulary(path)
-        return None, str(error).removeprefix(f"{path} ") if found else "it has no vocabulary file"
+        complete = _has_vocabulary(path)
+        return None, str(error).removeprefix(f"{path} ") if complete else "it has no vocabulary file"
     if type(tokenizer).vocab_files_names and not _has_vocabulary(path):
         return None, "it has no vocabulary file"
     return tokenizer, ""
@@ -211,8 +211,8 @@ def _digest(path: str) -> str:
     folder = _folder(path)
     files = [folder / "config.json"]
     for pattern in WEIGHTS:
-        if found := sorted(folder.glob(pattern)):
-            return file_digest([*files, *found])
+        if weights := sorted(folder.glob(pattern)):
+            return file_digest([*files, *weights])
     return file_digest(files)
 
 

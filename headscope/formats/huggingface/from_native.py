@@ -123,12 +123,12 @@ def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
     if reasons := _never(config):
         raise CheckpointError(f"no class of transformers expresses this model: {'; '.join(reasons)}")
     sided = [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
-    found = {target.name: _reasons(target, config, ids) for target in sided}
+    reasons_of = {target.name: _reasons(target, config, ids) for target in sided}
     for target in sided:
-        if not found[target.name]:
+        if not reasons_of[target.name]:
             return target
-    told = "; ".join(f"{name} not, because {' and '.join(why)}" for name, why in found.items())
-    raise CheckpointError(f"no class of transformers expresses this model: {told}")
+    explained = "; ".join(f"{name} not, because {' and '.join(why)}" for name, why in reasons_of.items())
+    raise CheckpointError(f"no class of transformers expresses this model: {explained}")
 
 
 def _stacks(config: TransformerConfig) -> list[StackConfig]:
@@ -138,7 +138,7 @@ def _stacks(config: TransformerConfig) -> list[StackConfig]:
 def _never(config: TransformerConfig) -> list[str]:
     """What none of the classes has."""
     stacks = _stacks(config)
-    said = {
+    reasons = {
         "its decoder starts with a zero vector": config.start == "zero",
         "its output has a projection before it (d_output)": config.d_output is not None,
         "its embeddings have another width (d_embedding)": any(s.d_embedding not in (None, s.d_model) for s in stacks),
@@ -152,33 +152,33 @@ def _never(config: TransformerConfig) -> list[str]:
         ),
     }
     for name in ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm"):
-        said[f"its encoder and decoder differ in {name}"] = len({getattr(s, name) for s in stacks}) > 1
+        reasons[f"its encoder and decoder differ in {name}"] = len({getattr(s, name) for s in stacks}) > 1
     if stacks[-1].positions == "learned":
-        said["its encoder and decoder differ in max_positions"] = len({s.max_positions for s in stacks}) > 1
-    return [reason for reason, holds in said.items() if holds]
+        reasons["its encoder and decoder differ in max_positions"] = len({s.max_positions for s in stacks}) > 1
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
     """Why a class does not express a model."""
-    its = config.decoder
+    decoder = config.decoder
     size = None if config.encoder is None else config.encoder.vocabulary
     final = {stack.final_norm for stack in _stacks(config)}
-    said = {
-        f"its norm is {its.norm}": its.norm not in target.norm,
-        "it has no norm after each stack": its.norm == "pre" and final != {True},
-        "it has a norm after a stack": its.norm == "post" and final != {False},
-        f"embedding_norm is {its.embedding_norm}": its.embedding_norm != target.embedding_norm,
-        f"its positions are {its.positions}": its.positions not in target.positions,
-        f"scale_embedding is {its.scale_embedding}": its.scale_embedding not in target.scale,
+    reasons = {
+        f"its norm is {decoder.norm}": decoder.norm not in target.norm,
+        "it has no norm after each stack": decoder.norm == "pre" and final != {True},
+        "it has a norm after a stack": decoder.norm == "post" and final != {False},
+        f"embedding_norm is {decoder.embedding_norm}": decoder.embedding_norm != target.embedding_norm,
+        f"its positions are {decoder.positions}": decoder.positions not in target.positions,
+        f"scale_embedding is {decoder.scale_embedding}": decoder.scale_embedding not in target.scale,
         "its output has a bias": config.output_bias and not target.bias,
-        f"positions begin at {its.position_offset} and the padding id is {ids.pad}": (
-            "learned" not in target.positions and its.position_offset != ids.pad + 1
+        f"positions begin at {decoder.position_offset} and the padding id is {ids.pad}": (
+            "learned" not in target.positions and decoder.position_offset != ids.pad + 1
         ),
         "its source vocabulary is the larger one": (
-            target.one_vocabulary and size is not None and size > its.vocabulary
+            target.one_vocabulary and size is not None and size > decoder.vocabulary
         ),
     }
-    return [reason for reason, holds in said.items() if holds]
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 @contextmanager
@@ -218,38 +218,38 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
 
 def special_ids(checkpoint: TransformerCheckpoint) -> Ids:
     """From the vocabulary; fairseq's own where a fairseq file came without dictionary."""
-    its = checkpoint.target
-    if its is None:
+    vocabulary = checkpoint.target
+    if vocabulary is None:
         if checkpoint.format != "fairseq":
             raise CheckpointError(f"{checkpoint.path} has no vocabulary, so its special ids are unknown; give --dicts")
         return Ids(start=2, end=2, pad=1, begin=0)
-    pad = its.pad if its.pad is not None else its.end
-    return Ids(its.start, its.end, pad, min(its.special, default=its.start))
+    pad = vocabulary.pad if vocabulary.pad is not None else vocabulary.end
+    return Ids(vocabulary.start, vocabulary.end, pad, min(vocabulary.special, default=vocabulary.start))
 
 
 def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
     import transformers
 
-    its, other = config.decoder, config.encoder
+    decoder, encoder = config.decoder, config.encoder
     values: dict[str, Any] = {
-        "activation_function": ACTIVATIONS.get(its.activation, its.activation),
-        "scale_embedding": its.scale_embedding,
+        "activation_function": ACTIVATIONS.get(decoder.activation, decoder.activation),
+        "scale_embedding": decoder.scale_embedding,
         "max_position_embeddings": _length(config),
         "tie_word_embeddings": _all_tied(config),
-        "dropout": its.dropout,
-        "attention_dropout": its.attention_dropout,
-        "activation_dropout": its.activation_dropout,
+        "dropout": decoder.dropout,
+        "attention_dropout": decoder.attention_dropout,
+        "activation_dropout": decoder.activation_dropout,
         **{"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end},
     }
-    if other is None:
-        values |= _alone(target, its)
+    if encoder is None:
+        values |= _alone(target, decoder)
     else:
-        values |= {"d_model": its.d_model, "decoder_start_token_id": ids.start, "forced_eos_token_id": None}
-        for side, stack in (("encoder", other), ("decoder", its)):
+        values |= {"d_model": decoder.d_model, "decoder_start_token_id": ids.start, "forced_eos_token_id": None}
+        for side, stack in (("encoder", encoder), ("decoder", decoder)):
             values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn}
             values[f"{side}_attention_heads"] = stack.most_heads
             values[f"{side}_layerdrop"] = 0.0
-        values |= {"vocab_size": its.vocabulary} if target.one_vocabulary else _two_vocabularies(other, its)
+        values |= {"vocab_size": decoder.vocabulary} if target.one_vocabulary else _two_vocabularies(encoder, decoder)
     return getattr(transformers, target.config)(**values)
 
 
@@ -257,26 +257,34 @@ def _two_vocabularies(source: StackConfig, target: StackConfig) -> dict[str, Any
     return {"src_vocab_size": source.vocabulary, "tgt_vocab_size": target.vocabulary, "langs": ["source", "target"]}
 
 
-def _alone(target: Target, its: StackConfig) -> dict[str, Any]:
+def _alone(target: Target, decoder: StackConfig) -> dict[str, Any]:
     """The names that a decoder-only class has for sizes."""
-    sizes = {"vocab_size": its.vocabulary}
+    sizes = {"vocab_size": decoder.vocabulary}
     if target.name.startswith("XGLM"):
         return sizes | {
-            "d_model": its.d_model,
-            "ffn_dim": its.d_ffn,
-            "num_layers": its.layers,
-            "attention_heads": its.most_heads,
+            "d_model": decoder.d_model,
+            "ffn_dim": decoder.d_ffn,
+            "num_layers": decoder.layers,
+            "attention_heads": decoder.most_heads,
             "layerdrop": 0.0,
         }
-    sizes |= {"hidden_size": its.d_model, "num_hidden_layers": its.layers, "num_attention_heads": its.most_heads}
+    sizes |= {
+        "hidden_size": decoder.d_model,
+        "num_hidden_layers": decoder.layers,
+        "num_attention_heads": decoder.most_heads,
+    }
     if target.name.startswith("OPT"):
-        before = {"do_layer_norm_before": its.norm == "pre", "word_embed_proj_dim": its.d_model, "layerdrop": 0.0}
-        return sizes | before | {"ffn_dim": its.d_ffn, "activation_function": _act(its)}
-    return sizes | {"intermediate_size": its.d_ffn, "hidden_act": _act(its), "layerdrop": 0.0}
+        before = {
+            "do_layer_norm_before": decoder.norm == "pre",
+            "word_embed_proj_dim": decoder.d_model,
+            "layerdrop": 0.0,
+        }
+        return sizes | before | {"ffn_dim": decoder.d_ffn, "activation_function": _act(decoder)}
+    return sizes | {"intermediate_size": decoder.d_ffn, "hidden_act": _act(decoder), "layerdrop": 0.0}
 
 
-def _act(its: StackConfig) -> str:
-    return ACTIVATIONS.get(its.activation, its.activation)
+def _act(stack: StackConfig) -> str:
+    return ACTIVATIONS.get(stack.activation, stack.activation)
 
 
 def _length(config: TransformerConfig) -> int:
@@ -294,43 +302,45 @@ def _tied(target: Target, config: TransformerConfig) -> set[str]:
 def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our weights under the keys of the class: fairseq's names within another prefix."""
     back = {our: their for their, our in key_table({"encoder": _deep(config), "decoder": _deep(config)}).items()}
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for our, tensor in state.items():
         if our == "output.bias":
-            found["final_logits_bias"] = tensor[None]
+            weights["final_logits_bias"] = tensor[None]
             continue
         side, _, rest = back[our].partition(".")
         rest = rest.replace("layer_norm.", f"{target.final_norm}.") if rest.startswith("layer_norm.") else rest
-        found[target.output if our == "output.weight" else f"{target.prefix[side]}.{rest}"] = tensor
-    _fill(target, config, found)
-    return found
+        weights[target.output if our == "output.weight" else f"{target.prefix[side]}.{rest}"] = tensor
+    _fill(target, config, weights)
+    return weights
 
 
 def _deep(config: TransformerConfig) -> int:
     return max(stack.layers for stack in _stacks(config))
 
 
-def _fill(target: Target, config: TransformerConfig, found: dict[str, Tensor]) -> None:
+def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
     """What the class has and the model has not: biases of zero, unused rows, tables of positions."""
-    like = found[target.output]
+    like = weights[target.output]
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack is None:
             continue
         prefix = target.prefix[side]
-        for key in [key for key in found if key.startswith(prefix) and key.endswith("_proj.weight") and "attn" in key]:
-            found.setdefault(f"{key.removesuffix('weight')}bias", like.new_zeros(len(found[key])))
+        for key in [
+            key for key in weights if key.startswith(prefix) and key.endswith("_proj.weight") and "attn" in key
+        ]:
+            weights.setdefault(f"{key.removesuffix('weight')}bias", like.new_zeros(len(weights[key])))
         if "learned" in target.positions:
-            found[f"{prefix}.embed_positions.weight"] = _positions(
-                stack, found.get(f"{prefix}.embed_positions.weight"), like
+            weights[f"{prefix}.embed_positions.weight"] = _positions(
+                stack, weights.get(f"{prefix}.embed_positions.weight"), like
             )
         name = f"{prefix}.embed_tokens.weight"
-        if target.one_vocabulary and len(found[name]) < config.decoder.vocabulary:
-            rows = config.decoder.vocabulary - len(found[name])
-            found[name] = torch.cat([found[name], like.new_zeros(rows, found[name].shape[1])])
+        if target.one_vocabulary and len(weights[name]) < config.decoder.vocabulary:
+            rows = config.decoder.vocabulary - len(weights[name])
+            weights[name] = torch.cat([weights[name], like.new_zeros(rows, weights[name].shape[1])])
     if target.shared is not None:
-        found[target.shared] = found[f"{target.prefix['encoder']}.embed_tokens.weight"]
+        weights[target.shared] = weights[f"{target.prefix['encoder']}.embed_tokens.weight"]
     if target.bias:
-        found.setdefault("final_logits_bias", like.new_zeros(1, len(like)))
+        weights.setdefault("final_logits_bias", like.new_zeros(1, len(like)))
 
 
 def _positions(stack: StackConfig, learned: Tensor | None, like: Tensor) -> Tensor:

@@ -82,16 +82,16 @@ def _plain_name(model: Any) -> str:
 
 def _classes(config: Any) -> dict[str, str]:
     """What each AutoModel of transformers makes of a config: {auto class: class}."""
-    found = {}
+    classes = {}
     for auto, cls in vars(modeling_auto).items():
         mapping = getattr(cls, "_model_mapping", None)
         if not re.fullmatch(r"AutoModel\w*", auto) or mapping is None or type(config) not in mapping:
             continue
-        its = mapping[type(config)]
-        its = its[0] if isinstance(its, tuple) else its
-        if hasattr(transformers, its.__name__):
-            found[auto] = its.__name__
-    return found
+        model_class = mapping[type(config)]
+        model_class = model_class[0] if isinstance(model_class, tuple) else model_class
+        if hasattr(transformers, model_class.__name__):
+            classes[auto] = model_class.__name__
+    return classes
 
 
 __all__ = ["EMPTY", "MODULE", "Narrowed", "is_narrowed", "narrowed_class", "write_code"]

@@ -90,10 +90,10 @@ def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """A copy of the same size whose removed heads have zeros in their columns of the output projection."""
     made = copy.deepcopy(model)
     named = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = projections(model)
+    parts = projections(model)
     with torch.no_grad():
         for head in removal.removed:
-            output = _known(found.get((head.site, head.layer)), "output", head.site, head.layer)
+            output = _known(parts.get((head.site, head.layer)), "output", head.site, head.layer)
             weight = made.get_parameter(named[id(output.weight)])
             weight.index_fill_(output.axis, output.units[head.head].to(weight.device), 0.0)
     return made
@@ -103,14 +103,14 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
     """What has to change in a model for a removal; nothing for layers that keep all their heads."""
     base = base_of(model)
     modules = dict(base.named_modules())
-    found, attention_sites = projections(model), find_attention(model)
+    parts, attention_sites = projections(model), find_attention(model)
     cutter = _Cutter(base)
     within = {id(module): name for name, module in modules.items()}
     for identity, calls in attention_sites.calls.items():
         attention_site = calls[0]
         where = (attention_site.site, attention_site.layer)
         if len(removal.kept[where]) < attention_site.heads:
-            cutter.cut(within[identity], attention_site, found.get(where), removal.kept[where], removal.groups[where])
+            cutter.cut(within[identity], attention_site, parts.get(where), removal.kept[where], removal.groups[where])
     _position_biases(cutter.done, modules, within, attention_sites.calls, removal)
     return cutter.done
 
@@ -132,12 +132,12 @@ class _Cutter:
         self,
         name: str,
         attention_site: AttentionSite,
-        its: Projections | None,
+        located: Projections | None,
         kept: tuple[int, ...],
         groups: tuple[int, ...],
     ) -> None:
         site, layer = attention_site.site, attention_site.layer
-        parts = {part: _known(its, part, site, layer) for part in ("query", "key", "value", "output")}
+        parts = {part: _known(located, part, site, layer) for part in ("query", "key", "value", "output")}
         stays = {"query": kept, "key": groups, "value": groups, "output": kept}
         if kept:
             self._narrowed(parts, stays)
@@ -149,7 +149,7 @@ class _Cutter:
                 self.done.keep[f"{name}.{parameter}"] = [(0, torch.tensor(kept or (0,)))]
         self.done.attributes[name] = _attributes(module, attention_site, max(len(kept), 1), max(len(groups), 1))
         counts = zip(OF_CONFIG, (max(len(kept), 1), max(len(groups), 1)), strict=True)
-        if read := {each: count for each, count in counts if f"self.config.{each}" in _code(module)}:
+        if read := {attribute: count for attribute, count in counts if f"self.config.{attribute}" in _code(module)}:
             self.done.configs[name] = read
 
     def _narrowed(self, parts: Mapping[str, Slices], stays: Mapping[str, tuple[int, ...]]) -> None:
@@ -216,7 +216,9 @@ def _position_biases(
 ) -> None:
     """Columns of relative position biases: a layer's own, or those of its stack's first layer (T5)."""
     for site in Site:
-        layers = {within[key]: removal.kept[site, its[0].layer] for key, its in calls.items() if its[0].site is site}
+        layers = {
+            within[key]: removal.kept[site, sites[0].layer] for key, sites in calls.items() if sites[0].site is site
+        }
         owners = [name for name in layers if isinstance(getattr(modules[name], BIAS, None), nn.Embedding)]
         changed = any(name in done.attributes for name in layers)
         biased = any(hasattr(modules[name], "compute_bias") for name in layers)
@@ -248,35 +250,35 @@ def _shared_bias(
             done.bias_heads[name] = [union.index(head) for head in kept]
 
 
-def _known(its: Projections | None, part: str, site: Site, layer: int) -> Slices:
-    found: Slices | None = None if its is None else getattr(its, part)
-    if found is None:
+def _known(located: Projections | None, part: str, site: Site, layer: int) -> Slices:
+    slices: Slices | None = None if located is None else getattr(located, part)
+    if slices is None:
         raise ConfigError(
             f"heads of {site}.{layer} cannot be removed: which part of its {part} projection belongs to which head "
             "cannot be told (its states are normalised across heads, gated, or not made by one matrix)"
         )
-    return found
+    return slices
 
 
 def _kept_heads(before: Any, removal: RemovalPlan) -> dict[str, dict[str, list[int]]]:
     """{site: {layer: numbers}} as the checkpoint counted heads that was pruned first."""
-    found: dict[str, dict[str, list[int]]] = {}
+    numbers: dict[str, dict[str, list[int]]] = {}
     for (site, layer), kept in removal.kept.items():
         old = (before or {}).get(site.value, {}).get(str(layer))
-        found.setdefault(site.value, {})[str(layer)] = [head if old is None else int(old[head]) for head in kept]
-    return found
+        numbers.setdefault(site.value, {})[str(layer)] = [head if old is None else int(old[head]) for head in kept]
+    return numbers
 
 
 def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[str, Any]:
     """The table of a model that was pruned before, with what changed since."""
     old = before or {}
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for name, new in table.items():
-        there = old.get(name, type(new)())
-        found[name] = {**there, **new} if isinstance(new, dict) else _union(there, new)
-    gone = set(found["zeros"]) | set(found["biases"])
-    found["shapes"] = {name: shape for name, shape in found["shapes"].items() if name.rpartition(".")[0] not in gone}
-    return found
+        earlier = old.get(name, type(new)())
+        merged[name] = {**earlier, **new} if isinstance(new, dict) else _union(earlier, new)
+    gone = set(merged["zeros"]) | set(merged["biases"])
+    merged["shapes"] = {name: shape for name, shape in merged["shapes"].items() if name.rpartition(".")[0] not in gone}
+    return merged
 
 
 def _union(*lists: Iterable[str]) -> list[str]:

@@ -85,8 +85,8 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     for name in ("preprocessor_config.json", "processor_config.json"):
-        if (there := Path(checkpoint.path) / name).is_file():
-            shutil.copyfile(there, folder / name)
+        if (path := Path(checkpoint.path) / name).is_file():
+            shutil.copyfile(path, folder / name)
     _drop_auto_map_of_others(folder)
     return narrowed
 
@@ -106,17 +106,17 @@ def _stored_dtype(path: str) -> torch.dtype | None:
     from transformers import AutoConfig
 
     if files := list(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []:
-        found = set()
+        dtypes = set()
         for file in files:
             with safe_open(file, framework="pt") as opened:
-                found |= {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
-        return STORED.get(found.pop()) if len(found) == 1 else None
+                dtypes |= {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
+        return STORED.get(dtypes.pop()) if len(dtypes) == 1 else None
     try:
         with quiet_transformers():
-            said = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True).dtype
+            dtype = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True).dtype
     except (OSError, ValueError):
         return None
-    return said if isinstance(said, torch.dtype) else None
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def _drop_auto_map_of_others(folder: Path) -> None:

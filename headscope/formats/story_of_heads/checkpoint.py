@@ -75,12 +75,12 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             return False
 
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> StoryCheckpoint:
-        place = Path(path)
-        if not place.is_file():
+        file = Path(path)
+        if not file.is_file():
             raise CheckpointError(f"there is no file {path}; a story-of-heads checkpoint is one .npz")
-        hp_file = companions.hp or _beside(place)
-        hp, said = read_hp(hp_file)
-        arrays = Arrays(place)
+        hp_file = companions.hp or _beside(file)
+        hp, settings = read_hp(hp_file)
+        arrays = Arrays(file)
         try:
             shape = shape_of(arrays, hp)
             model = build_transformer(path, shape.config, _state(arrays, hp, shape))
@@ -88,16 +88,16 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             raise CheckpointError(f"{path} with {hp_file.name}: {error}") from None
         stored = {key: tensor.dtype for key, tensor in model.state_dict().items()}
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
-        folder = companions.dicts or place.parent
+        folder = companions.dicts or file.parent
         return StoryCheckpoint(
-            hp=said,
+            hp=settings,
             shape=shape,
             loss=loss_scope(arrays, hp),
             path=path,
             format=self.name,
             model=model.to(device),
             model_type="transformer",
-            digest=file_digest([place, hp_file]),
+            digest=file_digest([file, hp_file]),
             source=_vocabulary(folder, "src", companions.bpe, shape),
             target=_vocabulary(folder, "dst", companions.bpe, shape),
             search=hp.search(),
@@ -142,17 +142,17 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     with torch.device("meta"):
         expected = Transformer(shape.config).state_dict()
     table = _rows(shape, loss_scope(arrays, hp))
-    _refuse_unread(arrays, hp, {row.theirs for row in table})
-    if missing := [row.theirs for row in table if row.theirs not in arrays.names]:
+    _refuse_unread(arrays, hp, {row.array for row in table})
+    if missing := [row.array for row in table if row.array not in arrays.names]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"{arrays.path} lacks arrays of the model: {', '.join(missing[:3])}{more}")
     state: dict[str, Tensor] = {}
     for row in table:
-        array, wanted = torch.from_numpy(arrays[row.theirs].copy()), row.pack(expected).shape
-        refuse_damaged_file(arrays.path, {row.theirs: array})
+        array, wanted = torch.from_numpy(arrays[row.array].copy()), row.pack(expected).shape
+        refuse_damaged_file(arrays.path, {row.array: array})
         if array.shape != wanted:
             raise CheckpointError(
-                f"{arrays.path}: array {row.theirs} has the shape {list(array.shape)}, "
+                f"{arrays.path}: array {row.array} has the shape {list(array.shape)}, "
                 f"but the hyper-parameters say {list(wanted)}"
             )
         state |= row.unpack(array.float(), expected)
@@ -176,14 +176,14 @@ def _refuse_unread(arrays: Arrays, hp: Hp, weights: Collection[str]) -> None:
 def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:
     with torch.device("meta"):
         modules = [*Transformer(shape.config).attention_modules()]
-    found = {}
+    alive = {}
     for name, masks in hp.alive.items():
         layers = {key: module.heads for site, _, key, module in modules if site is SITES[name]}
         if [len(mask) for mask in masks] != [*layers.values()]:
             raise ConfigError(f"alive_heads of {name} must be {len(layers)} lists of num_heads numbers")
         for key, mask in zip(layers, masks, strict=True):
-            found[f"{key}.mixing.alive"] = torch.tensor(mask, dtype=torch.float32)
-    return found
+            alive[f"{key}.mixing.alive"] = torch.tensor(mask, dtype=torch.float32)
+    return alive
 
 
 # Vocabularies
@@ -233,8 +233,8 @@ def _codes(bpe: Path | None, name: str) -> bytes | None:
     """Merge rules: a file for both sides, or a directory with src.bpe and dst.bpe."""
     if bpe is None:
         return None
-    place = bpe / f"{name}.bpe" if bpe.is_dir() else bpe
-    return read_bytes(place, name=f"--bpe {place} (a file, or a directory with {name}.bpe)")
+    file = bpe / f"{name}.bpe" if bpe.is_dir() else bpe
+    return read_bytes(file, name=f"--bpe {file} (a file, or a directory with {name}.bpe)")
 
 
 # Writing
@@ -260,7 +260,7 @@ def _put(path: Path, *, data: bytes) -> None:
 def _npz(checkpoint: StoryCheckpoint) -> bytes:
     state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
     content = io.BytesIO()
-    arrays = {row.theirs: row.pack(state).contiguous().numpy() for row in _rows(checkpoint.shape, checkpoint.loss)}
+    arrays = {row.array: row.pack(state).contiguous().numpy() for row in _rows(checkpoint.shape, checkpoint.loss)}
     np.savez(content, **arrays)  # type: ignore[arg-type]
     return content.getvalue()
 
@@ -269,9 +269,11 @@ def _json(hp: Mapping[str, Any]) -> bytes:
     return (json.dumps(dict(hp), indent=1) + "\n").encode()
 
 
-def _pickled(its: Vocabulary) -> bytes:
+def _pickled(vocabulary: Vocabulary) -> bytes:
     """A pickle that the original opens: their class, and a tuple of one dictionary as its state."""
-    ids = {piece: number for number, piece in enumerate(its.pieces) if number != 2 and not _unused(piece, number)}
+    ids = {
+        piece: number for number, piece in enumerate(vocabulary.pieces) if number != 2 and not _unused(piece, number)
+    }
     table = pickle.dumps((ids,), protocol=2)[2:-1]  # without header and end
     module, name = (part.encode() for part in VOC)
     return b"\x80\x02c" + module + b"\n" + name + b"\n)\x81" + table + b"b."

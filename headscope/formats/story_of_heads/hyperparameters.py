@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -96,7 +96,7 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
             f"{path}: {refused[0]} = {str(values[refused[0]])[:20]} is not supported; "
             "set it to 0 to read the model without it"
         )
-    known = {each.name for each in fields(Hp)} - {"gated", "alive"}
+    known = {entry.name for entry in fields(Hp)} - {"gated", "alive"}
     try:
         hp = from_plain(Hp, {name: value for name, value in values.items() if name in known and value is not None})
         gated, alive = values.get("concrete_heads"), values.get("alive_heads") or {}
@@ -106,10 +106,10 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    found = read_json(path, error=ConfigError, name=f"{path} (name a TOML file .toml)")
-    if not isinstance(found, dict):
+    values = read_json(path, error=ConfigError, name=f"{path} (name a TOML file .toml)")
+    if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no table of hyper-parameters")
-    return found
+    return values
 
 
 def _with_gates(hp: Hp, gated: object, alive: object) -> Hp:
@@ -121,7 +121,7 @@ def _with_gates(hp: Hp, gated: object, alive: object) -> Hp:
         raise ConfigError(f"there is no attention type {strange[0][:20]!r}; available: {', '.join(SITES)}")
     if twice := [name for name in alive if name in (chosen or ())]:
         raise ConfigError(f"{twice[0]} is in concrete_heads and in alive_heads; it can have gates of one kind only")
-    return Hp(**{**{each.name: getattr(hp, each.name) for each in fields(Hp)}, "gated": chosen, "alive": dict(alive)})
+    return replace(hp, gated=chosen, alive=dict(alive))
 
 
 def _is_mask(layers: object) -> bool:
@@ -134,8 +134,8 @@ def loss_scope(arrays: Arrays, hp: Hp) -> str:
     """The scope of the output projection: as the file says, else as the arrays tell, else the original's default."""
     if hp.loss_name is not None:
         return hp.loss_name
-    there = sorted(match[1] for name in arrays.names if (match := LOGITS.fullmatch(name)))
-    return there[0] if there and LOSS not in there else LOSS
+    scopes = sorted(match[1] for name in arrays.names if (match := LOGITS.fullmatch(name)))
+    return scopes[0] if scopes and LOSS not in scopes else LOSS
 
 
 def set_aside(hp: Hp, name: str) -> bool:
@@ -150,7 +150,7 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
     if SOURCE not in arrays.names:
         raise CheckpointError(f"{arrays.path} has no array {SOURCE!r}, which every model of this format has")
     layers = [hp.num_layers_enc or hp.num_layers, hp.num_layers_dec or hp.num_layers]
-    counts = [_layers(arrays, side, asked) for side, asked in zip(("enc", "dec"), layers, strict=True)]
+    counts = [_layers(arrays, side, wanted) for side, wanted in zip(("enc", "dec"), layers, strict=True)]
     gated = _gated(arrays, hp, counts)
     heads = _heads(arrays, hp, gated)
     shared = _said(hp.share_emb, TARGET not in arrays.names)
@@ -160,8 +160,8 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
     if shared and not tied:
         words[1] = _size(arrays, f"{loss}/logits/W:0", 1)
     cross = f"mod/{MODULES['dec-enc']}-0/query_conv/W:0"
-    said = hp.multihead_attn_format
-    combined = cross not in arrays.names and counts[1] > 0 if said is None else said != "v1"
+    layout = hp.multihead_attn_format
+    combined = cross not in arrays.names and counts[1] > 0 if layout is None else layout != "v1"
     config = TransformerConfig(
         encoder=_stack(arrays, hp, "enc", words[0], (heads,) * counts[0], gated),
         decoder=_stack(arrays, hp, "dec", words[1], (heads,) * counts[1], gated),
@@ -201,7 +201,7 @@ def _stack(
         embedding_bias=side == "enc" and _said(hp.inp_emb_bias, "mod/emb_inp_bias:0" in arrays.names),
         self_mixing=_mixing(f"{side}-self", hp, gated),
         cross_mixing=_mixing("dec-enc", hp, gated) if side == "dec" else None,
-        **{ours: getattr(hp, theirs) for ours, theirs in dropouts.items()},
+        **{option: getattr(hp, name) for option, name in dropouts.items()},
     )
 
 
@@ -214,15 +214,15 @@ def _widths(arrays: Arrays, hp: Hp, side: str, d: int, layers: int) -> tuple[int
     return hp.key_size or max(both // 2, 1), value, _size(arrays, f"mod/{side}_ffn-0/conv1/W:0", 1)
 
 
-def _layers(arrays: Arrays, side: str, asked: int | None) -> int:
+def _layers(arrays: Arrays, side: str, wanted: int | None) -> int:
     """How many layers there are; a layer that was asked for and is not there is named."""
     first = "mod/{}_attn-{}/mem_conv/W:0"
     count = 0
-    while first.format(side, count) in arrays.names and count != asked:
+    while first.format(side, count) in arrays.names and count != wanted:
         count += 1
-    if asked is not None and count < asked:
+    if wanted is not None and count < wanted:
         raise CheckpointError(
-            f"{arrays.path} has no array {first.format(side, count)!r}, but the hyper-parameters say {asked} layers"
+            f"{arrays.path} has no array {first.format(side, count)!r}, but the hyper-parameters say {wanted} layers"
         )
     return count
 
@@ -231,8 +231,8 @@ def _gated(arrays: Arrays, hp: Hp, counts: list[int]) -> tuple[str, ...]:
     """Attention types with trained gates: those that the file names, else those that have arrays."""
     if hp.gated is not None:
         return hp.gated
-    there = [name for name, module in MODULES.items() if f"mod/{module}-0/gate/log_a:0" in arrays.names]
-    return tuple(name for name in there if counts[name != "enc-self"] and name not in hp.alive)
+    with_gates = [name for name, module in MODULES.items() if f"mod/{module}-0/gate/log_a:0" in arrays.names]
+    return tuple(name for name in with_gates if counts[name != "enc-self"] and name not in hp.alive)
 
 
 def _heads(arrays: Arrays, hp: Hp, gated: tuple[str, ...]) -> int:
@@ -249,8 +249,8 @@ def _mixing(name: str, hp: Hp, gated: tuple[str, ...]) -> str | None:
     return "hard-concrete.v1" if name in gated else "alive.v1" if name in hp.alive else None
 
 
-def _said(said: bool | None, found: bool) -> bool:
-    return found if said is None else said
+def _said(given: bool | None, in_arrays: bool) -> bool:
+    return in_arrays if given is None else given
 
 
 def _size(arrays: Arrays, name: str, axis: int) -> int:

@@ -24,18 +24,18 @@ COUNTER = re.compile(r"(.*/)?(global_step|batch_no|learning_rate_multiplier|beta
 
 @dataclass(frozen=True)
 class ArrayRule:
-    """One array of theirs and the weights of ours that it joins, along their first axis.
+    """One array of a file and the weights of the `Transformer` that it joins, along their first axis.
 
     A "matrix" is stored input-major: transposed. Embedding tables count as vectors: they stay as they are.
     """
 
-    theirs: str
-    ours: tuple[str, ...]
+    array: str
+    weights: tuple[str, ...]
     form: Form = "vector"
 
     def pack(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Their array of our weights."""
-        joined = torch.cat([state[name] for name in self.ours])
+        """The array of weights."""
+        joined = torch.cat([state[name] for name in self.weights])
         if self.form == "matrix":
             return joined.T
         if self.form == "embedding bias":
@@ -43,11 +43,11 @@ class ArrayRule:
         return joined.view(1, -1, 1, 1) if self.form == "gates" else joined
 
     def unpack(self, array: Tensor, shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our weights of their array; the sizes of the parts are those in `shapes`."""
+        """The weights of an array; the sizes of the parts are those in `shapes`."""
         joined = array.T if self.form == "matrix" else array
         joined = joined.flatten() if self.form in ("embedding bias", "gates") else joined
-        parts = torch.split(joined, [len(shapes[name]) for name in self.ours])
-        return {name: part.contiguous() for name, part in zip(self.ours, parts, strict=True)}
+        parts = torch.split(joined, [len(shapes[name]) for name in self.weights])
+        return {name: part.contiguous() for name, part in zip(self.weights, parts, strict=True)}
 
 
 def is_training_state(name: str, weights: Collection[str]) -> bool:
@@ -74,42 +74,42 @@ def array_rules(config: TransformerConfig, *, loss: str, combined: bool, shared:
         yield ArrayRule(TARGET, (table,))
     if encoder.embedding_bias:
         yield ArrayRule("mod/emb_inp_bias:0", ("encoder.embeddings.bias",), "embedding bias")
-    for side, ours, stack in (("enc", "encoder", encoder), ("dec", "decoder", decoder)):
+    for side, name, stack in (("enc", "encoder", encoder), ("dec", "decoder", decoder)):
         gates = "hard-concrete.v1"
         for i in range(stack.layers):
-            layer = f"{ours}.layers.{i}"
+            layer = f"{name}.layers.{i}"
             yield from _attention(f"mod/{side}_attn-{i}", f"{layer}.self_attention", True, stack.self_mixing == gates)
             if side == "dec":
-                its, mine = f"mod/dec_enc_attn-{i}", f"{layer}.cross_attention"
-                yield from _attention(its, mine, combined, stack.cross_mixing == gates)
-            for theirs, part in (("conv1", "inner"), ("conv2", "outer")):
-                yield from _linear(f"mod/{side}_ffn-{i}/{theirs}", (f"{layer}.ffn.{part}",))
+                array, weight = f"mod/dec_enc_attn-{i}", f"{layer}.cross_attention"
+                yield from _attention(array, weight, combined, stack.cross_mixing == gates)
+            for array, part in (("conv1", "inner"), ("conv2", "outer")):
+                yield from _linear(f"mod/{side}_ffn-{i}/{array}", (f"{layer}.ffn.{part}",))
             yield from _norm(f"mod/{side}_ffn-{i}/layer_norm", f"{layer}.ffn_norm")
         if stack.final_norm:
-            yield from _norm(f"mod/{side}_out_norm", f"{ours}.norm")
+            yield from _norm(f"mod/{side}_out_norm", f"{name}.norm")
     if not config.tie_output:
         yield ArrayRule(f"{loss}/logits/W:0", ("output.weight",), "matrix")
     if config.output_bias:
         yield ArrayRule(f"{loss}/logits/b:0", ("output.bias",))
 
 
-def _attention(theirs: str, ours: str, combined: bool, gated: bool) -> Iterator[ArrayRule]:
+def _attention(array: str, weight: str, combined: bool, gated: bool) -> Iterator[ArrayRule]:
     if combined:
-        yield from _linear(f"{theirs}/mem_conv", tuple(f"{ours}.{part}" for part in QKV))
+        yield from _linear(f"{array}/mem_conv", tuple(f"{weight}.{part}" for part in QKV))
     else:
-        yield from _linear(f"{theirs}/query_conv", (f"{ours}.query",))
-        yield from _linear(f"{theirs}/mem_conv", (f"{ours}.key", f"{ours}.value"))
-    yield from _linear(f"{theirs}/out_conv", (f"{ours}.output",))
-    yield from _norm(f"{theirs}/layer_norm", f"{ours}_norm")
+        yield from _linear(f"{array}/query_conv", (f"{weight}.query",))
+        yield from _linear(f"{array}/mem_conv", (f"{weight}.key", f"{weight}.value"))
+    yield from _linear(f"{array}/out_conv", (f"{weight}.output",))
+    yield from _norm(f"{array}/layer_norm", f"{weight}_norm")
     if gated:
-        yield ArrayRule(f"{theirs}/gate/log_a:0", (f"{ours}.mixing.log_a",), "gates")
+        yield ArrayRule(f"{array}/gate/log_a:0", (f"{weight}.mixing.log_a",), "gates")
 
 
-def _linear(theirs: str, ours: tuple[str, ...]) -> Iterator[ArrayRule]:
-    yield ArrayRule(f"{theirs}/W:0", tuple(f"{each}.weight" for each in ours), "matrix")
-    yield ArrayRule(f"{theirs}/b:0", tuple(f"{each}.bias" for each in ours))
+def _linear(array: str, modules: tuple[str, ...]) -> Iterator[ArrayRule]:
+    yield ArrayRule(f"{array}/W:0", tuple(f"{module}.weight" for module in modules), "matrix")
+    yield ArrayRule(f"{array}/b:0", tuple(f"{module}.bias" for module in modules))
 
 
-def _norm(theirs: str, ours: str) -> Iterator[ArrayRule]:
-    for mine, its in NORM:
-        yield ArrayRule(f"{theirs}/{its}", (f"{ours}.{mine}",))
+def _norm(array: str, weight: str) -> Iterator[ArrayRule]:
+    for parameter, suffix in NORM:
+        yield ArrayRule(f"{array}/{suffix}", (f"{weight}.{parameter}",))

@@ -140,8 +140,8 @@ class Experts(Mixing):
         assert self.gate is not None
         means, real = masked_mean(queries, window=self.window)
         learning = self.training and self.mode == "soft"
-        found: Tensor = self.gate(means, real, learning=learning, causal=queries.causal)
-        return found
+        log_gates: Tensor = self.gate(means, real, learning=learning, causal=queries.causal)
+        return log_gates
 
     @property
     def foldable(self) -> bool:

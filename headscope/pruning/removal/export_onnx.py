@@ -44,11 +44,11 @@ class _Traced(nn.Module):
     def forward(self, *given: Tensor) -> Tensor:
         """Logits, or the final states of a model without a head."""
         more = {"use_cache": False} if self.cached else {}
-        found: Any = self.model(**dict(zip(self.names, given, strict=True)), **more)
-        if isinstance(found, Tensor):
-            return found
-        logits = getattr(found, "logits", None)
-        chosen: Tensor = found[0] if logits is None else logits
+        output: Any = self.model(**dict(zip(self.names, given, strict=True)), **more)
+        if isinstance(output, Tensor):
+            return output
+        logits = getattr(output, "logits", None)
+        chosen: Tensor = output[0] if logits is None else logits
         return chosen
 
 
@@ -59,9 +59,9 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     the model cannot be exported or the graph computes something else.
     """
     onnxruntime = importlib.import_module("onnxruntime")
-    one = data.feeds[0]
+    batch = data.feeds[0]
     model: Any = checkpoint.model
-    names = list(one.given)
+    names = list(batch.given)
     cached = "use_cache" in getattr(model.config, "to_dict", dict)()
     traced = _Traced(model, names, cached=cached).eval()
     _grow_positions(model)
@@ -69,11 +69,11 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
         with _quiet(), torch.no_grad(), through_attend(model, implementation="eager"):
             torch.onnx.export(
                 traced,
-                tuple(one.given.values()),
+                tuple(batch.given.values()),
                 str(path),
                 input_names=names,
                 output_names=["logits"],
-                dynamic_shapes={"given": tuple(_free(name, each) for name, each in one.given.items())},
+                dynamic_shapes={"given": tuple(_free(name, values) for name, values in batch.given.items())},
                 dynamo=True,
                 verbose=False,
             )
@@ -81,7 +81,7 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     except Exception as error:  # whatever the exporter may raise at an architecture
         detail = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(f"this model cannot be exported to ONNX: {detail}") from error
-    far = max(_apart(session, checkpoint, each) for each in (data.feeds[0], data.feeds[-1]))
+    far = max(_max_difference(session, checkpoint, inputs) for inputs in (data.feeds[0], data.feeds[-1]))
     require(far, TOLERANCE, "the ONNX graph")
     return far
 
@@ -114,10 +114,10 @@ def _free(name: str, values: Tensor) -> dict[int, Any]:
     return {0: batch, 1: batch} if values.ndim == 2 else {0: batch}
 
 
-def _apart(session: Any, checkpoint: Checkpoint, one: ModelInputs) -> float:
-    known = {each.name for each in session.get_inputs()}
-    given = {name: values.cpu().numpy() for name, values in one.given.items() if name in known}
-    found = torch.from_numpy(np.asarray(session.run(None, given)[0]))
-    if one.real is not None and found.ndim == 3:
-        found = found[one.real.cpu()]
-    return max_abs_difference(found, outputs(checkpoint.model, one).cpu())
+def _max_difference(session: Any, checkpoint: Checkpoint, batch: ModelInputs) -> float:
+    known = {entry.name for entry in session.get_inputs()}
+    given = {name: values.cpu().numpy() for name, values in batch.given.items() if name in known}
+    logits = torch.from_numpy(np.asarray(session.run(None, given)[0]))
+    if batch.real is not None and logits.ndim == 3:
+        logits = logits[batch.real.cpu()]
+    return max_abs_difference(logits, outputs(checkpoint.model, batch).cpu())

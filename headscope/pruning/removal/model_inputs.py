@@ -61,24 +61,24 @@ def texts(
     random ids, or pictures. DataError where files were given and cannot be used.
     """
     try:
-        found = _read(checkpoint, source, target, sentences)
+        pair = _read(checkpoint, source, target, sentences)
     except (CheckpointError, DataError):
         if source is not None:
             raise
-        found = None
-    if found is None:
+        pair = None
+    if pair is None:
         return InputTexts((), "random", _random(checkpoint))
-    sources, targets = found
+    sources, targets = pair
     limit = min(LONGEST, checkpoint.limit or LONGEST)
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
     feeds = []
     for first in range(0, len(order), rows):
-        some = order[first : first + rows]
-        one = side(checkpoint.encode([sources[number] for number in some], side="source", limit=limit))
-        other = None
+        numbers = order[first : first + rows]
+        source_side = side(checkpoint.encode([sources[number] for number in numbers], side="source", limit=limit))
+        target_side = None
         if checkpoint.two_sided:
-            other = side(checkpoint.encode([targets[number] for number in some], side="target", limit=limit))
-        feeds.append(feed(checkpoint, one, other))
+            target_side = side(checkpoint.encode([targets[number] for number in numbers], side="target", limit=limit))
+        feeds.append(feed(checkpoint, source_side, target_side))
     name = "headscope's sample" if source is None else text_name(source)
     return InputTexts(tuple(sources), name, tuple(feeds))
 
@@ -99,16 +99,16 @@ def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> ModelInpu
     return ModelInputs(given, target.real)
 
 
-def outputs(model: nn.Module, one: ModelInputs) -> Tensor:
+def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
     """Logits (or the final states of a model without a head): [n V] of the real positions, else as they come."""
-    with torch.no_grad(), threads_for_pass(model, one.positions):
-        found: Any = model(**one.given)
-    if not isinstance(found, Tensor):
-        logits = getattr(found, "logits", None)
-        found = found[0] if logits is None else logits
-    if one.real is not None and found.ndim == 3 and found.shape[:2] == one.real.shape:
-        found = found[one.real]
-    chosen: Tensor = found
+    with torch.no_grad(), threads_for_pass(model, batch.positions):
+        result: Any = model(**batch.given)
+    if not isinstance(result, Tensor):
+        logits = getattr(result, "logits", None)
+        result = result[0] if logits is None else logits
+    if batch.real is not None and result.ndim == 3 and result.shape[:2] == batch.real.shape:
+        result = result[batch.real]
+    chosen: Tensor = result
     return chosen
 
 
@@ -151,5 +151,5 @@ def vocabularies(checkpoint: Checkpoint) -> tuple[int, int]:
     if isinstance(checkpoint.model, Transformer):
         config = checkpoint.model.config
         return (config.encoder or config.decoder).vocabulary, config.decoder.vocabulary
-    its: Any = checkpoint.model.config
-    return int(text_config(its).vocab_size), int(text_config(its, target=True).vocab_size)
+    both_sides: Any = checkpoint.model.config
+    return int(text_config(both_sides).vocab_size), int(text_config(both_sides, target=True).vocab_size)

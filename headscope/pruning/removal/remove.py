@@ -195,7 +195,7 @@ def write_shrunk(
     if config.rounds and whole is not None:
         progress("timing")
         times = tuple(timings(whole, done.checkpoint, done.data, batch=config.batch, rounds=config.rounds))
-    found = Removed(
+    result = Removed(
         path=config.out / written.path.relative_to(made),
         format=written.format,
         export=done.export.name,
@@ -210,32 +210,32 @@ def write_shrunk(
         onnx=far,
         seconds=time.monotonic() - (began or time.monotonic()),
     )
-    build.finish(removal_record(found, config))
-    return found
+    build.finish(removal_record(result, config))
+    return result
 
 
-def removal_record(found: Removed, config: RemoveConfig) -> dict[str, Any]:
+def removal_record(removed: Removed, config: RemoveConfig) -> dict[str, Any]:
     """What `pruning.json` says."""
     kept: dict[str, dict[str, list[int]]] = {}
     for (site, layer), heads in sorted(
-        found.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1])
+        removed.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1])
     ):
         kept.setdefault(site.value, {})[str(layer)] = list(heads)
-    inside = found.path != config.out
+    inside = removed.path != config.out
     return {
         "headscope": VERSION,
-        "source": found.source,
-        "output": {"format": found.format, "export": found.export, "file": found.path.name if inside else "."},
+        "source": removed.source,
+        "output": {"format": removed.format, "export": removed.export, "file": removed.path.name if inside else "."},
         "heads": _list_file(config),
-        "removed": [str(head) for head in found.removal.removed],
+        "removed": [str(head) for head in removed.removal.removed],
         "kept": kept,
-        "verified": asdict(found.verified) | {"onnx": found.onnx},
-        "before": asdict(found.before),
-        "after": asdict(found.after),
-        "times": [asdict(each) for each in found.paces],
-        "notes": list(found.notes),
-        "signature": str(found.signature),
-        "seconds": round(found.seconds, 3),
+        "verified": asdict(removed.verified) | {"onnx": removed.onnx},
+        "before": asdict(removed.before),
+        "after": asdict(removed.after),
+        "times": [asdict(timing) for timing in removed.paces],
+        "notes": list(removed.notes),
+        "signature": str(removed.signature),
+        "seconds": round(removed.seconds, 3),
     }
 
 
@@ -248,10 +248,10 @@ def _chosen(config: RemoveConfig, checkpoint: Checkpoint) -> Sequence[HeadId]:
 
 def _list_file(config: RemoveConfig) -> dict[str, str | None]:
     """The list as it was given, and the digest of its file if it is one (a ranking that a method wrote)."""
-    said = config.heads or config.keep_only or ""
-    there = "," not in said and is_file(said)
-    digest = hashlib.sha256(Path(said).read_bytes()).hexdigest() if there else None
-    return {"option": "--heads" if config.heads else "--keep-only", "list": said, "sha256": digest}
+    heads = config.heads or config.keep_only or ""
+    is_list_file = "," not in heads and is_file(heads)
+    digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list_file else None
+    return {"option": "--heads" if config.heads else "--keep-only", "list": heads, "sha256": digest}
 
 
 def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:
@@ -267,8 +267,8 @@ def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:
     if again.layout != shrunk.layout:
         raise CheckpointError("the files that were written have other heads; nothing was saved")
     with through_attend(again.model):
-        found = outputs(again.model, done.data.feeds[0])
-    far = max_abs_difference(found, wanted)
+        logits = outputs(again.model, done.data.feeds[0])
+    far = max_abs_difference(logits, wanted)
     require(far, 10 * tolerance_of(shrunk.dtype), "what was saved")
     return far
 

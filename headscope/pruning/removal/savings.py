@@ -56,38 +56,40 @@ class Timing:
 def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
     """Count what a model has and does."""
     model = checkpoint.model
-    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     own, cross = _cache(checkpoint)
     return Size(
         parameters=parameters(model),
         attention_heads=sum(checkpoint.layout.values()),
-        bytes=sum(each.numel() * each.element_size() for each in tensors.values()),
-        flops=sum(flops(model, one) for one in data.feeds),
+        bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+        flops=sum(flops(model, batch) for batch in data.feeds),
         cache=own,
         cross_cache=cross,
     )
 
 
-def flops(model: nn.Module, one: ModelInputs) -> int:
+def flops(model: nn.Module, batch: ModelInputs) -> int:
     """Floating point operations of the matrix products of one forward pass, two for a multiplication and addition."""
     counter = FlopCounterMode(display=False)
     with through_attend(model), counter:
-        outputs(model, one)
+        outputs(model, batch)
     return int(counter.get_total_flops())
 
 
 def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
     """Forward passes over one sentence and over `batch` sentences, and beam search over one and over a few."""
-    found = []
+    measured = []
     for rows in dict.fromkeys((1, fitting(before, data, batch))):
-        one = many(data.feeds, rows)
-        old, new = partial(outputs, before.model, one), partial(outputs, after.model, one)
-        found.append(measure_timing("forward", rows, old, new, rounds))
+        inputs = many(data.feeds, rows)
+        old, new = partial(outputs, before.model, inputs), partial(outputs, after.model, inputs)
+        measured.append(measure_timing("forward", rows, old, new, rounds))
     for sentences in (1, 8):
-        search, again = (partial(search_some, each, data, beam=BEAM, sentences=sentences) for each in (before, after))
+        search, again = (
+            partial(search_some, checkpoint, data, beam=BEAM, sentences=sentences) for checkpoint in (before, after)
+        )
         if again():
-            found.append(measure_timing("beam search", sentences, search, again, max(rounds // 2, 1)))
-    return found
+            measured.append(measure_timing("beam search", sentences, search, again, max(rounds // 2, 1)))
+    return measured
 
 
 def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
@@ -95,7 +97,7 @@ def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
     ids = many(data.feeds, 1).given
     if "pixel_values" in ids:
         return batch
-    tokens = max(each.shape[1] for each in ids.values())
+    tokens = max(values.shape[1] for values in ids.values())
     return max(min(batch, MOST_BYTES // (tokens * max(vocabularies(checkpoint)) * 4)), 1)
 
 
@@ -111,9 +113,9 @@ def measure_timing(
 
 def many(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
     """The sentences of the middle batch, repeated until there are `rows`."""
-    one = feeds[len(feeds) // 2]
-    there = len(next(iter(one.given.values())))
-    return one.rows(torch.arange(rows) % there)
+    inputs = feeds[len(feeds) // 2]
+    count = len(next(iter(inputs.given.values())))
+    return inputs.rows(torch.arange(rows) % count)
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -65,20 +65,20 @@ def verify(
 def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> Verification:
     tolerance = tolerance_of(checkpoint.dtype)
     difference, own = 0.0, 0.0
-    for one in data.feeds:
-        wanted = reference(checkpoint, heads, one)
+    for batch in data.feeds:
+        wanted = reference(checkpoint, heads, batch)
         with _running(checkpoint):
             with through_attend(shrunk.model):
-                difference = max(difference, max_abs_difference(outputs(shrunk.model, one), wanted))
-            own = max(own, max_abs_difference(outputs(shrunk.model, one), wanted))
+                difference = max(difference, max_abs_difference(outputs(shrunk.model, batch), wanted))
+            own = max(own, max_abs_difference(outputs(shrunk.model, batch), wanted))
     require(difference, tolerance, "the model without these heads")
     cached = _cached(checkpoint, shrunk, heads, data.feeds[-1])
     if cached is not None:
         require(cached, 10 * tolerance, "the key/value cache of the model without these heads")
-    found, wanted_found = _searched(shrunk, (), data), _searched(checkpoint, heads, data)
-    same = sum(one == other for one, other in zip(found, wanted_found, strict=True))
-    sentences = len(data.sources) or sum(len(next(iter(one.given.values()))) for one in data.feeds)
-    return Verification(data.name, sentences, difference, tolerance, own, cached, same, len(found))
+    searched, wanted_search = _searched(shrunk, (), data), _searched(checkpoint, heads, data)
+    same = sum(text == other for text, other in zip(searched, wanted_search, strict=True))
+    sentences = len(data.sources) or sum(len(next(iter(batch.given.values()))) for batch in data.feeds)
+    return Verification(data.name, sentences, difference, tolerance, own, cached, same, len(searched))
 
 
 @contextmanager
@@ -101,13 +101,13 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return TOLERANCE.get(dtype, HALF if is_half(dtype) else 1e-5)
 
 
-def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], one: ModelInputs) -> Tensor:
+def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], batch: ModelInputs) -> Tensor:
     """Outputs of the whole model under the mask; NumericalError where they are no numbers."""
     with masked(checkpoint.model, heads):
-        found = outputs(checkpoint.model, one)
-        if not is_finite(found, masked=True):
-            refuse_overflow(checkpoint, lambda: outputs(checkpoint.model, one))
-        return found
+        logits = outputs(checkpoint.model, batch)
+        if not is_finite(logits, masked=True):
+            refuse_overflow(checkpoint, lambda: outputs(checkpoint.model, batch))
+        return logits
 
 
 def max_abs_difference(found: Tensor, wanted: Tensor) -> float:
@@ -135,24 +135,24 @@ def require(difference: float, tolerance: float, what: str) -> None:
 # Through the key/value cache.
 
 
-def _cached(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], one: ModelInputs) -> float | None:
+def _cached(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], batch: ModelInputs) -> float | None:
     """Differences of the same text fed in two parts; None for models that keep no cache."""
-    first = {name: values[:1] for name, values in one.given.items()}
-    single = ModelInputs(first, None if one.real is None else one.real[:1])
+    first = {name: values[:1] for name, values in batch.given.items()}
+    single = ModelInputs(first, None if batch.real is None else batch.real[:1])
     if single.real is not None:
         single = _unpadded(single)
     if isinstance(shrunk.model, Transformer):
-        found = _stepped(shrunk.model, single)
+        logits = _stepped(shrunk.model, single)
     elif _keeps_a_cache(checkpoint) and single.given["attention_mask"].shape[1] > 1:
         with through_attend(checkpoint.model):
             plain = max_abs_difference(_in_parts(checkpoint.model, single), outputs(checkpoint.model, single))
         if plain > 1e-3:  # the architecture itself computes something else from its cache
             return None
         with through_attend(shrunk.model):
-            found = _in_parts(shrunk.model, single)
+            logits = _in_parts(shrunk.model, single)
     else:
         return None
-    return max_abs_difference(found, reference(checkpoint, heads, single))
+    return max_abs_difference(logits, reference(checkpoint, heads, single))
 
 
 def _unpadded(single: ModelInputs) -> ModelInputs:
@@ -188,8 +188,8 @@ def _in_parts(model: Any, single: ModelInputs) -> Tensor:
         half = max(ids.shape[1] // 2, 1)
         start = model(**{name: ids[:, :half]}, **given, use_cache=True)
         if half == ids.shape[1]:
-            found: Tensor = start.logits[0]
-            return found
+            logits: Tensor = start.logits[0]
+            return logits
         rest = model(**{name: ids[:, half:]}, **given, past_key_values=start.past_key_values, use_cache=True)
     return torch.cat([start.logits, rest.logits], dim=1)[0]
 
@@ -216,12 +216,12 @@ def search_some(checkpoint: Checkpoint, data: InputTexts, *, beam: int, sentence
     if checkpoint.two_sided and data.sources:
         options = TranslateOptions(beam=beam, max_ratio=0, max_extra=NEW)
         try:
-            found = checkpoint.translations(list(data.sources[:sentences]), options)
+            translations = checkpoint.translations(list(data.sources[:sentences]), options)
         except NumericalError:
             raise
         except HeadscopeError:  # a model without an output layer, or without a target vocabulary
             return []
-        return [each[0].text for each in found]
+        return [of_sentence[0].text for of_sentence in translations]
     if isinstance(checkpoint.model, Transformer) or not _keeps_a_cache(checkpoint):
         return []
     model: Any = checkpoint.model
