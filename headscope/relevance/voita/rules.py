@@ -228,11 +228,13 @@ class VoitaRules:
         """Through matrix · x, the matrix acting on the last axis but one; with bias 0 all impacts factor."""
         core = self.table.core
         (x,), (matrix, _) = self._inputs(x), self._parameters(matrix, None)
-        if core is None or core.signed:
-            return self._rescaled(relevance, x * (matrix.mT @ self._over(relevance, matrix @ x)))[0]
         (up, down), (x_up, x_down) = positive_and_negative(matrix), positive_and_negative(x)
-        plus = relevance * (core.alpha / (up @ x_up + down @ x_down + core.epsilon))
-        minus = relevance * (core.beta / (up @ x_down + down @ x_up - core.epsilon))
+        positive, negative = up @ x_up + down @ x_down, up @ x_down + down @ x_up  # sums of impacts
+        if core is None or core.signed:
+            total = matrix @ x if core is None else positive + negative
+            return self._rescaled(relevance, x * (matrix.mT @ self._over(relevance, total)))[0]
+        plus = relevance * (core.alpha / (positive + core.epsilon))
+        minus = relevance * (core.beta / (negative - core.epsilon))
         at_inputs = x_up * (up.mT @ plus + down.mT @ minus) + x_down * (down.mT @ plus + up.mT @ minus)
         return self._rescaled(relevance, at_inputs)[0]
 
