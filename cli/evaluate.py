@@ -154,25 +154,25 @@ def evaluate(given: dict[str, Any]) -> None:
     from headscope.config import EvaluateConfig
 
     json, settings = settings_of(given, lists=("metrics",))
-    asked = EvaluateConfig(**settings)
-    complete = _each_head(asked, json=json) if asked.each_head else _evaluate(asked, json=json)
+    config = EvaluateConfig(**settings)
+    complete = _each_head(config, json=json) if config.each_head else _evaluate(config, json=json)
     if not complete:
         console.say("interrupted: the numbers are of the sentences that were done, see n= in the signature")
         raise typer.Exit(130)
 
 
-def _evaluate(asked: EvaluateConfig, *, json: bool) -> bool:
+def _evaluate(config: EvaluateConfig, *, json: bool) -> bool:
     from headscope.evaluation.quality import run_evaluation
 
-    found = run_evaluation(asked, progress=console.progress)
+    evaluation = run_evaluation(config, progress=console.progress)
     if json:
-        console.print_json(_as_json(found))
+        console.print_json(_as_json(evaluation))
     else:
-        _show(found)
-    return found.complete
+        _show(evaluation)
+    return evaluation.complete
 
 
-def _as_json(found: Evaluation) -> dict[str, Any]:
+def _as_json(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "scores": [
             {
@@ -181,71 +181,71 @@ def _as_json(found: Evaluation) -> dict[str, Any]:
                 "value": score.value,
                 "low": score.low,
                 "high": score.high,
-                "signature": score.signature or str(found.signature),
+                "signature": score.signature or str(evaluation.signature),
             }
-            for score in found.scores
+            for score in evaluation.scores
         ],
-        "tokens": found.tokens,
-        "nll": found.nll,
-        "unknown_pieces": found.unknown.to_json(),
-        "remarks": found.remarks,
-        "signature": str(found.signature),
-        "complete": found.complete,
+        "tokens": evaluation.tokens,
+        "nll": evaluation.nll,
+        "unknown_pieces": evaluation.unknown.to_json(),
+        "remarks": evaluation.remarks,
+        "signature": str(evaluation.signature),
+        "complete": evaluation.complete,
     }
 
 
-def _show(found: Evaluation) -> None:
+def _show(evaluation: Evaluation) -> None:
     from rich.text import Text
 
     screen = console.out()
     table = _table("metric", "value", "95 %")
-    for score in found.scores:
+    for score in evaluation.scores:
         width = 4 if score.metric == "accuracy" else 2
         within = "" if score.low != score.low else f"{score.low:.{width}f}–{score.high:.{width}f}"
         table.add_row(score.name, f"{score.value:.{width}f}", within)
     screen.print(table)
-    if found.tokens is not None:
-        screen.print(Text(f" {found.nll:.2f} nats over {found.tokens} tokens"))
-    for remark in found.remarks:
+    if evaluation.tokens is not None:
+        screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} tokens"))
+    for remark in evaluation.remarks:
         screen.print(Text(f" {remark}"), soft_wrap=True)
-    for score in found.scores:
+    for score in evaluation.scores:
         if score.signature:
             screen.print(Text(f"{score.name}|{score.signature}", style="dim"), soft_wrap=True)
-    screen.print(Text(str(found.signature), style="dim"), soft_wrap=True)
+    screen.print(Text(str(evaluation.signature), style="dim"), soft_wrap=True)
 
 
-def _each_head(asked: EvaluateConfig, *, json: bool) -> bool:
+def _each_head(config: EvaluateConfig, *, json: bool) -> bool:
     from headscope.evaluation.each_head import run_each_head
     from headscope.results import ResultTable
 
-    found = run_each_head(asked, progress=console.progress)
+    heads = run_each_head(config, progress=console.progress)
     if json:
-        table = ResultTable("each_head", found.table, found.signature)
-        console.print_json({**table.to_json(), "remarks": found.remarks, "complete": found.complete})
+        table = ResultTable("each_head", heads.table, heads.signature)
+        console.print_json({**table.to_json(), "remarks": heads.remarks, "complete": heads.complete})
     else:
-        _show_heads(found, asked.out)
-    return found.complete
+        _show_heads(heads, config.out)
+    return heads.complete
 
 
-def _show_heads(found: EachHead, out: Path | None) -> None:
+def _show_heads(heads: EachHead, out: Path | None) -> None:
     """The model as it is, then the heads that matter most."""
     from rich.text import Text
 
-    columns = [name for name in found.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
+    columns = [name for name in heads.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
     shown = {"nll_per_token": "nll/token", "nll_per_token_difference": "nll/token ±"}
     titles = [shown.get(name, name.replace("_difference", " ±")) for name in columns]
     table = _table("head off", *titles)
-    for row in found.table.head(SHOWN + 1).to_dict("records"):
+    for row in heads.table.head(SHOWN + 1).to_dict("records"):
         head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
         table.add_row(head, *(f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns))
     screen = console.out()
     screen.print(table)
-    if len(found.table) > SHOWN + 1:
+    if len(heads.table) > SHOWN + 1:
         where = f"all are in {out}" if out else "--out FILE.csv writes them all"
-        screen.print(Text(f" … {len(found.table) - SHOWN - 1} more heads; {where}"))
-    for remark in found.remarks:
+        screen.print(Text(f" … {len(heads.table) - SHOWN - 1} more heads; {where}"))
+    for remark in heads.remarks:
         screen.print(Text(f" {remark}"), soft_wrap=True)
-    screen.print(Text(str(found.signature), style="dim"), soft_wrap=True)
+    screen.print(Text(str(heads.signature), style="dim"), soft_wrap=True)
 
 
 def _table(first: str, *columns: str) -> Any:

@@ -106,8 +106,8 @@ Seed = Annotated[
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None:
         names_of = _known(context)
-        found = {names_of[key]: value for key, value in read_config(path, list(names_of)).items()}
-        context.default_map = {**(context.default_map or {}), **found}
+        options = {names_of[key]: value for key, value in read_config(path, list(names_of)).items()}
+        context.default_map = {**(context.default_map or {}), **options}
     return path
 
 
@@ -239,25 +239,25 @@ def declared(function: Callable[..., None], parameters: Iterable[inspect.Paramet
     """A function of any keywords, with these as its signature."""
     every = list(parameters)
     function.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-    function.__annotations__ = {each.name: each.annotation for each in every}
+    function.__annotations__ = {option.name: option.annotation for option in every}
     return function
 
 
 def settings_of(given: Mapping[str, Any], *, lists: Sequence[str] = ()) -> tuple[bool, dict[str, Any]]:
     """Whether the result is wanted as JSON, and the fields of the command's config: lists as tuples of names."""
-    found = {name: value for name, value in given.items() if name not in ("config", "json")}
-    return given["json"], found | {name: tuple(names(found[name])) for name in lists}
+    settings = {name: value for name, value in given.items() if name not in ("config", "json")}
+    return given["json"], settings | {name: tuple(names(settings[name])) for name in lists}
 
 
 def _known(context: typer.Context) -> dict[str, str]:
     """The parameter that every option sets, by the option's long name (`--from` may set `run`) and by its own."""
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for parameter in context.command.params:
         name = parameter.name
         if name is not None and name not in ("config", "help"):
-            long = [each.removeprefix("--").replace("-", "_") for each in parameter.opts if each.startswith("--")]
-            found |= dict.fromkeys([name, *long], name)
-    return found
+            long = [flag.removeprefix("--").replace("-", "_") for flag in parameter.opts if flag.startswith("--")]
+            parameters |= dict.fromkeys([name, *long], name)
+    return parameters
 
 
 def read_config(path: Path, known: list[str]) -> dict[str, Any]:
@@ -271,8 +271,8 @@ def read_config(path: Path, known: list[str]) -> dict[str, Any]:
     if strange := sorted(set(options) - set(known)):
         from headscope.cli.mhr_options import answer
 
-        if said := answer("--" + strange[0].replace("_", "-")):
-            raise ConfigError(f"{path}: {said}")
+        if advice := answer("--" + strange[0].replace("_", "-")):
+            raise ConfigError(f"{path}: {advice}")
         shown = ", ".join(sorted(name.replace("_", "-") for name in known))
         named = ", ".join(name[:60] for name in strange[:5]) + (" …" if len(strange) > 5 else "")
         raise ConfigError(f"{path}: unknown option {named}; options of this command: {shown}")

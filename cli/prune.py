@@ -107,37 +107,37 @@ def remove(given: dict[str, Any]) -> None:
     from headscope.pruning.removal.remove import RemoveConfig, removal_record, run_removal
 
     json, settings = settings_of(given, lists=("export",))
-    asked = RemoveConfig(**settings)
-    found = run_removal(asked)
+    config = RemoveConfig(**settings)
+    removed = run_removal(config)
     if json:
-        console.print_json({"out": str(found.path), **removal_record(found, asked)})
+        console.print_json({"out": str(removed.path), **removal_record(removed, config)})
         return
-    show_removed(found)
+    show_removed(removed)
 
 
-def show_removed(found: Removed) -> None:
+def show_removed(removed: Removed) -> None:
     """Print what a removal saved and how it was proved."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     screen = console.out()
-    proof = found.verified
+    proof = removed.verified
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     for column in ("before", "after", "less"):
         table.add_column(column, justify="right")
     for title, name in _SIZES.items():
-        old, new = getattr(found.before, name), getattr(found.after, name)
+        old, new = getattr(removed.before, name), getattr(removed.after, name)
         if old:
             table.add_row(title, f"{old:,}", f"{new:,}", f"{100 * (1 - new / old):.1f} %")
-    for each in found.paces:
+    for each in removed.paces:
         title = f"{each.what}, {each.sentences} sentence{'s' if each.sentences > 1 else ''}, ms"
         faster = f"{each.speedup:.2f} × faster"
         table.add_row(title, f"{1e3 * each.before:.2f}", f"{1e3 * each.after:.2f}", faster)
     screen.print(table)
     lines = [
-        f"{found.path}: {len(found.removal.removed)} heads removed ({found.format}, {found.export})",
+        f"{removed.path}: {len(removed.removal.removed)} heads removed ({removed.format}, {removed.export})",
         f"masked and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
         f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})",
     ]
@@ -145,11 +145,11 @@ def show_removed(found: Removed) -> None:
         lines.append(f"through the key/value cache: {proof.cached:.1e}")
     if proof.searches:
         lines.append(f"beam search: {proof.searched} of {proof.searches} results are the same")
-    if found.onnx is not None:
-        lines.append(f"model.onnx: {found.onnx:.1e} against onnxruntime")
-    for line in [*lines, *(f"note: {note}" for note in found.notes)]:
+    if removed.onnx is not None:
+        lines.append(f"model.onnx: {removed.onnx:.1e} against onnxruntime")
+    for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
         screen.print(Text(line), soft_wrap=True)
-    screen.print(Text(str(found.signature), style="dim"), soft_wrap=True)
+    screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
 
 
 _SIZES = {

@@ -100,10 +100,10 @@ def l0(given: dict[str, Any]) -> None:
     from headscope.pruning.learning.l0 import L0Options
 
     prices = _numbers(settings.pop("strength"))
-    mine = {name: settings.pop(name) for name in ("strength_as", "keep", "start", "temperature")}
-    _words("--lambda-as", mine["strength_as"], "paper", "code")
-    _words("--start", mine["start"], "glorot", "open")
-    method = L0Options(strength=prices[0] if prices else None, **mine)
+    own = {name: settings.pop(name) for name in ("strength_as", "keep", "start", "temperature")}
+    _words("--lambda-as", own["strength_as"], "paper", "code")
+    _words("--start", own["start"], "glorot", "open")
+    method = L0Options(strength=prices[0] if prices else None, **own)
     _learn(settings, method, prices, json=json)
 
 
@@ -134,51 +134,51 @@ def subset(given: dict[str, Any]) -> None:
     json, settings = settings_of(given, lists=("sites", "export"))
     from headscope.pruning.learning.subset import SubsetOptions
 
-    mine = {name: settings.pop(name) for name in ("keep", "cooldown", "straight_through")}
+    own = {name: settings.pop(name) for name in ("keep", "cooldown", "straight_through")}
     first, last = settings.pop("temperature"), settings.pop("end_temperature")
-    _learn(settings, SubsetOptions(first=first, last=last, **mine), [], json=json)
+    _learn(settings, SubsetOptions(first=first, last=last, **own), [], json=json)
 
 
 def _learn(settings: dict[str, Any], method: Any, strengths: list[float], *, json: bool) -> None:
     from headscope.pruning.learning.lambdas import lambdas_complete, lambdas_left, run_lambdas
     from headscope.pruning.learning.learn import LearnConfig, finished, resumable, run_learning
 
-    asked = LearnConfig(method=method, **settings)
-    if asked.resume and (record := finished(asked.out)):
-        console.say(f"the run in {asked.out} is complete; nothing is left to resume")
+    config = LearnConfig(method=method, **settings)
+    if config.resume and (record := finished(config.out)):
+        console.say(f"the run in {config.out} is complete; nothing is left to resume")
         if json:
-            console.print_json({"out": str(asked.out), **record})
+            console.print_json({"out": str(config.out), **record})
         return
     try:
         if len(strengths) > 1:
-            if asked.resume and lambdas_complete(asked.out):
-                console.say(f"the runs in {asked.out} are complete; nothing is left to resume")
-            _show_sweep(run_lambdas(asked, strengths, progress=console.updates), json=json)
+            if config.resume and lambdas_complete(config.out):
+                console.say(f"the runs in {config.out} are complete; nothing is left to resume")
+            _show_sweep(run_lambdas(config, strengths, progress=console.updates), json=json)
         else:
-            show_choice(run_learning(asked, progress=console.updates), json=json)
+            show_choice(run_learning(config, progress=console.updates), json=json)
     except KeyboardInterrupt:
-        if not (lambdas_left(asked.out) if len(strengths) > 1 else resumable(asked.out)):
+        if not (lambdas_left(config.out) if len(strengths) > 1 else resumable(config.out)):
             raise
-        instead = " instead of --force" if asked.force else ""
+        instead = " instead of --force" if config.force else ""
         console.say(f"interrupted; the same command with --resume{instead} goes on from the last state that was saved")
         raise typer.Exit(130) from None
 
 
-def _show_sweep(found: LambdaSweep, *, json: bool) -> None:
+def _show_sweep(sweep: LambdaSweep, *, json: bool) -> None:
     if json:
-        runs = [{"out": str(folder), **record} for folder, record in found.records.items()]
-        console.print_json({"out": str(found.config.out), "runs": runs})
+        runs = [{"out": str(folder), **record} for folder, record in sweep.records.items()]
+        console.print_json({"out": str(sweep.config.out), "runs": runs})
         return
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in found.table.columns:
+    for column in sweep.table.columns:
         table.add_column(column, justify="right")
-    for row in found.table.itertuples(index=False):
+    for row in sweep.table.itertuples(index=False):
         table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row))
     console.out().print(table)
-    console.out().print(f"results: {found.config.out}", markup=False, soft_wrap=True)
+    console.out().print(f"results: {sweep.config.out}", markup=False, soft_wrap=True)
 
 
 def _numbers(text: str | None) -> list[float]:

@@ -215,15 +215,15 @@ def sweep(given: dict[str, Any]) -> None:
     from headscope.pruning.sweep.config import SweepConfig
     from headscope.pruning.sweep.sweep import cells_kept, run_sweep
 
-    asked = SweepConfig(**settings)
+    config = SweepConfig(**settings)
     try:
-        found = run_sweep(asked, progress=console.updates)
+        result = run_sweep(config, progress=console.updates)
     except KeyboardInterrupt:
-        folder, done = cells_kept(asked)
+        folder, done = cells_kept(config)
         console.say(f"interrupted; {done} finished cells are kept in {folder}: the same command goes on")
         raise typer.Exit(130) from None
-    if found.main:
-        _show(found, json=json)
+    if result.main:
+        _show(result, json=json)
 
 
 def _numbers(option: str, text: str | None, kind: type[Any]) -> tuple[Any, ...]:
@@ -234,35 +234,35 @@ def _numbers(option: str, text: str | None, kind: type[Any]) -> tuple[Any, ...]:
         raise ConfigError(f"{option} {text!r} must be {what} with commas between") from None
 
 
-def _show(found: Sweep, *, json: bool) -> None:
-    folder = found.context.config.out
+def _show(sweep: Sweep, *, json: bool) -> None:
+    folder = sweep.context.config.out
     if json:
-        console.print_json({"out": str(folder), **found.record()})
+        console.print_json({"out": str(folder), **sweep.record()})
         return
     from rich.text import Text
 
     screen = console.out()
-    screen.print(_table(found))
-    for row in found.unharmed.itertuples():
+    screen.print(_table(sweep))
+    for row in sweep.unharmed.itertuples():
         name = f"{row.method} {row.control}".strip()
         screen.print(Text(f"{name}: {row.kept:g} of {row.of} heads are enough within {row.within:g}"), soft_wrap=True)
-    if found.unharmed.empty:
+    if sweep.unharmed.empty:
         screen.print(Text("no method and size is within the limit of the unpruned model"))
-    for remark in found.remarks:
+    for remark in sweep.remarks:
         screen.print(Text(f"note: {remark}"), soft_wrap=True)
     screen.print(Text(f"results: {folder}; headscope plot pruning {folder} --out FILE.png"), soft_wrap=True)
-    screen.print(Text(str(found.signature), style="dim"), soft_wrap=True)
+    screen.print(Text(str(sweep.signature), style="dim"), soft_wrap=True)
 
 
-def _table(found: Sweep) -> Any:
+def _table(sweep: Sweep) -> Any:
     from rich import box
     from rich.table import Table
 
     from headscope.evaluation.comparison import METRICS
     from headscope.pruning.sweep.table import survivor_summary
 
-    metric = METRICS[found.context.metric].title
-    rows = survivor_summary(found.table)
+    metric = METRICS[sweep.context.metric].title
+    rows = survivor_summary(sweep.table)
     priced = rows["size"].str.startswith("lambda").any()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)

@@ -76,7 +76,7 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
     for part, cls in classes.items():
         hints = get_type_hints(cls)
         panel = variant.name.capitalize() if part == "own" else None
-        parameters += [option_of(each, hints[each.name], panel) for each in fields(cls)]
+        parameters += [option_of(field, hints[field.name], panel) for field in fields(cls)]
     parameters.append(
         parameter(
             "resume",
@@ -116,43 +116,45 @@ def _run(variant: type[Variant], classes: Mapping[str, type[Any]], given: dict[s
 
 def _made(cls: type[Any], values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(cls)
-    return cls(**{each.name: value_of(each.name, hints[each.name], values[each.name]) for each in fields(cls)})
+    return cls(**{field.name: value_of(field.name, hints[field.name], values[field.name]) for field in fields(cls)})
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:
     from headscope.training.trainer import train as run_training
 
     with _Display() as display:
-        found = run_training(config, variant, resume=resume, force=force, listener=display, command=command)
+        result = run_training(config, variant, resume=resume, force=force, listener=display, command=command)
     if display.main:
-        _show(found, json=json)
-        if resume and found.update == found.begun_at and found.reason != "interrupted":
-            console.say(f"the run in {found.folder} was complete; to go on, give it more --max-updates or --max-epochs")
-    if found.reason == "interrupted":
+        _show(result, json=json)
+        if resume and result.update == result.begun_at and result.reason != "interrupted":
+            console.say(
+                f"the run in {result.folder} was complete; to go on, give it more --max-updates or --max-epochs"
+            )
+    if result.reason == "interrupted":
         instead = " instead of --force" if force else ""
         console.say(
-            f"interrupted after update {found.update}; the same command with --resume{instead} goes on from there"
+            f"interrupted after update {result.update}; the same command with --resume{instead} goes on from there"
         )
         raise typer.Exit(130)
 
 
-def _show(found: TrainingResult, *, json: bool) -> None:
+def _show(result: TrainingResult, *, json: bool) -> None:
     if json:
-        console.print_json({**vars(found), "folder": str(found.folder)})
+        console.print_json({**vars(result), "folder": str(result.folder)})
         return
     from rich.text import Text
 
     screen = console.out()
-    scores = [f"validation nll {found.nll:.4f}" if found.nll is not None else ""]
-    scores.append(f"BLEU {found.bleu:.2f}" if found.bleu is not None else "")
-    told = "  ".join(part for part in scores if part)
-    screen.print(Text(f"{found.update} updates, {found.seconds:.0f} s, {found.parameters:,} parameters  {told}"))
-    if found.best is not None:
-        screen.print(Text(f"best at update {found.best_update}: {found.best:.4f}"))
-    for remark in found.remarks:
+    scores = [f"validation nll {result.nll:.4f}" if result.nll is not None else ""]
+    scores.append(f"BLEU {result.bleu:.2f}" if result.bleu is not None else "")
+    shown = "  ".join(part for part in scores if part)
+    screen.print(Text(f"{result.update} updates, {result.seconds:.0f} s, {result.parameters:,} parameters  {shown}"))
+    if result.best is not None:
+        screen.print(Text(f"best at update {result.best_update}: {result.best:.4f}"))
+    for remark in result.remarks:
         screen.print(Text(f"note: {remark}"), soft_wrap=True)
-    screen.print(Text(f"checkpoints in {found.folder}: " + ", ".join(_written(found.folder))))
-    screen.print(Text(found.signature, style="dim"), soft_wrap=True)
+    screen.print(Text(f"checkpoints in {result.folder}: " + ", ".join(_written(result.folder))))
+    screen.print(Text(result.signature, style="dim"), soft_wrap=True)
 
 
 def _written(folder: Path) -> list[str]:
@@ -203,10 +205,10 @@ class _Display:
         scores = f"loss {sums.loss / max(sums.tokens, 1):.3f}  {self.valid}"
         self.bar.update(self.task, completed=moment.update, total=total, epoch=moment.epoch, rate=speed, scores=scores)
 
-    def validated(self, run: Any, found: Any, *, best: bool) -> None:
+    def validated(self, run: Any, validation: Any, *, best: bool) -> None:
         """After every validation."""
-        shown = [f"valid {found.nll:.3f}" if found.nll is not None else ""]
-        shown.append(f"BLEU {found.bleu:.1f}" if found.bleu is not None else "")
+        shown = [f"valid {validation.nll:.3f}" if validation.nll is not None else ""]
+        shown.append(f"BLEU {validation.bleu:.1f}" if validation.bleu is not None else "")
         self.valid = " ".join(part for part in shown if part)
 
     def remarked(self, text: str) -> None:

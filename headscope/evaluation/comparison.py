@@ -76,21 +76,21 @@ def _bleu(sums: Array) -> Array:
 
 
 def _ratio(sums: Array) -> Array:
-    found: Array = sums[:, 0] / sums[:, 1]
-    return found
+    ratios: Array = sums[:, 0] / sums[:, 1]
+    return ratios
 
 
 def _perplexity(sums: Array) -> Array:
     with np.errstate(over="ignore"):
-        found: Array = np.exp(_ratio(sums))
-        return found
+        values: Array = np.exp(_ratio(sums))
+        return values
 
 
 def _score_translations(checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
     loss = _loss(checkpoint, data)
     lines = (sentence.source for sentence in data.corpus)
-    found = translate_lines(checkpoint, lines, options=data.options, tokens=data.reading.tokens)
-    hypotheses = [best[0].text for best in found]
+    translations = translate_lines(checkpoint, lines, options=data.options, tokens=data.reading.tokens)
+    hypotheses = [best[0].text for best in translations]
     references = [checkpoint.joined(sentence.target or "") for sentence in data.corpus]
     return SentenceScores(bleu_sums(hypotheses, references, raw=data.text == "raw"), loss)
 
@@ -153,24 +153,24 @@ def bleu_sums(hypotheses: Sequence[str], references: Sequence[str], *, raw: bool
     metric = BLEU(tokenize="13a" if raw else "none", lowercase=not raw, force=True)
     rows = []
     for hypothesis, reference in zip(hypotheses, references, strict=True):
-        found = metric.corpus_score([hypothesis], [[reference]])
-        rows.append([*found.counts, *found.totals, found.sys_len, found.ref_len])
+        score = metric.corpus_score([hypothesis], [[reference]])
+        rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
     return grouped(np.array(rows, dtype=np.float64))
 
 
 def grouped(rows: Array) -> Array:
     """Rows of sentences [n c] summed by group: sentence i is in group i mod 1024."""
-    found = np.zeros((min(len(rows), GROUPS), rows.shape[1]))
-    np.add.at(found, np.arange(len(rows)) % GROUPS, rows)
-    return found
+    sums = np.zeros((min(len(rows), GROUPS), rows.shape[1]))
+    np.add.at(sums, np.arange(len(rows)) % GROUPS, rows)
+    return sums
 
 
 def _loss(checkpoint: Checkpoint, data: ValidationText) -> Array:
     """Σ -log p of tokens, and how many they are, by group of sentences [g 2]."""
-    found = likelihood(checkpoint, data.corpus, data.reading)
-    if not found.complete:
+    scored = likelihood(checkpoint, data.corpus, data.reading)
+    if not scored.complete:
         raise KeyboardInterrupt
-    return _columns(found.nll)
+    return _columns(scored.nll)
 
 
 def _columns(sums: GroupSums) -> Array:
@@ -187,17 +187,17 @@ def read_labels(path: Path, checkpoint: Checkpoint, count: int) -> tuple[int, ..
     config: Any = checkpoint.model.config
     known = {int(number): str(name) for number, name in config.id2label.items()}
     numbers = {**{name: number for number, name in known.items()}, **{str(number): number for number in known}}
-    found: list[int] = []
+    labels: list[int] = []
     for line, text in enumerate(read_lines(path), start=1):
-        if len(found) == count:
+        if len(labels) == count:
             break
         if text.strip() not in numbers:
             shown = ", ".join(f"{number} ({name})" for number, name in list(known.items())[:5])
             raise DataError(f"{path}:{line}: the model has no class {text.strip()[:40]!r}; it has {shown}")
-        found.append(numbers[text.strip()])
-    if len(found) < count:
-        raise DataError(f"{path} has {len(found)} lines, the text has {count}; line i must be the class of line i")
-    return tuple(found)
+        labels.append(numbers[text.strip()])
+    if len(labels) < count:
+        raise DataError(f"{path} has {len(labels)} lines, the text has {count}; line i must be the class of line i")
+    return tuple(labels)
 
 
 @dataclass(frozen=True)

@@ -127,12 +127,12 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     if isinstance(config, SelectionConfig):
         _check_export(config, checkpoint)
     protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
-    found = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect)
+    gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect)
     limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
     remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
     if config.valid_source is None and trains:
         remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
-    return OpenedSelection(checkpoint, found, corpus, valid, limit, remarks)
+    return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks)
 
 
 def _unknown(checkpoint: Checkpoint, corpus: Corpus, limit: int) -> list[str]:
@@ -223,10 +223,10 @@ def write_selection(choice: Selection, checkpoint: Checkpoint, config: Selection
         write_atomically(made / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
         if (gates := choice.gates) is not None:
             write_atomically(made / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
-        place = _write_model(checkpoint, made, config.companions) if choice.model else None
+        trained = _write_model(checkpoint, made, config.companions) if choice.model else None
         if config.remove and choice.removed:
             try:
-                choice.removed_to = str(choice.folder / _remove(made, place, config).relative_to(made))
+                choice.removed_to = str(choice.folder / _remove(made, trained, config).relative_to(made))
             except OutputError:
                 raise
             except HeadscopeError as error:
@@ -238,14 +238,14 @@ def write_selection(choice: Selection, checkpoint: Checkpoint, config: Selection
 
 def _write_lines(path: Path, heads: Sequence[HeadId]) -> None:
     text = "".join(f"{head}\n" for head in heads)
-    write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:
     """The checkpoint with all its heads, in its own format, under OUT/model; what to open."""
-    place = folder / MODEL
-    place.mkdir()
-    return write_checkpoint(checkpoint, place, companions)
+    target = folder / MODEL
+    target.mkdir()
+    return write_checkpoint(checkpoint, target, companions)
 
 
 def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -> Path:
@@ -257,7 +257,7 @@ def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -
         names += ["format", "dicts", "hp", "bpe"]
     elif "bpe" in FORMATS.get(trained.format).takes:  # the other formats hold what splits their text
         names += ["bpe"]
-    found = run_removal(
+    smaller = run_removal(
         RemoveConfig(
             checkpoint=config.checkpoint if trained is None else str(trained.path),
             out=folder / PRUNED,
@@ -265,7 +265,7 @@ def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -
             **{name: getattr(config, name) for name in names},
         )
     )
-    return found.path
+    return smaller.path
 
 
 def selection_signature(method: str, opened: OpenedSelection, config: PruningOptions, **more: str) -> Signature:

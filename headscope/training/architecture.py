@@ -69,15 +69,15 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
             f"--init {config.init} is a {opened.format} checkpoint; training starts from native, fairseq, MHR and "
             "story-of-heads ones"
         )
-    found = cast(TransformerCheckpoint, opened)
-    if found.two_sided is not (config.kind == "translation"):
-        kind = "translation" if found.two_sided else "lm"
+    checkpoint = cast(TransformerCheckpoint, opened)
+    if checkpoint.two_sided is not (config.kind == "translation"):
+        kind = "translation" if checkpoint.two_sided else "lm"
         raise ConfigError(f"--init {config.init} is a model for --kind {kind}; --kind is {config.kind}")
-    if found.target is None or (found.two_sided and found.source is None):
+    if checkpoint.target is None or (checkpoint.two_sided and checkpoint.source is None):
         raise CheckpointError(f"--init {config.init} has no vocabularies, so it cannot read text")
     if config.tokenizer is not None:
         raise ConfigError("--init brings its own vocabularies; leave out --tokenizer")
-    return found
+    return checkpoint
 
 
 def build_model(
@@ -129,13 +129,13 @@ def _with_dropout(shape: TransformerConfig, config: TrainConfig) -> TransformerC
 
 def _fill(config: TrainConfig, model: Transformer, init: Transformer, variant: Variant) -> None:
     """Weights by name: all of them must be in both and fit, except those that the variant adds."""
-    theirs, mine = init.state_dict(), model.state_dict()
-    lacking = [key for key in mine if key not in theirs and not variant.may_lack(key)]
-    over = [key for key in theirs if key not in mine]
-    wrong = [key for key in mine if key in theirs and mine[key].shape != theirs[key].shape]
+    weights, expected = init.state_dict(), model.state_dict()
+    lacking = [key for key in expected if key not in weights and not variant.may_lack(key)]
+    over = [key for key in weights if key not in expected]
+    wrong = [key for key in expected if key in weights and expected[key].shape != weights[key].shape]
     for what, keys in (("lacks", lacking), ("has no place for its", over), ("has another size of", wrong)):
         if keys:
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             who = f"--init {config.init}" if what == "lacks" else f"variant {variant.name}, started from {config.init},"
             raise CheckpointError(f"{who} {what} {', '.join(keys[:3])}{more}")
-    model.load_state_dict({**mine, **theirs})
+    model.load_state_dict({**expected, **weights})

@@ -192,13 +192,13 @@ def options_of(cls: type[Variant], options: Any) -> Any:
 
 def intersected(groups: Iterable[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Parameter groups of what is in both, with the settings of both, in the order of the first ones."""
-    found = []
+    merged = []
     for group in groups:
         for other in others:
-            theirs = set(map(id, other["params"]))
-            both = [parameter for parameter in group["params"] if id(parameter) in theirs]
-            found.append({**group, **other, "params": both})
-    return [group for group in found if group["params"]] or found[:1]
+            shared = set(map(id, other["params"]))
+            both = [parameter for parameter in group["params"] if id(parameter) in shared]
+            merged.append({**group, **other, "params": both})
+    return [group for group in merged if group["params"]] or merged[:1]
 
 
 def _joined(same: Sequence[Field[Any]], names: Sequence[str]) -> Any:

@@ -28,9 +28,9 @@ def as_fairseq(model: Transformer) -> None:
             module.inner.reset_parameters()
             module.outer.reset_parameters()
         elif isinstance(module, Attention):
-            for its in (module.query, module.key, module.value):
-                if its.bias is not None and its.in_features:
-                    nn.init.uniform_(its.bias, -(its.in_features**-0.5), its.in_features**-0.5)
+            for projection in (module.query, module.key, module.value):
+                if projection.bias is not None and projection.in_features:
+                    nn.init.uniform_(projection.bias, -(projection.in_features**-0.5), projection.in_features**-0.5)
 
 
 INITIAL: Mapping[str, Callable[[Transformer], None]] = {"glorot": as_built, "fairseq": as_fairseq}

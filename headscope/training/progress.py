@@ -1,4 +1,4 @@
-"""What a run remembers of its course: the best value, patience, kept weights, sums since the last line of the log."""
+"""Running values of a training run: the best validation, patience, kept weights, sums since the last logged line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headscope.training.losses.cross_entropy import Sums
 
 @dataclass
 class Progress:
-    """Plain numbers, saved with the state.
+    """Plain numbers, saved with the training state.
 
     `best` is the best value so far (lower is better: BLEU is kept negated) at update `best_update`; `since_best`
     counts validations after it, `validations` all of them. `kept` are updates whose weights are kept for the

@@ -173,11 +173,13 @@ class TrainingRun:
         A scaled gradient that overflowed makes no step (the norm is then no finite number), and `update` lowers the
         scale, whichever optimizer it was. TrainingError for such a norm where nothing is scaled.
         """
-        parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
         if not parameters:
             return 0.0  # GradScaler asserts that there is something to step
         self.scaler.unscale_(optimizer)
-        norm = nn.utils.get_total_norm([each.grad for each in parameters])
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
         if not math.isfinite(float(norm)) and not self.scaler.is_enabled():
             raise TrainingError(self._broken("the gradient's norm", float(norm), batches))
         if clip:

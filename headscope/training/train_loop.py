@@ -29,7 +29,7 @@ class Listener(Protocol):
         """After every update."""
         ...
 
-    def validated(self, run: TrainingRun, found: Validation, *, best: bool) -> None:
+    def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
         """After every validation."""
         ...
 
@@ -44,7 +44,7 @@ class Silent:
     def updated(self, run: TrainingRun, sums: Sums) -> None:
         """Nothing."""
 
-    def validated(self, run: TrainingRun, found: Validation, *, best: bool) -> None:
+    def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
         """Nothing."""
 
     def remarked(self, text: str) -> None:
@@ -78,14 +78,14 @@ class Loop:
     def _epoch(self) -> Reason | None:
         run = self.run
         groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=run.moment.epoch)
-        each = run.config.accumulate * run.processes.world
-        count = math.ceil(len(groups) / each)
+        size = run.config.accumulate * run.processes.world
+        count = math.ceil(len(groups) / size)
         run.moment = replace(run.moment, updates_per_epoch=count)
         if run.moment.update_in_epoch == 0:
             self.variant.before_epoch(run, run.moment)
         while run.moment.update_in_epoch < count:
-            begin = run.moment.update_in_epoch * each
-            self._update(groups[begin : begin + each])
+            begin = run.moment.update_in_epoch * size
+            self._update(groups[begin : begin + size])
             reason = self._between() if run.moment.update_in_epoch < count else None
             if reason is not None:
                 return reason
@@ -115,10 +115,10 @@ class Loop:
     def _mine(self, groups: list[Numbers]) -> list[TrainingBatch]:
         """This process's micro-batches; every process has as many."""
         rank, world = self.run.processes.rank, self.run.processes.world
-        mine = [collate(self.run.data.train, group) for group in groups[rank::world]]
-        if len(mine) < math.ceil(len(groups) / world):
-            mine.append(collate(self.run.data.train, groups[0]).empty())
-        return [batch.to(self.run.device) for batch in mine]
+        batches = [collate(self.run.data.train, group) for group in groups[rank::world]]
+        if len(batches) < math.ceil(len(groups) / world):
+            batches.append(collate(self.run.data.train, groups[0]).empty())
+        return [batch.to(self.run.device) for batch in batches]
 
     def _validates(self) -> bool:
         """Whether a validation follows the update just done; the last update always has one."""
@@ -154,10 +154,10 @@ class Loop:
 
     def _validate(self) -> None:
         run, progress = self.run, self.progress
-        found = validate(run, number=progress.validations + 1)
-        value = found.value(run.config.best_by) if found.nll is not None else -float(run.moment.update)
+        validation = validate(run, number=progress.validations + 1)
+        value = validation.value(run.config.best_by) if validation.nll is not None else -float(run.moment.update)
         best = progress.validated(value, run.moment.update)
-        progress.nll, progress.bleu = found.nll, found.bleu
+        progress.nll, progress.bleu = validation.nll, validation.bleu
         averaging = {"most": run.config.average, "best": run.config.average_of == "best"}
         keeps = run.config.average > 0 and progress.keep(value, run.moment.update, **averaging)  # type: ignore[arg-type]
         if run.processes.main:
@@ -166,8 +166,15 @@ class Loop:
                 checkpoints.save(run, "best")
             if keeps:
                 checkpoints.keep_weights(run, run.moment.update)
-            self.listener.validated(run, found, best=best)
-        self._log({"valid_nll": found.nll, "valid_perplexity": found.perplexity, "bleu": found.bleu, "best": int(best)})
+            self.listener.validated(run, validation, best=best)
+        self._log(
+            {
+                "valid_nll": validation.nll,
+                "valid_perplexity": validation.perplexity,
+                "bleu": validation.bleu,
+                "best": int(best),
+            }
+        )
 
     def _log(self, more: Mapping[str, float | int | None]) -> None:
         """A line of metrics.csv: means since the line before, and what is given."""

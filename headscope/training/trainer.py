@@ -84,15 +84,15 @@ def train(
     if resume and force:
         raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
     with process_group() as processes, ExitStack() as stack:
-        place = training_place(config, processes, stack, resume=resume, force=force)
-        here = replace(config, out=place.path)
-        with _settled(config), _stoppable() as wanted, cleaned(place, processes):
-            found = _train(here, variant, processes, read_state(place.path), listener or Silent(), wanted, command)
-        if found.reason != "interrupted":
+        workspace = training_place(config, processes, stack, resume=resume, force=force)
+        here = replace(config, out=workspace.path)
+        with _settled(config), _stoppable() as wanted, cleaned(workspace, processes):
+            result = _train(here, variant, processes, read_state(workspace.path), listener or Silent(), wanted, command)
+        if result.reason != "interrupted":
             if processes.main:
-                place.finish()
-            found = replace(found, folder=config.out)
-        return found
+                workspace.finish()
+            result = replace(result, folder=config.out)
+        return result
 
 
 def _train(
@@ -126,13 +126,12 @@ def _train(
     few = threads_for_pass(run.model, config.max_tokens) if config.threads is None else nullcontext()
     with few, _recorded(config.out, about, history):
         reason = loop.train()
-    found = replace(_outcome(loop, reason, about), begun_at=begun_at)
+    result = replace(_outcome(loop, reason, about), begun_at=begun_at)
     if history is not None:
-        result = plain_options(found)
         status = "interrupted" if reason == "interrupted" else "done"
-        about |= {"status": status, "result": result, "ended": time.time() - begun}
+        about |= {"status": status, "result": plain_options(result), "ended": time.time() - begun}
         write_json(config.out / "run.json", TRAINING.described(about))
-    return found
+    return result
 
 
 @contextmanager
@@ -248,20 +247,20 @@ def _settled(config: TrainConfig) -> Iterator[None]:
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
     """Within the block Ctrl-C, SIGTERM and SIGHUP ask to stop after the current update; a second one stops at once."""
-    asked: list[int] = []
+    signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 
     def ask(number: int, _: object) -> None:
         note(number)
-        if asked:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
 
     before = {number: signal.signal(number, ask) for number in ending_signals()}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -37,15 +37,17 @@ class Validation:
 
 def validate(run: TrainingRun, *, number: int) -> Validation:
     """The `number`-th validation (from 1) of a run; the first process works, all get the result."""
-    found = None
+    validation = None
     if run.processes.main:
         total = Sums()
         for batch in run.validation():
             total = total.plus(run.measure(batch))
         every = run.config.bleu_every
         wanted = bool(every) and number % every == 0 and run.data.valid_texts is not None
-        found = Validation(total.nll / total.tokens if total.tokens else None, validation_bleu(run) if wanted else None)
-    return run.processes.broadcast(found)
+        validation = Validation(
+            total.nll / total.tokens if total.tokens else None, validation_bleu(run) if wanted else None
+        )
+    return run.processes.broadcast(validation)
 
 
 def validation_bleu(run: TrainingRun) -> float:
@@ -55,7 +57,7 @@ def validation_bleu(run: TrainingRun) -> float:
     run.model.eval()
     with run.autocast():
         translated = translate_lines(checkpoint(run), sources, options=LENGTHS, tokens=min(run.config.max_tokens, 4096))
-        hypotheses = [found[0].text for found in translated]
+        hypotheses = [translation[0].text for translation in translated]
     low = run.config.normalise in ("lowercase", "moses-lowercase")
     if low:
         hypotheses, references = [text.lower() for text in hypotheses], [text.lower() for text in references]

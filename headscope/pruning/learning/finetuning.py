@@ -83,20 +83,20 @@ def batch_loss(checkpoint: Checkpoint, batch: Batch, *, smoothing: float) -> tup
     The vocabulary's logits are made for tokens that are asked for alone in native models.
     """
     assert batch.labels is not None
-    asked = batch.labels != IGNORED
-    labels = batch.labels[asked]
+    labelled = batch.labels != IGNORED
+    labels = batch.labels[labelled]
     if isinstance(checkpoint.model, Transformer):
-        model, states = checkpoint.model, checkpoint.states(batch)[asked]
+        model, states = checkpoint.model, checkpoint.states(batch)[labelled]
         states = states if model.before_output is None else model.before_output(states)
         weight, bias = model.output.weight, model.output.bias
         loss, nll = smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
         return loss, nll, len(labels)
-    logits = checkpoint.logits(batch)[asked]
+    logits = checkpoint.logits(batch)[labelled]
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    found = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
     with torch.no_grad():
-        nll = found if smoothing == 0 else nn.functional.cross_entropy(logits, labels, reduction="sum")
-    return found, nll.detach(), len(labels)
+        nll = loss if smoothing == 0 else nn.functional.cross_entropy(logits, labels, reduction="sum")
+    return loss, nll.detach(), len(labels)
 
 
 @dataclass

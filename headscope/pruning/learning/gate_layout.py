@@ -46,16 +46,16 @@ class GateLayout:
     @cached_property
     def index(self) -> Mapping[tuple[Site, int], Tensor]:
         """For every gated (site, layer) the gate of each head [h]; n stands for none."""
-        found = {place: torch.full((count,), len(self.units)) for place, count in self.counts.items()}
+        gates = {layer: torch.full((count,), len(self.units)) for layer, count in self.counts.items()}
         for number, unit in enumerate(self.units):
             for head in unit:
-                found[head.site, head.layer][head.head] = number
-        return found
+                gates[head.site, head.layer][head.head] = number
+        return gates
 
     def without(self, removed: Iterable[HeadId]) -> list[HeadId]:
         """The heads of the gated sites that are not `removed`."""
-        gone = set(removed)
-        return [head for head in all_heads(self.counts) if head not in gone]
+        removed_heads = set(removed)
+        return [head for head in all_heads(self.counts) if head not in removed_heads]
 
     def per_site(self) -> dict[str, int]:
         """Heads of the gated sites, by site."""
@@ -65,12 +65,12 @@ class GateLayout:
     def spread(self, gates: Tensor) -> dict[tuple[Site, int], Tensor]:
         """Gates [n] as gates of heads, [h] for every gated (site, layer); 1 where there is none."""
         whole = torch.cat([gates, gates.new_ones(1)])
-        return {place: whole[index.to(gates.device)] for place, index in self.index.items()}
+        return {layer: whole[index.to(gates.device)] for layer, index in self.index.items()}
 
     def closed(self, kept: Tensor) -> list[HeadId]:
         """The heads whose units are not `kept` [n], in the order of sites, layers, heads."""
-        gone = {head for unit, stays in zip(self.units, kept.tolist(), strict=True) if not stays for head in unit}
-        return [head for head in all_heads(self.counts) if head in gone]
+        removed = {head for unit, stays in zip(self.units, kept.tolist(), strict=True) if not stays for head in unit}
+        return [head for head in all_heads(self.counts) if head in removed]
 
     def kept_units(self, keep: int) -> int:
         """How many units stay where `keep` heads do; ConfigError where that cannot be."""
@@ -114,7 +114,7 @@ def gate_layout(places: AttentionSites, *, sites: Sequence[str] = (), protect: C
                 safe |= set(unit)
             else:
                 free.append((unit, (layers[0].site, layers[0].layer)))
-    free.sort(key=lambda each: (SITES.index(each[1][0]), each[1][1], each[0][0].head))
+    free.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
     if not free:
         raise ConfigError("there is no head to choose from: these sites have none, or --protect names them all")
     return GateLayout(tuple(unit for unit, _ in free), tuple(module for _, module in free), tuple(sorted(safe)), counts)
@@ -122,12 +122,12 @@ def gate_layout(places: AttentionSites, *, sites: Sequence[str] = (), protect: C
 
 def chosen_sites(places: AttentionSites, names: Iterable[str]) -> set[Site]:
     """The sites of these names, all of the model's where there is none; ConfigError for one that it lacks."""
-    there = [site for site in SITES if any(place.site is site for place in places.order)]
+    present = [site for site in SITES if any(place.site is site for place in places.order)]
     for name in names:
-        if name not in {site.value for site in there}:
-            has = ", ".join(site.value for site in there)
+        if name not in {site.value for site in present}:
+            has = ", ".join(site.value for site in present)
             raise ConfigError(f"--sites {name}: this model has {has}")
-    return {Site(name) for name in names} or set(there)
+    return {Site(name) for name in names} or set(present)
 
 
 def _modules(places: AttentionSites, chosen: set[Site]) -> list[list[AttentionSite]]:
@@ -141,8 +141,8 @@ def _units(layers: Sequence[AttentionSite]) -> list[Unit]:
     shared = first.heads // max(first.groups, 1)
     return [
         tuple(
-            HeadId(place.site, place.layer, head)
-            for place in layers
+            HeadId(layer.site, layer.layer, head)
+            for layer in layers
             for head in range(group * shared, (group + 1) * shared)
         )
         for group in range(first.groups)

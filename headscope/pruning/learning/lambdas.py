@@ -52,22 +52,22 @@ def run_lambdas(config: LearnConfig, strengths: Sequence[float], *, progress: Pr
     methods = [replace(config.method, strength=strength, keep=None) for strength in strengths]
     resumed = to_resume(config.out, LAMBDAS) if config.resume else None
     records: dict[Path, Mapping[str, Any]] = {}
-    with workplace(config.out, LAMBDAS, inputs=inputs_of(config), force=config.force, resume=resumed) as place:
+    with workplace(config.out, LAMBDAS, inputs=inputs_of(config), force=config.force, resume=resumed) as workspace:
         for method in methods:
             name = f"lambda-{method.strength:g}"
-            its = replace(config, method=method, out=place.path / name, force=False)
-            records[config.out / name] = _record(replace(its, resume=resumable(its.out)), progress)
+            run = replace(config, method=method, out=workspace.path / name, force=False)
+            records[config.out / name] = _record(replace(run, resume=resumable(run.out)), progress)
         rows = [_row(record, strength) for record, strength in zip(records.values(), strengths, strict=True)]
         table = pd.DataFrame(rows)
-        write_atomically(place.path / TABLE, lambda path: table.to_csv(path, index=False))
-        place.seal({"headscope": VERSION, "lambdas": list(strengths)})
-        place.finish()
+        write_atomically(workspace.path / TABLE, lambda path: table.to_csv(path, index=False))
+        workspace.seal({"headscope": VERSION, "lambdas": list(strengths)})
+        workspace.finish()
     return LambdaSweep(config, {folder: contents(folder, CHOICE).record for folder in records}, table)
 
 
 def lambdas_left(out: Path) -> bool:
     """Whether runs of some λ are there that `resume` would keep."""
-    return any(True for place in (out, replacing_folder(out)) for _ in place.glob("lambda-*/*"))
+    return any(True for folder in (out, replacing_folder(out)) for _ in folder.glob("lambda-*/*"))
 
 
 def lambdas_complete(out: Path) -> bool:
@@ -81,11 +81,11 @@ def _record(config: LearnConfig, progress: Progress) -> Mapping[str, Any]:
         run_learning(config, progress=progress)
         return contents(config.out, CHOICE).record
     free = {"out", "resume", "force", "save_every", "device"}
-    mine, theirs = config.settings(), record["options"]
-    if changed := [name for name in mine if name not in free and mine[name] != theirs.get(name)]:
+    now, before = config.settings(), record["options"]
+    if changed := [name for name in now if name not in free and now[name] != before.get(name)]:
         raise ConfigError(
             f"--resume: {config.out} was made with another --{changed[0].replace('_', '-')} "
-            f"({theirs.get(changed[0])}, now {mine[changed[0]]}); give the same options, or another --out"
+            f"({before.get(changed[0])}, now {now[changed[0]]}); give the same options, or another --out"
         )
     return record
 

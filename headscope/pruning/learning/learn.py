@@ -70,9 +70,9 @@ class LearnConfig(SelectionConfig):
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
-        found = super().settings()
-        found["method"] = vars(self.method) | {"name": _KINDS[type(self.method)].method}
-        return found
+        values = super().settings()
+        values["method"] = vars(self.method) | {"name": _KINDS[type(self.method)].method}
+        return values
 
 
 _KINDS: Mapping[type[Any], type[L0] | type[Subset]] = {L0Options: L0, SubsetOptions: Subset}
@@ -109,10 +109,10 @@ def resumable(out: Path) -> bool:
     return any((place / STATE).is_file() for place in (out, replacing_folder(out)))
 
 
-def _learnt(config: LearnConfig, place: Path, progress: Progress) -> tuple[Selection, Checkpoint]:
+def _learnt(config: LearnConfig, folder: Path, progress: Progress) -> tuple[Selection, Checkpoint]:
     """The result of learning, whose state lies in `place`."""
     began = time.monotonic()
-    state = read_gate_state(place) if config.resume else None
+    state = read_gate_state(folder) if config.resume else None
     opened = open_selection(config, trains=True)
     checkpoint, gates = opened.checkpoint, opened.gating
     learner = make_learner(gates, config)
@@ -129,7 +129,7 @@ def _learnt(config: LearnConfig, place: Path, progress: Progress) -> tuple[Selec
         nll, trace = _go_on(tuner, state, config)
     with progress("learning", recipe.updates) as step:
         step(tuner.update)
-        _learn(tuner, config, place, trace, nll, step)
+        _learn(tuner, config, folder, trace, nll, step)
     _finish(tuner, config, valid, nll, progress)
     choice = Selection(
         folder=config.out,
@@ -205,7 +205,7 @@ def default_lr(checkpoint: Checkpoint) -> float:
 def _learn(
     tuner: Tuner,
     config: LearnConfig,
-    place: Path,
+    folder: Path,
     trace: list[dict[str, Any]],
     nll: dict[str, float],
     step: Callable[[int], None],
@@ -219,7 +219,7 @@ def _learn(
         if update % every == 0 or update == config.updates:
             trace.extend(gate_rows(learner, update))
         if config.save_every and update % config.save_every == 0 and update < config.updates:
-            _save_state(tuner, config, place, trace, nll)
+            _save_state(tuner, config, folder, trace, nll)
         step(1)
 
     tuner.run(after)
@@ -298,11 +298,11 @@ def _signature(
 
 
 def _save_state(
-    tuner: Tuner, config: LearnConfig, place: Path, trace: list[dict[str, Any]], nll: dict[str, float]
+    tuner: Tuner, config: LearnConfig, folder: Path, trace: list[dict[str, Any]], nll: dict[str, float]
 ) -> None:
     content = {"version": VERSION, "settings": _same(config), "trace": trace, "nll": nll, "tuner": tuner.state()}
     content["digests"] = [tuner.checkpoint.digest, tuner.data.digest]
-    write_atomically(place / STATE, lambda path: save_torch(content, path))
+    write_atomically(folder / STATE, lambda path: save_torch(content, path))
 
 
 def _same(config: LearnConfig) -> dict[str, Any]:
@@ -316,10 +316,10 @@ def read_gate_state(folder: Path) -> dict[str, Any] | None:
     """What a run that was killed has saved; None where there is nothing. CheckpointError for a broken file."""
     if not (folder / STATE).is_file():
         return None
-    found = load_record(folder / STATE, advice=ANEW)
-    if found.get("version") != VERSION:
+    state = load_record(folder / STATE, advice=ANEW)
+    if state.get("version") != VERSION:
         raise CheckpointError(f"{folder / STATE} is of another version of headscope; learn anew with --force")
-    return found
+    return state
 
 
 def _go_on(

@@ -63,8 +63,8 @@ class Subset(GateLearner):
     @property
     def temperature(self) -> float:
         """Of the next update."""
-        its = self.options
-        return annealed(self.update, first=its.first, last=its.last, updates=self.cooldown)
+        options = self.options
+        return annealed(self.update, first=options.first, last=options.last, updates=self.cooldown)
 
     @property
     def cooldown(self) -> int:
@@ -90,14 +90,14 @@ class Subset(GateLearner):
         return top_k(self.weights.detach(), self.k)
 
     def facts(self) -> dict[str, Any]:
-        its = self.options
-        if its.straight_through:
-            return {"straight_through": True, "decision": f"the {its.keep} largest importances"}
+        options = self.options
+        if options.straight_through:
+            return {"straight_through": True, "decision": f"the {options.keep} largest importances"}
         return {
             "straight_through": False,
-            "temperature": [its.first, its.last],
+            "temperature": [options.first, options.last],
             "cooldown": self.cooldown,
-            "decision": f"the {its.keep} largest importances",
+            "decision": f"the {options.keep} largest importances",
         }
 
     def remarks(self) -> list[str]:

@@ -49,9 +49,9 @@ def _encoder(model: nn.Module) -> nn.Module:
     if isinstance(model, Transformer):
         assert model.encoder is not None
         return model.encoder
-    its: Any = model
-    found: nn.Module = its.get_encoder()
-    return found
+    whole: Any = model
+    encoder: nn.Module = whole.get_encoder()
+    return encoder
 
 
 def _outside(model: nn.Module, encoder: nn.Module) -> set[int]:

@@ -120,12 +120,12 @@ def _encoded(
 ) -> Iterator[tuple[Encoded, Encoded | None, list[int]]]:
     sentences = iter(corpus)
     while window := list(islice(sentences, WINDOW)):
-        said = [each.source if each.target is None else each.target for each in window]
+        targets_text = [each.source if each.target is None else each.target for each in window]
         sources = checkpoint.encode([each.source for each in window], side="source", limit=limit)
         targets: list[Encoded] | list[None] = [None] * len(window)
         if checkpoint.two_sided:
-            targets = checkpoint.encode(said, side="target", limit=limit)
-        labels = checkpoint.labels(said, limit=limit) if decodes else [[] for _ in window]
+            targets = checkpoint.encode(targets_text, side="target", limit=limit)
+        labels = checkpoint.labels(targets_text, limit=limit) if decodes else [[] for _ in window]
         yield from zip(sources, targets, labels, strict=True)
 
 

@@ -105,22 +105,22 @@ def criterion_named(name: str) -> Criterion:
     """
     if name in CRITERIA.names():
         return CRITERIA.get(name)()
-    found = column_named(name)
-    if found.analysis not in ANALYSES.names():
+    measured = column_named(name)
+    if measured.analysis not in ANALYSES.names():
         known = sorted({*CRITERIA.names(), *ANALYSES.names()})
         raise ConfigError(f"{unknown('criterion', name, known)}; other columns of heads.csv: give --from RUN")
-    return found
+    return measured
 
 
 def column_named(name: str) -> MeasuredColumn:
     """The column of that name, as its criterion says or higher is kept; it may be one that no analysis gives."""
-    for its, cls in CRITERIA:
-        if its == name and issubclass(cls, MeasuredColumn):
+    for criterion, cls in CRITERIA:
+        if criterion == name and issubclass(cls, MeasuredColumn):
             return cls()
-    giving = [each for each in ANALYSES.names() if name == each or name.startswith(f"{each}_")]
+    giving = [analysis for analysis in ANALYSES.names() if name == analysis or name.startswith(f"{analysis}_")]
     analysis = max(giving, key=len, default=name)
     text = not giving or bool(ANALYSES.get(analysis).passes)
-    found: MeasuredColumn = type(
+    measured: MeasuredColumn = type(
         "Column", (MeasuredColumn,), {"name": name, "column": name, "analysis": analysis, "reads_text": text}
     )()
-    return found
+    return measured

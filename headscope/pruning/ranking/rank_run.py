@@ -180,23 +180,25 @@ def _scoring(config: RankConfig, opened: OpenedSelection) -> tuple[Callable[[lis
         fixed = of_run.of(read_heads(config.run, layout))
     if fixed is not None:
         signed = {head: sign * value for head, value in fixed.items()}
-        return lambda gone: signed, how
-    its = criterion_named(config.by)
-    _check(its, config, opened)
+        return lambda removed_heads: signed, how
+    criterion = criterion_named(config.by)
+    _check(criterion, config, opened)
     context = _context(config, opened)
 
-    def score(gone: list[HeadId]) -> Scores:
-        asked = ScoringContext(context.checkpoint, context.corpus, context.batching, context.options, gone)
-        return {head: sign * value for head, value in its.scores(asked).items()}
+    def score(removed_heads: list[HeadId]) -> Scores:
+        asked = ScoringContext(context.checkpoint, context.corpus, context.batching, context.options, removed_heads)
+        return {head: sign * value for head, value in criterion.scores(asked).items()}
 
     return score, how
 
 
-def _check(its: Criterion, config: RankConfig, opened: OpenedSelection) -> None:
-    if its.reads_text and opened.corpus is None:
-        raise ConfigError(f"--by {its.name} is measured on text: give --source FILE, or --from RUN that has it")
-    if config.steps > 1 and not its.changes:
-        raise ConfigError(f"--steps {config.steps}: scores by {its.name} do not change when heads go; leave it out")
+def _check(criterion: Criterion, config: RankConfig, opened: OpenedSelection) -> None:
+    if criterion.reads_text and opened.corpus is None:
+        raise ConfigError(f"--by {criterion.name} is measured on text: give --source FILE, or --from RUN that has it")
+    if config.steps > 1 and not criterion.changes:
+        raise ConfigError(
+            f"--steps {config.steps}: scores by {criterion.name} do not change when heads go; leave it out"
+        )
 
 
 def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
@@ -206,8 +208,8 @@ def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
 
 
 def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None]) -> Callable[[list[HeadId]], Scores]:
-    def counted(gone: list[HeadId]) -> Scores:
-        found = score(gone)
+    def counted(removed_heads: list[HeadId]) -> Scores:
+        found = score(removed_heads)
         step(1)
         return found
 
@@ -222,8 +224,8 @@ def _tuned(
     if opened.valid is None or (not config.tune_updates and not _speaks(opened)):
         return {}
     valid = training_examples(checkpoint, opened.valid, limit=opened.limit)
-    gone = set(removed)
-    kept = torch.tensor([not set(unit) & gone for unit in gates.units], dtype=torch.float64)
+    removed_heads = set(removed)
+    kept = torch.tensor([not set(unit) & removed_heads for unit in gates.units], dtype=torch.float64)
 
     def measured(*, masked: bool) -> float:
         spread = gates.spread(kept) if masked else None

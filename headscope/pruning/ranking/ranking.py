@@ -75,26 +75,26 @@ def _quotas(gating: GateLayout, stay: int, *, per_layer: bool) -> list[tuple[Ten
         return [(torch.arange(len(gating.units)), stay)]
     modules = list(dict.fromkeys(gating.modules))
     members = [
-        torch.tensor([number for number, its in enumerate(gating.modules) if its == module]) for module in modules
+        torch.tensor([number for number, place in enumerate(gating.modules) if place == module]) for module in modules
     ]
-    exact = [stay * len(each) / len(gating.units) for each in members]
-    found = [int(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda number: (found[number] - exact[number], number))
-    for number in by_remainder[: stay - sum(found)]:
-        found[number] += 1
-    return list(zip(members, found, strict=True))
+    exact = [stay * len(units) / len(gating.units) for units in members]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda number: (counts[number] - exact[number], number))
+    for number in by_remainder[: stay - sum(counts)]:
+        counts[number] += 1
+    return list(zip(members, counts, strict=True))
 
 
 def _of_units(gating: GateLayout, scores: Scores, left: Tensor) -> Tensor:
-    found = torch.zeros(len(gating.units), dtype=torch.float64)
+    means = torch.zeros(len(gating.units), dtype=torch.float64)
     for number in left.nonzero()[:, 0].tolist():
         values = [scores.get(head, float("nan")) for head in gating.units[number]]
-        found[number] = sum(values) / len(values)
-    if bool(found.isnan().any()):
-        without = gating.units[int(found.isnan().nonzero()[0, 0])][0]
-        count = int(found.isnan().sum())
+        means[number] = sum(values) / len(values)
+    if bool(means.isnan().any()):
+        without = gating.units[int(means.isnan().nonzero()[0, 0])][0]
+        count = int(means.isnan().sum())
         raise ConfigError(
-            f"{count} of {len(found)} heads have no score, such as {without}; choose --sites that were measured "
+            f"{count} of {len(means)} heads have no score, such as {without}; choose --sites that were measured "
             "(sites of a decoder need --target), or another criterion"
         )
-    return found
+    return means

@@ -20,19 +20,19 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
 
     DataError, with the line, for a file that is no such table, for a head that the model lacks, and for one twice.
     """
-    place = path / "heads.csv" if path.is_dir() else path
-    table = read_csv(place)
+    file = path / "heads.csv" if path.is_dir() else path
+    table = read_csv(file)
     if missing := [name for name in LOCATION if name not in table]:
-        raise DataError(f"{place} lacks the column {missing[0]!r}; it needs site,layer,head and a column of scores")
+        raise DataError(f"{file} lacks the column {missing[0]!r}; it needs site,layer,head and a column of scores")
     seen: set[HeadId] = set()
     for line, (site, layer, head) in enumerate(table[list(LOCATION)].itertuples(index=False), start=2):
-        found = _head(site, layer, head)
-        if found is None or not 0 <= found.head < layout.get((found.site, found.layer), 0):
+        head_id = _head(site, layer, head)
+        if head_id is None or not 0 <= head_id.head < layout.get((head_id.site, head_id.layer), 0):
             name = f"{site}.{layer}.{head}"[:60]
-            raise DataError(f"{place}:{line}: this model has no head {name}; it has {describe_heads(layout)}")
-        if found in seen:
-            raise DataError(f"{place}:{line}: head {found} is there a second time")
-        seen.add(found)
+            raise DataError(f"{file}:{line}: this model has no head {name}; it has {describe_heads(layout)}")
+        if head_id in seen:
+            raise DataError(f"{file}:{line}: head {head_id} is there a second time")
+        seen.add(head_id)
     return table
 
 
@@ -46,8 +46,8 @@ def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tup
     if column is None:
         column = "score" if "score" in there else there[0] if len(there) == 1 else None
     if column is None or column not in there:
-        said = "several columns" if column is None else f"no column {column!r} of numbers"
-        raise DataError(f"{path} has {said} ({', '.join(there) or 'none'}); choose one with --column")
+        fault = "several columns" if column is None else f"no column {column!r} of numbers"
+        raise DataError(f"{path} has {fault} ({', '.join(there) or 'none'}); choose one with --column")
     return column, column_named(column).of(table)
 
 

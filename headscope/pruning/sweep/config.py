@@ -92,9 +92,9 @@ class SweepConfig(PruningOptions):
             raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
         if self.source is None and self.valid_source is None:
             raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
-        for one, other in (("target", "source"), ("valid_target", "valid_source"), ("valid_labels", "valid_source")):
-            if getattr(self, one) is not None and getattr(self, other) is None:
-                raise ConfigError(f"--{one.replace('_', '-')} needs --{other.replace('_', '-')}, line by line")
+        for name, other in (("target", "source"), ("valid_target", "valid_source"), ("valid_labels", "valid_source")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise ConfigError(f"--{name.replace('_', '-')} needs --{other.replace('_', '-')}, line by line")
 
     @property
     def trains(self) -> bool:

@@ -118,11 +118,15 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
         def begin() -> tuple[Path, list[Cell]]:
             context, resume = prepared(config)
             inputs = inputs_of(config)
-            place = stack.enter_context(workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume))
-            context.config = replace(config, out=place.path)
+            workspace = stack.enter_context(
+                workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
+            )
+            context.config = replace(config, out=workspace.path)
             _write_record(context)
-            begun.append((context, place))
-            return place.path, [cell for cell in context.cells if not cell_path(place.path, cell.name).is_file()]
+            begun.append((context, workspace))
+            return workspace.path, [
+                cell for cell in context.cells if not cell_path(workspace.path, cell.name).is_file()
+            ]
 
         folder, missing = processes.agree(begin)
         context = begun[0][0] if begun else SweepContext(replace(config, out=folder))
@@ -137,10 +141,10 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
             raise
         if not begun:
             return Sweep(context, pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), main=False)
-        found = conclude(context)
+        result = conclude(context)
         begun[0][1].finish()
         context.config = replace(context.config, out=config.out)
-        return found
+        return result
 
 
 def prepared(config: SweepConfig) -> tuple[SweepContext, Path | None]:
@@ -325,9 +329,9 @@ def conclude(context: SweepContext) -> Sweep:
     kept = survivors(records, functions)
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):
         write_atomically(config.out / name, lambda path, frame=frame: frame.to_csv(path, index=False))  # type: ignore[misc]
-    found = Sweep(context, table, kept, unharmed(table, within=config.within))
-    _write_record(context, unharmed=found.record()["unharmed"])
-    return found
+    result = Sweep(context, table, kept, unharmed(table, within=config.within))
+    _write_record(context, unharmed=result.record()["unharmed"])
+    return result
 
 
 def _names(folder: Path, cells: Iterable[Cell]) -> list[str]:

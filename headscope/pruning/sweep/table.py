@@ -44,9 +44,9 @@ def _row(record: Record, sites: Mapping[str, int], unpruned: Array | None, boots
     cell, sums = Cell(**record["cell"]), np.array(record["sums"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
     metric = METRICS[record["metric"]]
-    found = asdict(compare_scores(metric, sums, sums if unpruned is None else unpruned, bootstrap))
+    comparison = asdict(compare_scores(metric, sums, sums if unpruned is None else unpruned, bootstrap))
     if unpruned is None:
-        found |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
+        comparison |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
     total, count = record["loss"]
     return {
         "method": cell.method,
@@ -57,7 +57,7 @@ def _row(record: Record, sites: Mapping[str, int], unpruned: Array | None, boots
         "of": sum(sites.values()),
         **{f"kept_{site}": heads[site] for site in sites},
         "metric": metric.name,
-        **found,
+        **comparison,
         "loss": total / count,
         "lambda": record["facts"].get("lambda_paper", float("nan")),
         "minutes": record["seconds"] / 60,
@@ -73,11 +73,11 @@ def labels_by_head(functions: pd.DataFrame) -> dict[str, str]:
 
 def kinds_by_head(functions: pd.DataFrame) -> dict[str, tuple[str, ...]]:
     """The kinds of function of every head: `positional:-1;rare` gives positional and rare."""
-    found = {}
+    by_head = {}
     for head, labels in labels_by_head(functions).items():
         kinds = [label.partition(":")[0].strip() for label in labels.split(";")]
-        found[head] = tuple(dict.fromkeys(kind for kind in kinds if kind))
-    return found
+        by_head[head] = tuple(dict.fromkeys(kind for kind in kinds if kind))
+    return by_head
 
 
 def _functions(record: Record, by_head: Mapping[str, tuple[str, ...]] | None) -> dict[str, float]:
@@ -109,7 +109,7 @@ def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.D
 
 def survivor_summary(table: pd.DataFrame) -> pd.DataFrame:
     """The table with seeds put together: mean, standard deviation and extremes of the value, the largest p."""
-    found = table.groupby(["method", "control", "size"], sort=False, dropna=False).agg(
+    summary = table.groupby(["method", "control", "size"], sort=False, dropna=False).agg(
         seeds=("value", "size"),
         kept=("kept", "mean"),
         value=("value", "mean"),
@@ -121,7 +121,7 @@ def survivor_summary(table: pd.DataFrame) -> pd.DataFrame:
         loss=("loss", "mean"),
         minutes=("minutes", "sum"),
     )
-    return found.reset_index()
+    return summary.reset_index()
 
 
 def unharmed(table: pd.DataFrame, *, within: float | None) -> pd.DataFrame:

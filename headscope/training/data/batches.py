@@ -109,14 +109,14 @@ class TrainingBatch:
 
 def cut_batches(lengths: Numbers, order: Numbers, tokens: int) -> list[Numbers]:
     """Split `order` into runs whose count · longest length is at most `tokens` (at least one each)."""
-    found, begin, longest = list[Numbers](), 0, 0
-    for place, number in enumerate(order):
+    batches, begin, longest = list[Numbers](), 0, 0
+    for position, number in enumerate(order):
         longer = max(longest, int(lengths[number]))
-        if place > begin and longer * (place - begin + 1) > tokens:
-            found.append(order[begin:place])
-            begin, longer = place, int(lengths[number])
+        if position > begin and longer * (position - begin + 1) > tokens:
+            batches.append(order[begin:position])
+            begin, longer = position, int(lengths[number])
         longest = longer
-    return [*found, order[begin:]] if len(order) else found
+    return [*batches, order[begin:]] if len(order) else batches
 
 
 def plan_batches(pairs: Pairs, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
@@ -138,8 +138,8 @@ def epoch_plan(pairs: Pairs, *, tokens: int, seed: int, epoch: int) -> list[Numb
 
 def collate(pairs: Pairs, numbers: Numbers) -> TrainingBatch:
     """The batch of some sentences."""
-    said = [pairs.target[int(number)] for number in numbers]
-    labels = [np.append(ids, pairs.end) for ids in said] if pairs.closed else said
+    target_ids = [pairs.target[int(number)] for number in numbers]
+    labels = [np.append(ids, pairs.end) for ids in target_ids] if pairs.closed else target_ids
     target, target_mask = _padded([np.insert(ids[:-1], 0, pairs.start) for ids in labels], fill=pairs.pads[1])
     source, source_mask = None, None
     if pairs.source is not None:

@@ -31,7 +31,7 @@ def _moses(language: str) -> Callable[[str], str]:
     marks, tokens = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
 
     def split(text: str) -> str:
-        found: str = tokens.tokenize(marks.normalize(text), return_str=True, escape=False)
-        return found
+        tokenised: str = tokens.tokenize(marks.normalize(text), return_str=True, escape=False)
+        return tokenised
 
     return split

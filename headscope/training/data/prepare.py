@@ -48,16 +48,16 @@ class Prepared:
             ("source", self.source, self.train.source),
             ("target", self.target, self.train.target),
         ]
-        for side, its, texts in sides:
-            if its is not None and texts is not None:
+        for side, vocabulary, texts in sides:
+            if vocabulary is not None and texts is not None:
                 counts.read[side] = len(texts.ids)
-                counts.unknown[side] = 0 if its.unknown is None else int((texts.ids == its.unknown).sum())
+                counts.unknown[side] = 0 if vocabulary.unknown is None else int((texts.ids == vocabulary.unknown).sum())
         return counts
 
     def why_unknown(self, side: SideName) -> str:
         """What unknown pieces of a side probably come from, and what to do."""
-        its = self.source if side == "source" and self.source is not None else self.target
-        if its.splitter.codes is not None:
+        vocabulary = self.source if side == "source" and self.source is not None else self.target
+        if vocabulary.splitter.codes is not None:
             return "is it tokenised and cased as the text that the vocabulary was learnt from?"
         return "it was taken as already split into pieces: give --bpe CODES, or split it with the codes of --init"
 
@@ -74,8 +74,8 @@ def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary 
     """Of the source (None for language models) and the target: given, or learnt from the training text."""
     lm = config.kind == "lm"
     if config.tokenizer is not None:
-        its = tokenizers.read(config.tokenizer)
-        return (None if lm else its), its
+        vocabulary = tokenizers.read(config.tokenizer)
+        return (None if lm else vocabulary), vocabulary
     settings = {"size": config.vocab_size, "kind": config.tokenizer_kind, "normalise": config.normalise}
     sources, targets = _lines(config, corpus)
     if lm:
@@ -87,8 +87,8 @@ def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary 
         yield from sources()
         yield from targets()
 
-    its = tokenizers.learn(both(), **settings)  # type: ignore[arg-type]
-    return its, its
+    vocabulary = tokenizers.learn(both(), **settings)  # type: ignore[arg-type]
+    return vocabulary, vocabulary
 
 
 def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabulary] | None = None) -> Prepared:
@@ -122,7 +122,7 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
 def _lines(config: TrainConfig, corpus: Corpus) -> tuple[Callable[[], Iterator[str]], Callable[[], Iterator[str]]]:
     """The normalised lines of both sides, again and again."""
     left, right = (normaliser(config.normalise, language) for language in (config.source_lang, config.target_lang))
-    return (lambda: (left(each.source) for each in corpus)), (lambda: (right(each.target or "") for each in corpus))
+    return (lambda: (left(pair.source) for pair in corpus)), (lambda: (right(pair.target or "") for pair in corpus))
 
 
 def _pairs(
@@ -132,40 +132,51 @@ def _pairs(
     source, target = vocabularies
     sources, targets = _lines(config, corpus)
     if source is None:
-        said = tokenizers.encode(target, list(sources()))
+        targets_ids = tokenizers.encode(target, list(sources()))
         if config.block is not None:
-            return _blocks(said, target, config.block), 0
-        read: list[list[int]] | None = None
+            return _blocks(targets_ids, target, config.block), 0
+        sources_ids: list[list[int]] | None = None
     else:
-        read, said = tokenizers.encode(source, list(sources())), tokenizers.encode(target, list(targets()))
-    keep = [n for n, ids in enumerate(said) if max(len(ids), len(read[n]) if read else 0) < config.max_length]
-    chosen = None if read is None else TokenizedTexts.of([read[n] for n in keep])
+        sources_ids, targets_ids = (
+            tokenizers.encode(source, list(sources())),
+            tokenizers.encode(target, list(targets())),
+        )
+    longest = [max(len(ids), len(sources_ids[n]) if sources_ids else 0) for n, ids in enumerate(targets_ids)]
+    keep = [n for n, length in enumerate(longest) if length < config.max_length]
+    chosen = None if sources_ids is None else TokenizedTexts.of([sources_ids[n] for n in keep])
     lines = np.array(keep, dtype=np.int64) + 1
-    return pairs_of(chosen, TokenizedTexts.of([said[n] for n in keep]), lines, source, target), len(said) - len(keep)
+    pairs = pairs_of(chosen, TokenizedTexts.of([targets_ids[n] for n in keep]), lines, source, target)
+    return pairs, len(targets_ids) - len(keep)
 
 
 def pairs_of(
     source: TokenizedTexts | None,
     target: TokenizedTexts,
     lines: Numbers,
-    its: Vocabulary | None,
-    other: Vocabulary,
+    source_vocabulary: Vocabulary | None,
+    target_vocabulary: Vocabulary,
     closed: bool = True,
 ) -> Pairs:
     """Pairs with the special ids of their vocabularies."""
-    prefix = () if its is None else its.prefix
-    suffix = () if its is None else (its.end,) if its.suffix is None else its.suffix
-    pads = (other if its is None else its).padding, other.padding
-    return Pairs(source, target, lines, other.start, other.end, prefix, suffix, closed, pads)
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    padding = target_vocabulary.padding
+    if (read := source_vocabulary) is not None:
+        prefix, padding = read.prefix, read.padding
+        suffix = (read.end,) if read.suffix is None else read.suffix
+    pads = padding, target_vocabulary.padding
+    return Pairs(source, target, lines, target_vocabulary.start, target_vocabulary.end, prefix, suffix, closed, pads)
 
 
-def _blocks(said: Sequence[Sequence[int]], its: Vocabulary, block: int) -> Pairs:
+def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int) -> Pairs:
     """All texts, each closed, one after another, in blocks of as many ids; `lines` say where each begins."""
-    stream = [number for ids in said for number in (*ids, its.end)]
-    ends = np.cumsum([len(ids) + 1 for ids in said])
+    stream = [number for ids in texts for number in (*ids, vocabulary.end)]
+    ends = np.cumsum([len(ids) + 1 for ids in texts])
     starts = np.arange(0, len(stream), block)
     lines = np.searchsorted(ends, starts, side="right") + 1
-    return pairs_of(None, TokenizedTexts.of([stream[n : n + block] for n in starts]), lines, None, its, closed=False)
+    return pairs_of(
+        None, TokenizedTexts.of([stream[n : n + block] for n in starts]), lines, None, vocabulary, closed=False
+    )
 
 
 # What is kept in DIR/data.
@@ -173,12 +184,12 @@ def _blocks(said: Sequence[Sequence[int]], its: Vocabulary, block: int) -> Pairs
 
 def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Vocabulary], recipe: str) -> None:
     """The SentencePiece models, for other programs and for resuming, and last what they were made from."""
-    for name, its in zip(("source", "target"), vocabularies, strict=True):
-        path, codes = folder / f"{name}.model", b"" if its is None else its.splitter.codes or b""
+    for name, vocabulary in zip(("source", "target"), vocabularies, strict=True):
+        path, codes = folder / f"{name}.model", b"" if vocabulary is None else vocabulary.splitter.codes or b""
         if codes and not (path.exists() and path.read_bytes() == codes):
-            write_atomically(path, lambda place, codes=codes: place.write_bytes(codes))  # type: ignore[misc]
+            write_atomically(path, lambda file, codes=codes: file.write_bytes(codes))  # type: ignore[misc]
     if not (folder / RECIPE).exists() or (folder / RECIPE).read_bytes() != recipe.encode():
-        write_atomically(folder / RECIPE, lambda place: place.write_text(recipe, encoding="utf-8"))
+        write_atomically(folder / RECIPE, lambda file: file.write_text(recipe, encoding="utf-8"))
 
 
 def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[Vocabulary | None, Vocabulary] | None:
@@ -206,10 +217,11 @@ def _digest(
     settings = [corpus.digest, None if valid is None else valid.digest, config.kind, config.block, config.max_length]
     settings += [config.normalise, config.source_lang, config.target_lang]
     digest = hashlib.sha256(json.dumps(settings).encode())
-    for its in vocabularies:
-        if its is not None:
-            digest.update(json.dumps([its.pieces, its.start, its.end, its.prefix, its.suffix]).encode())
-            digest.update(its.splitter.codes or b"")
+    for vocabulary in vocabularies:
+        if vocabulary is not None:
+            special = (vocabulary.start, vocabulary.end, vocabulary.prefix, vocabulary.suffix)
+            digest.update(json.dumps([vocabulary.pieces, *special]).encode())
+            digest.update(vocabulary.splitter.codes or b"")
     return digest.hexdigest()
 
 
@@ -225,26 +237,26 @@ def _kept(folder: Path, name: str, digest: str, pairs: Pairs, dropped: int) -> t
         "closed": pairs.closed,
         "pads": pairs.pads,
     }
-    told = json.dumps({"digest": digest, "dropped": dropped, "around": around})
-    write_arrays(folder / f"{name}.npz", arrays | {"told": np.array(told)})
+    facts = json.dumps({"digest": digest, "dropped": dropped, "around": around})
+    write_arrays(folder / f"{name}.npz", arrays | {"told": np.array(facts)})
     return pairs, dropped
 
 
 def _read(folder: Path, digest: str) -> dict[str, tuple[Pairs, int]]:
     """What is kept of the same texts and vocabularies."""
-    found = {}
+    kept = {}
     for name in ("train", "valid"):
         try:
             with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
-                told = json.loads(str(arrays["told"]))
-                if told["digest"] != digest:
+                facts = json.loads(str(arrays["told"]))
+                if facts["digest"] != digest:
                     continue
-                around = told["around"] | {key: tuple(told["around"][key]) for key in ("prefix", "suffix", "pads")}
+                around = facts["around"] | {key: tuple(facts["around"][key]) for key in ("prefix", "suffix", "pads")}
                 source = (
                     TokenizedTexts(arrays["source_ids"], arrays["source_bounds"]) if "source_ids" in arrays else None
                 )
                 pairs = Pairs(source, TokenizedTexts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around)
-                found[name] = (pairs, int(told["dropped"]))
+                kept[name] = (pairs, int(facts["dropped"]))
         except (AttributeError, *BROKEN):
             continue
-    return found
+    return kept

@@ -70,18 +70,18 @@ def vocabulary(codes: bytes) -> Vocabulary:
     return Vocabulary(pieces, splitter, start=start, end=model.eos_id(), unknown=model.unk_id(), pad=pad)
 
 
-def encode(its: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
+def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
     """Ids of texts, without special ones: what `its.encode` gives, many at a time."""
-    codes = its.splitter.codes
-    if its.splitter.kind == "sentencepiece" and codes is not None:
+    codes = vocabulary.splitter.codes
+    if vocabulary.splitter.kind == "sentencepiece" and codes is not None:
         import sentencepiece
 
         model: Any = sentencepiece.SentencePieceProcessor(model_proto=codes)
-        same = model.get_piece_size() == len(its) and model.unk_id() == its.unknown
-        if same and all(model.id_to_piece(number) == piece for number, piece in enumerate(its.pieces)):
-            found: list[list[int]] = model.encode(list(texts), num_threads=1)
-            return found
-    return [its.encode(text) for text in texts]
+        same = model.get_piece_size() == len(vocabulary) and model.unk_id() == vocabulary.unknown
+        if same and all(model.id_to_piece(number) == piece for number, piece in enumerate(vocabulary.pieces)):
+            ids: list[list[int]] = model.encode(list(texts), num_threads=1)
+            return ids
+    return [vocabulary.encode(text) for text in texts]
 
 
 def _told(message: str, size: int) -> str:

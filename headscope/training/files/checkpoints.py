@@ -75,8 +75,8 @@ def save_average(run: TrainingRun, kept: Sequence[int]) -> None:
 
 def _weights(path: Path) -> dict[str, Tensor]:
     try:
-        found: dict[str, Tensor] = load_file(path)
-        return found
+        weights: dict[str, Tensor] = load_file(path)
+        return weights
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         detail = " ".join(str(error).split())[:120]
         raise CheckpointError(f"{path}, which is to be averaged, is damaged ({detail}); train anew") from None

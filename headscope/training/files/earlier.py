@@ -19,12 +19,12 @@ def earlier_options(folder: Path, variant: str) -> dict[str, Any]:
         return {}
     try:
         about = read_object(path)
-        found: dict[str, Any] = {**about["config"], **about["options"]}
-        found.pop("out")
-        if not isinstance(found.get("preset"), str | None):
+        options: dict[str, Any] = {**about["config"], **about["options"]}
+        options.pop("out")
+        if not isinstance(options.get("preset"), str | None):
             raise TypeError("preset")
     except (DataError, KeyError, TypeError):
         raise ConfigError(f"--resume: {folder / 'run.json'} is not of a training run; choose another --out") from None
     if about.get("variant") != variant:
         raise ConfigError(f"--resume: the run in {folder} is of variant {about.get('variant')!r}, not {variant!r}")
-    return found
+    return options

@@ -1,4 +1,4 @@
-"""The course of a run as a table, metrics.csv, and as event files for TensorBoard."""
+"""The metrics of a run by update: metrics.csv, and event files for TensorBoard."""
 
 from __future__ import annotations
 

@@ -38,28 +38,30 @@ def training_place(
     config: TrainConfig, processes: Processes, stack: ExitStack, *, resume: bool, force: bool
 ) -> Workplace:
     """Where the run is made; the first process tidies the directory and tells the others, its errors too."""
-    place, problem = None, None
+    workspace, problem = None, None
     if processes.main:
         inputs, resumed = inputs_of(config), to_resume(config.out, TRAINING) if resume else None
         try:
-            place = stack.enter_context(
+            workspace = stack.enter_context(
                 workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resumed, leftover=_KEPT)
             )
-            checkpoints.recover_all(place.path)
+            checkpoints.recover_all(workspace.path)
         except OutputError as error:
             problem = str(error)
-    path, problem = processes.broadcast((None if place is None else place.path, problem) if processes.main else None)
+    path, problem = processes.broadcast(
+        (None if workspace is None else workspace.path, problem) if processes.main else None
+    )
     if problem is not None or path is None:
         raise OutputError(problem)
-    return place or Workplace(path, config.out, TRAINING)
+    return workspace or Workplace(path, config.out, TRAINING)
 
 
 @contextmanager
-def cleaned(place: Workplace, processes: Processes) -> Iterator[None]:
+def cleaned(workspace: Workplace, processes: Processes) -> Iterator[None]:
     """A run that cannot write, or is stopped, before there is a state to go on from leaves nothing in the way."""
     try:
         yield
     except (OutputError, KeyboardInterrupt) as error:
-        if processes.main and not (place.path / STATE).exists():
-            place.discard(keep=() if isinstance(error, OutputError) else _KEPT)
+        if processes.main and not (workspace.path / STATE).exists():
+            workspace.discard(keep=() if isinstance(error, OutputError) else _KEPT)
         raise

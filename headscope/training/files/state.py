@@ -51,13 +51,13 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     """What `save_state` wrote, on the CPU; None where it has not yet. CheckpointError for a broken file."""
     if not (folder / FILE).exists():
         return None
-    found = load_record(folder / FILE, advice="train anew with --force")
-    if found.get("version") != VERSION:
+    state = load_record(folder / FILE, advice="train anew with --force")
+    if state.get("version") != VERSION:
         raise CheckpointError(f"{folder / FILE} is of another version of headscope; finish the run with that one")
-    lacking = [name for name in ("settings", "data", "model", "progress", "random", "variant") if name not in found]
-    if lacking or not isinstance(found["settings"], dict) or not isinstance(found["random"], list):
+    lacking = [name for name in ("settings", "data", "model", "progress", "random", "variant") if name not in state]
+    if lacking or not isinstance(state["settings"], dict) or not isinstance(state["random"], list):
         raise CheckpointError(f"{folder / FILE} is no whole state of a training; train anew with --force")
-    return found
+    return state
 
 
 def load_record(path: Path, *, advice: str) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def load_record(path: Path, *, advice: str) -> dict[str, Any]:
     Nothing of the file is executed.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        record = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler lets through whatever damaged bytes make of its instructions
         detail = " ".join(str(error).split())[:120] or type(error).__name__
         raise CheckpointError(f"{path} cannot be read ({detail}); {advice}") from None
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise CheckpointError(f"{path} holds no record of a run; {advice}")
-    return found
+    return record
 
 
 @contextmanager

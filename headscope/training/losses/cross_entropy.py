@@ -34,8 +34,8 @@ def smoothed_cross_entropy(
     1 - ε to the label and ε / (V - 1) to each other piece). Logits are made chunk by chunk, and with them, in the
     forward pass, the gradients of `states`, `weight` and `bias`; only the first of the two sums has gradients.
     """
-    found: tuple[Tensor, Tensor] = _Smoothed.apply(states, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call]
-    return found
+    losses: tuple[Tensor, Tensor] = _Smoothed.apply(states, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call]
+    return losses
 
 
 class _Smoothed(torch.autograd.Function):
@@ -75,7 +75,10 @@ class _Smoothed(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         of_states, of_weight, of_bias = ctx.saved_tensors
         slope = slopes[0]
-        scaled = [None if each is None else each * slope.to(each.dtype) for each in (of_states, of_weight, of_bias)]
+        scaled = [
+            None if gradient is None else gradient * slope.to(gradient.dtype)
+            for gradient in (of_states, of_weight, of_bias)
+        ]
         return None if scaled[0] is None else scaled[0].to(ctx.kind), scaled[1], scaled[2], None, None
 
 

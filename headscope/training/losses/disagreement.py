@@ -19,11 +19,11 @@ def mean_cosine(context: Tensor, real: Tensor | None) -> Tensor:
     unit vectors u the double sum is ‖Σ_i u_i‖².
     """
     unit = torch.nn.functional.normalize(context, dim=-1)
-    found = unit.sum(dim=1).square().sum(dim=-1) / context.shape[1] ** 2  # [b t]
+    similarity = unit.sum(dim=1).square().sum(dim=-1) / context.shape[1] ** 2  # [b t]
     if real is None:
-        return found.mean()
-    weight = real.to(found.dtype)
-    return (found * weight).sum() / weight.sum().clamp_min(1)
+        return similarity.mean()
+    weight = real.to(similarity.dtype)
+    return (similarity * weight).sum() / weight.sum().clamp_min(1)
 
 
 def fork_total(context: Tensor) -> Tensor:

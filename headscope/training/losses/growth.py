@@ -23,12 +23,12 @@ def nuclear_norms(alphas: Sequence[Tensor]) -> list[Tensor]:
     by_size: dict[int, list[int]] = {}
     for place, alpha in enumerate(alphas):
         by_size.setdefault(len(alpha), []).append(place)
-    found = dict[int, Tensor]()
+    norms = dict[int, Tensor]()
     for places in by_size.values():
         stacked = torch.stack([alphas[place] for place in places])
         exact = stacked if stacked.dtype == torch.float64 else stacked.float()
-        found.update(zip(places, torch.linalg.svdvals(exact).sum(dim=-1).unbind(), strict=True))
-    return [found[place] for place in range(len(alphas))]
+        norms.update(zip(places, torch.linalg.svdvals(exact).sum(dim=-1).unbind(), strict=True))
+    return [norms[place] for place in range(len(alphas))]
 
 
 def growth_loss(

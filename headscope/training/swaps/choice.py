@@ -72,7 +72,7 @@ class SwapScores:
     @property
     def layers(self) -> list[int]:
         """Layers that have heads, in order."""
-        return [layer for layer, its in sorted(self.scores.items()) if len(its)]
+        return [layer for layer, scores in sorted(self.scores.items()) if len(scores)]
 
     def ranked(self, layer: int) -> list[HeadId]:
         """Heads of a layer, the weakest first; equal scores in the order of heads."""
@@ -94,18 +94,18 @@ def at_random(choice: SwapScores) -> list[Swap]:
     """2k heads of the site in any order: the control of "hard"."""
     heads = choice.all_ranked()
     order = torch.randperm(len(heads), generator=choice.generator).tolist()
-    return _ends([heads[place] for place in order], choice.most, f"{choice.site}")
+    return _ends([heads[index] for index in order], choice.most, f"{choice.site}")
 
 
 def soft(choice: SwapScores) -> list[Swap]:
     """The k weakest heads of a layer with the k weakest of the layer that mirrors it, weakest with weakest (paper)."""
     layers = choice.layers
-    found = []
+    swaps = []
     for low, high in zip(layers[: len(layers) // 2], reversed(layers), strict=False):
         pair = choice.ranked(low), choice.ranked(high)
         _check_k(choice.most, min(map(len, pair)), f"{choice.site}, layers {low} and {high}")
-        found += [Swap(*heads) for heads in zip(pair[0][: choice.most], pair[1][: choice.most], strict=True)]
-    return found
+        swaps += [Swap(*heads) for heads in zip(pair[0][: choice.most], pair[1][: choice.most], strict=True)]
+    return swaps
 
 
 def local(choice: SwapScores) -> list[Swap]:

@@ -2,7 +2,7 @@
 
 What differs from `swaps`: the width of a head is the decoder's for encoders too; a layer "1" is also found in
 10, 11, …, and encoder with encoder_attn in the decoder; a model's mixing matrices pass the same filter, so that
-an exchange of heads 0 of two layers exchanges the whole matrices, while head 0 with another head fails there
+a swap of heads 0 of two layers swaps the whole matrices, while head 0 with another head fails there
 (`swaps` leaves matrices to their layer). As there, Adam's moments of all of these stay where they are.
 """
 
@@ -81,7 +81,7 @@ def check_fork_width(model: Transformer) -> None:
 
 
 def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[ParameterSlice, ParameterSlice]]:
-    """The pairs of slices that the fork exchanges for one swap; ConfigError as in `swap_heads_like_fork`."""
+    """The pairs of slices that the fork swaps for one entry; ConfigError as in `swap_heads_like_fork`."""
     config = model.config.decoder
     heads = config.self_heads[0] if config.self_heads else 0
     width = config.d_model // max(heads, 1)
@@ -103,12 +103,12 @@ def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[ParameterSlice,
 
 def fork_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     """The attention weights that swaps may touch, by the fork's names and in its order: alphas, k, v, q."""
-    found = {}
+    modules = {}
     for site, layer, _, module in model.attention_modules():
         stack, name = MODULES[site]
-        found[stack, layer, name] = module
-    for stack, layer, name in sorted(found, key=lambda key: (key[0] != "encoder", key[1], key[2] != "self_attn")):
-        yield from _of_module(f"{stack}.layers.{layer}.{name}", found[stack, layer, name])
+        modules[stack, layer, name] = module
+    for stack, layer, name in sorted(modules, key=lambda key: (key[0] != "encoder", key[1], key[2] != "self_attn")):
+        yield from _of_module(f"{stack}.layers.{layer}.{name}", modules[stack, layer, name])
 
 
 def _of_module(prefix: str, module: Attention) -> Iterator[tuple[str, Tensor]]:
@@ -121,7 +121,9 @@ def _of_module(prefix: str, module: Attention) -> Iterator[tuple[str, Tensor]]:
 
 
 def _picked(weights: dict[str, Tensor], end: ForkHead) -> list[Tensor]:
-    return [its for name, its in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))]
+    return [
+        weight for name, weight in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))
+    ]
 
 
 def _check(swap: ForkSwap, heads: int, width: int) -> None:

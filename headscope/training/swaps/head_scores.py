@@ -130,16 +130,16 @@ def seen_of(call: AttentionCall, site: Site, sides: Sides, *, dtype: torch.dtype
 
 def sides_of(batch: TrainingBatch, source_special: Collection[int] = (), target_special: Collection[int] = ()) -> Sides:
     """Real and counted positions of both sides of a batch; the ids given are those that are not counted."""
-    found = {}
+    sides = {}
     for name, ids, mask, special in (
         ("source", batch.source, batch.source_mask, source_special),
         ("target", batch.target, batch.target_mask, target_special),
     ):
         if ids is not None:
             real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-            its = torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)
-            found[name] = (real, real & ~torch.isin(ids, its))
-    return found
+            excluded = torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)
+            sides[name] = (real, real & ~torch.isin(ids, excluded))
+    return sides
 
 
 def _without_last_cell(seen: ObservedHeads) -> Tensor:

@@ -27,22 +27,22 @@ Schedule = Mapping[int, list[Swap]]
 
 def read_schedule(path: Path, layout: Layout) -> Schedule:
     """The swaps of every epoch of a file; ConfigError with file, epoch and entry for what does not fit the model."""
-    found: dict[int, list[Swap]] = {}
+    schedule: dict[int, list[Swap]] = {}
     for where, epoch, swap in _toml(path, layout) if path.suffix == ".toml" else _json(path):
         if problem := check_swap(swap, layout):
             raise ConfigError(f"{where}: {problem}")
-        found.setdefault(epoch, []).append(swap)
-    if not found:
+        schedule.setdefault(epoch, []).append(swap)
+    if not schedule:
         raise ConfigError(f"{path} names no swap")
-    return found
+    return schedule
 
 
 def read_fork_schedule(path: Path) -> Mapping[int, list[ForkSwap]]:
     """The swaps of a JSON file in the fork's words: anything that the fork itself would try."""
-    found: dict[int, list[ForkSwap]] = {}
+    schedule: dict[int, list[ForkSwap]] = {}
     for _, epoch, first, second in fork_entries(path):
-        found.setdefault(epoch, []).append(ForkSwap(first, second))
-    return found
+        schedule.setdefault(epoch, []).append(ForkSwap(first, second))
+    return schedule
 
 
 def fork_entries(path: Path) -> Iterator[tuple[str, int, ForkHead, ForkHead]]:
@@ -135,10 +135,10 @@ def _load(path: Path) -> Any:
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Epochs written "3" and "3" again would lose the first."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         raise ValueError("a name stands twice in one object")
-    return found
+    return unique
 
 
 def _kind(value: Any) -> str:

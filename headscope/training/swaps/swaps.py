@@ -1,9 +1,9 @@
 """Exchange two heads of a model ("rotation", Azov & Landau, MHR): their query, key and value projections.
 
 The slice of the output projection stays, so that a head meets the other's slice, as published; `output` moves
-it along, which makes an exchange within one layer change nothing but the order of heads. So do matrices that mix
-heads: `output` exchanges their rows and columns within a layer; between layers they stay, where entries of
-different matrices do not correspond. Adam's moments stay too, unless `optimizer`. Every exchange undoes itself.
+it along, which makes a swap within one layer change nothing but the order of heads. So do matrices that mix
+heads: `output` swaps their rows and columns within a layer; between layers they stay, where entries of
+different matrices do not correspond. Adam's moments stay too, unless `optimizer`. Every swap undoes itself.
 """
 
 from __future__ import annotations
@@ -107,21 +107,21 @@ def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False
 
 @torch.no_grad()
 def swap_parameters(first: ParameterSlice, second: ParameterSlice) -> None:
-    """Exchange two slices in place; also of one tensor."""
-    one, other = (part.tensor.narrow(part.dim, *_reach(part)) for part in (first, second))
-    kept = one.clone()
-    one.copy_(other)
-    other.copy_(kept)
+    """Swap two slices in place; also of one tensor."""
+    rows, others = (part.tensor.narrow(part.dim, *_reach(part)) for part in (first, second))
+    kept = rows.clone()
+    rows.copy_(others)
+    others.copy_(kept)
 
 
 def swap_optimizer_state(first: ParameterSlice, second: ParameterSlice, optimizer: torch.optim.Optimizer) -> None:
-    """Exchange the slices of everything the optimizer keeps in the size of the two weights."""
+    """Swap the slices of every optimizer state that has the size of the two weights."""
     if not isinstance(first.tensor, nn.Parameter):
         return
-    one, other = (optimizer.state.get(part.tensor, {}) for part in (first, second))
-    for name, kept in one.items():
-        if isinstance(kept, Tensor) and kept.shape == first.tensor.shape and name in other:
-            swap_parameters(first._replace(tensor=kept), second._replace(tensor=other[name]))
+    state, others = (optimizer.state.get(part.tensor, {}) for part in (first, second))
+    for name, kept in state.items():
+        if isinstance(kept, Tensor) and kept.shape == first.tensor.shape and name in others:
+            swap_parameters(first._replace(tensor=kept), second._replace(tensor=others[name]))
 
 
 def _reach(part: ParameterSlice) -> tuple[int, int]:

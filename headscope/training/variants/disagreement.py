@@ -96,9 +96,9 @@ class Disagreement(Variant):
         seen, self.contexts = self.contexts, []
         if self.options.compat == "fork":
             parts = [[context for place, context in seen if place is site] for site in SITES]
-            found: Tensor = self.options.weight * fork_loss(*parts)
-            self.latest = float(found.detach())
-            return found
+            loss: Tensor = self.options.weight * fork_loss(*parts)
+            self.latest = float(loss.detach())
+            return loss
         masks = {Site.ENCODER_SELF: batch.source_mask}
         cosines = [mean_cosine(context, masks.get(site, batch.target_mask)) for site, context in seen]
         mean = torch.stack(cosines).mean()

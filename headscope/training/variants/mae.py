@@ -99,7 +99,7 @@ class Mae(Variant):
         self.gates: list[nn.Parameter] = []
         self.rest: list[nn.Parameter] = []
         self.sgd: torch.optim.SGD | None = None
-        self.course = GateHistory()
+        self.gate_history = GateHistory()
 
     @property
     def alternates(self) -> bool:
@@ -150,7 +150,7 @@ class Mae(Variant):
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         from headscope.model.mixing.experts import experts_of, using
 
-        self.course.noting = (run.moment.update + 1) % min(self.course.every, run.config.log_every) == 0
+        self.gate_history.noting = (run.moment.update + 1) % min(self.gate_history.every, run.config.log_every) == 0
         if not self.options.bcd:
             return gradients(batches)
         if self.options.tune != "none":
@@ -169,7 +169,7 @@ class Mae(Variant):
         """Plain SGD on the gates; a step whose gradients overflowed in half precision is left out."""
         assert self.sgd is not None
         if math.isfinite(run.descend(self.sgd, batches)):
-            self.course.steps += 1
+            self.gate_history.steps += 1
         for gate in self.gates:
             gate.grad = None
 
@@ -182,11 +182,11 @@ class Mae(Variant):
                 mixture.gate.register_forward_hook(self._seen)
 
     def _seen(self, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
-        if self.course.noting and gate.training:
+        if self.gate_history.noting and gate.training:
             found = log_gates.detach().float()
             real = inputs[1].to(found.dtype)  # [b p]
             entropy = -(found.exp() * found).sum(dim=-1)
-            self.course.entropies.append((entropy * real).sum() / real.sum().clamp_min(1))
+            self.gate_history.entropies.append((entropy * real).sum() / real.sum().clamp_min(1))
 
     def remedies(self) -> list[str]:
         return [] if self.options.uniform or not self.options.bcd else ["a lower --gate-lr"]
@@ -194,7 +194,7 @@ class Mae(Variant):
     def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """Gates that have no G step, because no epoch is one for them, or because all overflowed."""
         every, last = self.options.gate_every, run.moment.last_epoch if ended else run.config.epochs
-        if not self.alternates or self.options.tune != "none" or self.course.steps or last is None:
+        if not self.alternates or self.options.tune != "none" or self.gate_history.steps or last is None:
             return []
         if last < every:
             when = f"their first step is in epoch {every} (--gate-every), and the run ends after epoch {last}"
@@ -203,16 +203,16 @@ class Mae(Variant):
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Mean entropy of the gates in nats since the line before, and how many G steps there were."""
-        noted = [float(each) for each in self.course.entropies]
-        self.course.entropies.clear()
+        noted = [float(each) for each in self.gate_history.entropies]
+        self.gate_history.entropies.clear()
         mean = sum(noted) / len(noted) if noted else float("nan")
-        return {} if self.options.uniform else {"gate_entropy": mean, "gate_steps": float(self.course.steps)}
+        return {} if self.options.uniform else {"gate_entropy": mean, "gate_steps": float(self.gate_history.steps)}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.course.steps}
+        return {"steps": self.gate_history.steps}
 
     def load_state_dict(self, state: Any) -> None:
-        self.course.steps = state["steps"]
+        self.gate_history.steps = state["steps"]
 
 
 def mixture_modules(stack: StackConfig, options: MaeOptions, *, causal: bool) -> StackConfig:

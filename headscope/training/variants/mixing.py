@@ -107,8 +107,8 @@ class LinearMixing(Variant):
         alphas = [alpha for its in matrices_of(model).values() for alpha in its]
         if self.options.compat == "fork":
             return [{"params": list(model.parameters())}]
-        mine = set(map(id, alphas))
-        others = [each for each in model.parameters() if id(each) not in mine]
+        own = set(map(id, alphas))
+        others = [each for each in model.parameters() if id(each) not in own]
         return [{"params": others}, {"params": alphas, "weight_decay": 0.0}]
 
     def prepare(self, run: TrainingRun) -> None:

@@ -93,10 +93,10 @@ class SwapOptions(NoOptions):
 
 
 class SwapHistory(NamedTuple):
-    """Where dynamic swapping of a site stands, and how many exchanges of two heads it has made."""
+    """Where dynamic swapping of a site stands, and how many swaps of two heads it has made."""
 
     phase: Phase
-    exchanges: int
+    swapped: int
 
 
 @variant
@@ -109,7 +109,7 @@ class SwapHeads(Variant):
     mixing matrices and pairings (`headscope.training.swaps.fork`); what it loses at a restart is kept here.
 
     In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head takes the
-    other's row and column. The published program exchanges whole matrices when heads 0 are swapped, by an oversight;
+    other's row and column. The published program swaps whole matrices when heads 0 are swapped, by an oversight;
     `compat` "fork" does too.
     """
 
@@ -120,7 +120,7 @@ class SwapHeads(Variant):
     def __init__(self, options: SwapOptions) -> None:
         super().__init__(options)
         self.schedule: Mapping[int, Sequence[Swap | ForkSwap]] = {}
-        self.courses: dict[Site, SwapHistory] = {}
+        self.histories: dict[Site, SwapHistory] = {}
         self.scheduled = 0
 
     def prepare(self, run: TrainingRun) -> None:
@@ -140,8 +140,8 @@ class SwapHeads(Variant):
         for site, way in options.ways.items():
             if len(options.dynamic) == len(SITES) and site not in there:
                 raise ConfigError(f"--dynamic {way} for {site}, which this model has not")
-        self.courses = {site: SwapHistory(Phase(), 0) for site in options.ways if site in there}
-        if self.courses and run.data.valid is None:
+        self.histories = {site: SwapHistory(Phase(), 0) for site in options.ways if site in there}
+        if self.histories and run.data.valid is None:
             raise ConfigError("--dynamic ranks heads on the validation text; give --valid-source and --valid-target")
 
     def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
@@ -150,14 +150,14 @@ class SwapHeads(Variant):
         from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
 
         if self.options.compat == "fork" and path.suffix != ".toml":
-            theirs = read_fork_schedule(path)
-            for epoch, swaps in theirs.items():
+            fork_swaps = read_fork_schedule(path)
+            for epoch, swaps in fork_swaps.items():
                 for number, swap in enumerate(swaps, start=1):
                     try:
                         fork_parts(run.model, swap)
                     except ConfigError as error:
                         raise ConfigError(f"{path}: epoch {epoch}, swap {number}: {error}") from None
-            return theirs
+            return fork_swaps
         found = read_schedule(path, run.model.declared_attention().layout)
         last = run.config.epochs
         late = [epoch for epoch in found if last is not None and epoch > last]
@@ -170,18 +170,18 @@ class SwapHeads(Variant):
 
     def before_epoch(self, run: TrainingRun, moment: Moment) -> None:
         if planned := self.schedule.get(moment.epoch):
-            self._exchange(run, planned)
+            self._swap(run, planned)
             self.scheduled += len(planned)
 
     def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
         from headscope.training.swaps.choice import Phase, decide
 
         scores: dict[Site, Scores] | None = None
-        for site, course in self.courses.items():
-            action, phase = decide(course.phase, moment.epoch + 1, self.options.timing(site))
+        for site, history in self.histories.items():
+            action, phase = decide(history.phase, moment.epoch + 1, self.options.timing(site))
             swaps: Sequence[Swap] = ()
             if action == "undo":
-                swaps = course.phase.pending if self.options.compat == "fork" else course.phase.pending[::-1]
+                swaps = history.phase.pending if self.options.compat == "fork" else history.phase.pending[::-1]
             elif action == "swap":
                 scores = (
                     run.processes.broadcast(self._scores(run) if run.processes.main else None)
@@ -190,20 +190,20 @@ class SwapHeads(Variant):
                 )
                 swaps = self._choose(run, site, scores)
                 phase = Phase(tuple(swaps), phase.last)
-            self._exchange(run, swaps)
-            self.courses[site] = SwapHistory(phase, course.exchanges + len(swaps))
+            self._swap(run, swaps)
+            self.histories[site] = SwapHistory(phase, history.swapped + len(swaps))
 
-    def _exchange(self, run: TrainingRun, swaps: Sequence[Swap | ForkSwap]) -> None:
+    def _swap(self, run: TrainingRun, swaps: Sequence[Swap | ForkSwap]) -> None:
         from headscope.training.swaps.fork import ForkSwap, swap_heads_like_fork
         from headscope.training.swaps.swaps import Swap, swap_heads
 
         if self.options.compat == "fork":
-            theirs = [ForkSwap.of(swap) if isinstance(swap, Swap) else swap for swap in swaps]
-            swap_heads_like_fork(run.model, theirs)
+            fork_swaps = [ForkSwap.of(swap) if isinstance(swap, Swap) else swap for swap in swaps]
+            swap_heads_like_fork(run.model, fork_swaps)
             return
         moments = run.optimizer if self.options.swap_moments else None
-        mine = [swap for swap in swaps if isinstance(swap, Swap)]
-        swap_heads(run.model, mine, output=self.options.swap_output, optimizer=moments)
+        head_swaps = [swap for swap in swaps if isinstance(swap, Swap)]
+        swap_heads(run.model, head_swaps, output=self.options.swap_output, optimizer=moments)
 
     def _scores(self, run: TrainingRun) -> dict[Site, Scores]:
         """Scores on the validation text; the first process's, which all then use."""
@@ -237,9 +237,9 @@ class SwapHeads(Variant):
         total = sum(map(len, self.schedule.values()))
         when = f"{missed} of {total} scheduled swaps do not come: they are for epochs after {last}, where the run ends"
         found = [when] if missed else []
-        for site, course in self.courses.items():
-            unused = len(course.phase.pending) if course.phase.last > last else 0  # made when all updates were done
-            if course.exchanges == unused and (why := self._why_never(site, last, ended=ended)):
+        for site, history in self.histories.items():
+            unused = len(history.phase.pending) if history.phase.last > last else 0  # made when all updates were done
+            if history.swapped == unused and (why := self._why_never(site, last, ended=ended)):
                 found.append(f"--dynamic changes no heads of {site}: {why}")
         return found
 
@@ -252,23 +252,23 @@ class SwapHeads(Variant):
         return f"{self.options.ways[site]} swaps find no two heads there" if ended else None
 
     def history(self, run: TrainingRun) -> dict[str, float]:
-        """Exchanges by schedule so far; by site exchanges by score (undone ones count again), and those in effect."""
+        """Swaps by schedule so far; by site swaps by score (undone ones count again), and those in effect."""
         found = {"swaps.schedule": float(self.scheduled)} if self.schedule else {}
-        for site, course in self.courses.items():
-            found[f"swaps.{site}"] = float(course.exchanges)
-            found[f"swapped.{site}"] = float(len(course.phase.pending))
+        for site, history in self.histories.items():
+            found[f"swaps.{site}"] = float(history.swapped)
+            found[f"swapped.{site}"] = float(len(history.phase.pending))
         return found
 
     def state_dict(self) -> Mapping[str, Any]:
-        courses = {
+        histories = {
             site.value: {
-                "pending": [[str(swap.first), str(swap.second)] for swap in course.phase.pending],
-                "last": course.phase.last,
-                "exchanges": course.exchanges,
+                "pending": [[str(swap.first), str(swap.second)] for swap in history.phase.pending],
+                "last": history.phase.last,
+                "exchanges": history.swapped,
             }
-            for site, course in self.courses.items()
+            for site, history in self.histories.items()
         }
-        return {"scheduled": self.scheduled, "courses": courses}
+        return {"scheduled": self.scheduled, "courses": histories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         from headscope.training.swaps.choice import Phase
@@ -277,7 +277,7 @@ class SwapHeads(Variant):
         self.scheduled = state["scheduled"]
         for name, its in state["courses"].items():
             pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in its["pending"])
-            self.courses[Site(name)] = SwapHistory(Phase(pending, its["last"]), its["exchanges"])
+            self.histories[Site(name)] = SwapHistory(Phase(pending, its["last"]), its["exchanges"])
 
 
 def _sites() -> str:
