@@ -182,7 +182,8 @@ class AnalyzeOptions(TextOptions):
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values, those of analyses beside the others."""
         values = plain_options(self)
-        return {**values, **{name: plain_value(value) for name, value in values.pop("analysis_options").items()}}
+        del values["analysis_options"]
+        return values | {name: plain_value(value) for name, value in self.analysis_options.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,7 @@ def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
     config.write_text('last-keys = 2\nonly = "last_key"\nbootstrap = 10\ndevice = "cpu"\n', encoding="utf-8")
     command(monkeypatch, "analyze", hs.assets.trained(), "--source", text, "--out", out, "--config", config)
     meta = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert "analysis_options" not in meta["options"]
     assert meta["options"]["last_keys"] == 2 and "|last:2|" in f"|{meta['signatures']['last_key']}|"
     assert pd.read_csv(out / "heads.csv")["last_key"].between(0, 1, inclusive="neither").all()
     assert sorted(path.stem for path in (out / "figures").iterdir()) == ["functions", "heads", "last_key"]
