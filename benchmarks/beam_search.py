@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from headscope.config import Companions
-from headscope.data.encoded import Side, side
+from headscope.data.encoded import Side, pad_side
 from headscope.files.lines import read_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import convert
@@ -44,7 +44,7 @@ def batches(checkpoint: TransformerCheckpoint, path: Path, *, sentences: int, si
     """Sentences sorted by length, `size` a batch."""
     lines = list(islice(read_lines(path), sentences))
     encoded = sorted(checkpoint.encode(lines, side="source", limit=512), key=lambda each: len(each.ids))
-    return [side(encoded[first : first + size]) for first in range(0, len(encoded), size)]
+    return [pad_side(encoded[first : first + size]) for first in range(0, len(encoded), size)]
 
 
 def ours(checkpoint: TransformerCheckpoint, batch: Side, *, beam: int, longest: int) -> list[list[int]]:

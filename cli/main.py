@@ -27,7 +27,7 @@ COMMANDS = {
 }
 """The module of each command in this folder, and the name in it: a function, or a typer app with sub-commands."""
 SHARED = ("analyze", "train", "prune")
-"""Commands that run under torchrun in several processes (which methods of `prune`, its module says)."""
+"""Commands that run under torchrun in several processes (`prune` limits this to some of its methods)."""
 
 EPILOG = """\
 Start here:  headscope demo
@@ -106,7 +106,7 @@ def run() -> None:
     try:
         with interrupts.listening(), process_settings(), options_as_flags():
             _run()
-    except OSError as error:  # what nobody expected, or stdout itself
+    except OSError as error:  # unexpected, or of stdout itself
         sys.stdout = None  # else Python would try again at exit, and say so
         if not isinstance(error, BrokenPipeError):
             where = f" {error.filename}" if error.filename else ""

@@ -147,10 +147,10 @@ class Bootstrap:
                 self._drawn[groups, dtype] = torch.from_numpy(counts).double()
         return self._drawn[groups, dtype]
 
-    def sums(self, kept: GroupSums) -> tuple[Tensor, Tensor]:
+    def sums(self, group_sums: GroupSums) -> tuple[Tensor, Tensor]:
         """Totals and counts [1 + replicates *cells]: the whole corpus first, then each replicate."""
-        total, count = kept.total[: kept.used], kept.count[: kept.used]
-        exact = kept.whole_numbers and bool(count.sum() < EXACT)  # float32 is exact here, and twice as fast
+        total, count = group_sums.total[: group_sums.used], group_sums.count[: group_sums.used]
+        exact = group_sums.whole_numbers and bool(count.sum() < EXACT)  # float32 is exact here, and twice as fast
         return self._resampled(total, torch.float32 if exact else torch.float64), self._resampled(count)
 
     def _resampled(self, groups: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -164,15 +164,15 @@ class Bootstrap:
         sums[:, 1:].index_copy_(0, occurring, drawn.double())
         return sums.T.view(-1, *groups.shape[1:])
 
-    def ratio(self, kept: GroupSums) -> Estimate:
+    def ratio(self, group_sums: GroupSums) -> Estimate:
         """Σ value / Σ count with its interval; NaN where nothing was counted."""
-        return self.function(lambda total, count: total / count, kept)
+        return self.function(lambda total, count: total / count, group_sums)
 
-    def ratios(self, kept: Sequence[GroupSums]) -> list[Estimate]:
+    def ratios(self, group_sums: Sequence[GroupSums]) -> list[Estimate]:
         """`ratio` of each statistic; those of one shape are resampled together, at little more than the cost of one."""
         estimates: dict[int, Estimate] = {}
         alike: dict[tuple[Any, ...], list[int]] = {}
-        for number, statistic in enumerate(kept):
+        for number, statistic in enumerate(group_sums):
             alike.setdefault(
                 (statistic.used, statistic.whole_numbers, statistic.total.shape, statistic.count.shape), []
             ).append(number)
@@ -180,24 +180,24 @@ class Bootstrap:
             many = max(1, CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
             for part in (numbers[first : first + many] for first in range(0, len(numbers), many)):
                 if len(part) == 1:
-                    estimates[part[0]] = self.ratio(kept[part[0]])
+                    estimates[part[0]] = self.ratio(group_sums[part[0]])
                     continue
-                stacked = self.ratio(stack_statistics([kept[number] for number in part]))
+                stacked = self.ratio(stack_statistics([group_sums[number] for number in part]))
                 bounds = zip(stacked.value, stacked.low, stacked.high, strict=True)
                 estimates |= {number: Estimate(*values) for number, values in zip(part, bounds, strict=True)}
-        return [estimates[number] for number in range(len(kept))]
+        return [estimates[number] for number in range(len(group_sums))]
 
-    def function(self, of: Callable[[Tensor, Tensor], Tensor], kept: GroupSums) -> Estimate:
+    def function(self, of: Callable[[Tensor, Tensor], Tensor], group_sums: GroupSums) -> Estimate:
         """Any function of a statistic's totals and counts (both with a leading replicate axis)."""
-        return interval(of(*self.sums(kept)))
+        return interval(of(*self.sums(group_sums)))
 
 
-def stack_statistics(kept: Sequence[GroupSums]) -> GroupSums:
+def stack_statistics(group_sums: Sequence[GroupSums]) -> GroupSums:
     """Several statistics of the same groups as one, with the statistics along the first cell axis."""
-    stacked, first = GroupSums(groups=kept[0].groups, budget=kept[0].budget), kept[0]
+    stacked, first = GroupSums(groups=group_sums[0].groups, budget=group_sums[0].budget), group_sums[0]
     stacked.used, stacked.whole_numbers = first.used, first.whole_numbers
-    stacked.total = torch.stack([statistic.total for statistic in kept], dim=1)
-    stacked.count = torch.stack([statistic.count for statistic in kept], dim=1)
+    stacked.total = torch.stack([statistic.total for statistic in group_sums], dim=1)
+    stacked.count = torch.stack([statistic.count for statistic in group_sums], dim=1)
     return stacked
 
 
@@ -207,12 +207,12 @@ def stack_ratios(ratios: Sequence[Ratio]) -> Ratio:
     return Ratio(torch.stack(total, dim=1), torch.stack(count, dim=1))
 
 
-def unstack_statistics(kept: GroupSums) -> list[GroupSums]:
+def unstack_statistics(group_sums: GroupSums) -> list[GroupSums]:
     """Inverse of `stack_statistics`; every statistic has tensors of its own."""
     statistics = []
-    for total, count in zip(kept.total.unbind(dim=1), kept.count.unbind(dim=1), strict=True):
-        statistic = GroupSums(groups=kept.groups, budget=kept.budget)
-        statistic.used, statistic.whole_numbers = kept.used, kept.whole_numbers
+    for total, count in zip(group_sums.total.unbind(dim=1), group_sums.count.unbind(dim=1), strict=True):
+        statistic = GroupSums(groups=group_sums.groups, budget=group_sums.budget)
+        statistic.used, statistic.whole_numbers = group_sums.used, group_sums.whole_numbers
         statistic.total, statistic.count = total.clone(), count.clone()
         statistics.append(statistic)
     return statistics

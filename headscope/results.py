@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Signature:
-    """Everything that shapes a number, in sacreBLEU's manner: `m:confidence.voita|eos:excl|…|v:0.1.0`."""
+    """Everything that a number depends on, in sacreBLEU's manner: `m:confidence.voita|eos:excl|…|v:0.1.0`."""
 
     entries: Mapping[str, str]
 
@@ -36,7 +36,7 @@ class Signature:
 
 
 class _Checkpoint(Protocol):
-    """What a signature says of a checkpoint."""
+    """The part of a checkpoint that is in signatures."""
 
     format: str
 
@@ -60,24 +60,24 @@ def signature_of(
     replicates: int | None = None,
     seed: int | None = None,
 ) -> Signature:
-    """`entries`, then what every signature says where it is given.
+    """A signature of `entries`, followed by those that all signatures share.
 
-    That is: the digest of the text and its number of sentences (`data`), the checkpoint with the heads that are `off`,
-    versions of torch and transformers, bootstrap `replicates`, `seed` and the version of headscope.
+    These are, where given: the digest of the text and its number of sentences (`data`), the checkpoint with the masked
+    heads (`off`), versions of torch and transformers, bootstrap `replicates`, `seed` and the version of headscope.
     """
-    found = dict(entries)
+    signed = dict(entries)
     if data is not None:
-        found["data"] = f"sha1={data[0][:12]},n={data[1]}"
+        signed["data"] = f"sha1={data[0][:12]},n={data[1]}"
     if checkpoint is not None:
-        found["ckpt"] = f"{checkpoint.format}-sha256={checkpoint.digest[:12]}"
-        found |= off or {}
-        found["dtype"] = str(checkpoint.dtype).removeprefix("torch.")
-        found["device"] = checkpoint.device.type
-    found["torch"] = version("torch")
+        signed["ckpt"] = f"{checkpoint.format}-sha256={checkpoint.digest[:12]}"
+        signed |= off or {}
+        signed["dtype"] = str(checkpoint.dtype).removeprefix("torch.")
+        signed["device"] = checkpoint.device.type
+    signed["torch"] = version("torch")
     if transformers:
-        found["tf"] = version("transformers")
+        signed["tf"] = version("transformers")
     numbers = {"boot": replicates, "seed": seed}
-    return Signature(found | {key: str(value) for key, value in numbers.items() if value is not None} | {"v": VERSION})
+    return Signature(signed | {key: str(value) for key, value in numbers.items() if value is not None} | {"v": VERSION})
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def train(
     """Train a Transformer, plain or in one of the variants, and write it to `out`: `headscope train VARIANT`.
 
     variant: "baseline", "wide", "mixing", "swap", "mae", …, or several, "mixing+swap".
-    out: the folder to write; `resume` goes on with the run in it, whose options hold where none are given, `force`
+    out: the folder to write; `resume` continues the run in it, whose options are the defaults, `force`
         replaces it.
     options: those of the command, with underscores: `source=`, `target=`, `valid_source=`, `preset="tiny"`, and the
         variant's own; see `headscope.training.config.TrainConfig` and the files in `headscope.training.variants`.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TranslateMore(TypedDict, total=False):
-    """Options of `Model.translate`; `headscope.formats.base.TranslateOptions` says what they mean."""
+    """Options of `Model.translate`; see `headscope.formats.translate_options.TranslateOptions`."""
 
     beam: int | None
     lenpen: float | None
@@ -50,7 +50,7 @@ def evaluation_of(
     progress: Report,
 ) -> Evaluation:
     """Scores of an open checkpoint on a text."""
-    opened = _opened(checkpoint, text, target, options, function="evaluate")
+    opened = _open_evaluation(checkpoint, text, target, options, function="evaluate")
     with eval_mode(checkpoint.model):
         evaluation = score_corpus(opened, progress=progress_of(progress))
     evaluation.remarks = [python_words(remark) for remark in evaluation.remarks]
@@ -69,7 +69,7 @@ def head_scores_of(
     progress: Report,
 ) -> pd.DataFrame:
     """Scores with each head masked by itself; the signature is in the table's `attrs`."""
-    opened = _opened(checkpoint, text, target, {**options, "each_head": True}, function="evaluate_heads")
+    opened = _open_evaluation(checkpoint, text, target, {**options, "each_head": True}, function="evaluate_heads")
     with eval_mode(checkpoint.model):
         scores = score_each_head(opened, progress=progress_of(progress))
     signature = scores.signature.having(gates=gates) if gates else scores.signature
@@ -77,7 +77,7 @@ def head_scores_of(
     return scores.table
 
 
-def _opened(
+def _open_evaluation(
     checkpoint: Checkpoint, text: Text, target: Text | None, options: Mapping[str, Any], *, function: str
 ) -> OpenedEvaluation:
     heads: dict[str, Heads | None] = {name: options.get(name) for name in ("mask", "heads") if name in options}

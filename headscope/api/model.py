@@ -36,7 +36,7 @@ class Model(OpenModel):
     """A model whose heads can be measured, ranked, removed, captured and gated; `headscope.load` opens one.
 
     Every method leaves the model as it was: weights, device, mode (train or eval), hooks, attention implementation,
-    which parameters need gradients. Nothing is written unless a method is told where.
+    which parameters need gradients. Nothing is written unless an output is given.
     """
 
     @in_python

@@ -12,7 +12,7 @@ from headscope.api.options import in_python, python_errors
 from headscope.api.selection import GateValues, Heads, gates_name, gates_of, head_ids_of
 from headscope.api.texts import Text, text_pair
 from headscope.config import Companions
-from headscope.data.encoded import Batch, side
+from headscope.data.encoded import Batch, pad_side
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
@@ -137,7 +137,7 @@ class OpenModel:
 def one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]]) -> Batch:
     """Sentences, with translations or without, as one batch padded on the right."""
     limit = checkpoint.limit or LONGEST
-    source = side(checkpoint.encode([text for text, _ in pairs], side="source", limit=limit))
+    source = pad_side(checkpoint.encode([text for text, _ in pairs], side="source", limit=limit))
     targets = [text for _, text in pairs if text is not None]
-    target = side(checkpoint.encode(targets, side="target", limit=limit)) if targets else None
+    target = pad_side(checkpoint.encode(targets, side="target", limit=limit)) if targets else None
     return Batch(torch.arange(len(pairs)), 0, source, target)

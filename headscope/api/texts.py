@@ -58,7 +58,7 @@ def _lines(text: Any, *, pairs: bool = False) -> Any:
     """A path, or a list; DataError for other types."""
     if isinstance(text, (str, PathLike)):
         path = Path(text)
-        if isinstance(text, str) and not _is_there(path):
+        if isinstance(text, str) and not _exists(path):
             raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
         return path
     table = hasattr(text, "columns")  # of which a list would be the names of the columns
@@ -70,7 +70,7 @@ def _lines(text: Any, *, pairs: bool = False) -> Any:
     return list(text)
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except (OSError, ValueError):  # too long for a file's name, or with a zero byte in it

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import Batch, Encoded, side
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -141,7 +141,7 @@ def _normalises(module: nn.Module) -> bool:
 def _probe(checkpoint: Checkpoint) -> Batch:
     common = checkpoint.common_ids()[: 3 * PROBE]
     ids = [common[(3 * n) % len(common)] for n in range(PROBE)]
-    text = side([Encoded(ids, [False] * PROBE)]).to(checkpoint.device)
+    text = pad_side([Encoded(ids, [False] * PROBE)]).to(checkpoint.device)
     return Batch(torch.zeros(1, dtype=torch.long), 0, text, text if checkpoint.two_sided else None)
 
 

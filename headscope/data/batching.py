@@ -17,7 +17,7 @@ import torch
 from headscope.bootstrap import FOLDS
 from headscope.data.alignment import Aligned, align
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import IGNORED, Batch, Encoded, Encoder, padded, side
+from headscope.data.encoded import IGNORED, Batch, Encoded, Encoder, pad_rows, pad_side
 from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.errors import ConfigError, DataError
 
@@ -83,12 +83,12 @@ def batches(
         if labels:
             encoded = _labelled(encoded, encoder, limit)
         for fold in range(FOLDS):
-            in_fold = sorted((e for e in encoded if e.sentence.number % FOLDS == fold), key=_Ready.length)
-            for group in _cut(in_fold, tokens):
+            in_fold = sorted((e for e in encoded if e.sentence.number % FOLDS == fold), key=_EncodedSentence.length)
+            for group in _groups(in_fold, tokens):
                 yield _collate(group, fold, encoder, losses)
 
 
-class _Ready(NamedTuple):
+class _EncodedSentence(NamedTuple):
     sentence: Sentence
     source: Encoded
     target: Encoded | None
@@ -100,7 +100,7 @@ class _Ready(NamedTuple):
 
 def _encode(
     window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
-) -> list[_Ready]:
+) -> list[_EncodedSentence]:
     sources = encoder.encode([s.source for s in window], side="source", limit=limit)
     losses.unknown.add("source", sources)
     targets: list[Encoded] | list[None] = [None] * len(window)
@@ -108,7 +108,7 @@ def _encode(
         translations = encoder.encode([s.target or "" for s in window], side="target", limit=limit)
         losses.unknown.add("target", translations)
         targets = translations
-    ready = [_Ready(*parts) for parts in zip(window, sources, targets, strict=True)]
+    ready = [_EncodedSentence(*parts) for parts in zip(window, sources, targets, strict=True)]
     for entry in ready:
         cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
         if cut and long == "refuse":
@@ -121,14 +121,14 @@ def _encode(
     return ready
 
 
-def _labelled(ready: list[_Ready], encoder: Encoder, limit: int) -> list[_Ready]:
+def _labelled(ready: list[_EncodedSentence], encoder: Encoder, limit: int) -> list[_EncodedSentence]:
     texts = [entry.sentence.source if entry.target is None else entry.sentence.target or "" for entry in ready]
     labels = encoder.labels(texts, limit=limit)
     return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]
 
 
-def _cut(ready: list[_Ready], tokens: int) -> Iterator[list[_Ready]]:
-    group: list[_Ready] = []
+def _groups(ready: list[_EncodedSentence], tokens: int) -> Iterator[list[_EncodedSentence]]:
+    group: list[_EncodedSentence] = []
     for entry in ready:  # sorted: the last one is the longest
         if group and entry.length() * (len(group) + 1) > tokens:
             yield group
@@ -138,20 +138,20 @@ def _cut(ready: list[_Ready], tokens: int) -> Iterator[list[_Ready]]:
         yield group
 
 
-def _collate(group: list[_Ready], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
+def _collate(group: list[_EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
     targets = [entry.target for entry in group if entry.target is not None]
     labels = [entry.labels for entry in group if entry.labels is not None]
     return Batch(
         indices=torch.tensor([entry.sentence.number for entry in group]),
         fold=fold,
-        source=side([entry.source for entry in group]),
-        target=side(targets) if targets else None,
+        source=pad_side([entry.source for entry in group]),
+        target=pad_side(targets) if targets else None,
         aligned=tuple(_align(entry, encoder, losses) for entry in group if entry.sentence.parse is not None),
-        labels=padded(labels, IGNORED) if labels else None,
+        labels=pad_rows(labels, IGNORED) if labels else None,
     )
 
 
-def _align(entry: _Ready, encoder: Encoder, losses: Omissions) -> Aligned | None:
+def _align(entry: _EncodedSentence, encoder: Encoder, losses: Omissions) -> Aligned | None:
     parse = entry.sentence.parse
     assert parse is not None
     spans = encoder.spans(entry.sentence.source, entry.source.ids)

@@ -104,13 +104,13 @@ class Encoder(Protocol):
         ...
 
 
-def padded(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
+def pad_rows(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     """Rows of integers as one tensor [b n], padded on the right with `filler`."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows], dtype=torch.long)
 
 
-def side(encoded: Sequence[Encoded], *, pad: int = 0) -> Side:
+def pad_side(encoded: Sequence[Encoded], *, pad: int = 0) -> Side:
     """Encoded sentences as a `Side`, padded on the right with id `pad` (not real, not special)."""
     longest = max(len(sentence.ids) for sentence in encoded)
     ids = torch.full((len(encoded), longest), pad, dtype=torch.long)

@@ -29,15 +29,15 @@ def subword_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | 
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        unknown = None  # GPT-2 has one token for all of them, and it never stands for text
-    wild = [unknown is not None and number == unknown for number in ids]
+        unknown = None  # GPT-2 has one token for all of them, which is never text
+    is_unknown = [unknown is not None and number == unknown for number in ids]
     special = set(tokenizer.all_special_ids) - {unknown}
     if getattr(tokenizer, "is_fast", False):
         offsets = _offsets(tokenizer, text, ids, special)
-        spans = None if offsets is None else _verified(text, pieces, offsets, wild)
+        spans = None if offsets is None else _verified_spans(text, pieces, offsets, is_unknown)
         if spans is not None:
             return spans
-    return _located(text, pieces, [number in special for number in ids], wild)
+    return _searched_spans(text, pieces, [number in special for number in ids], is_unknown)
 
 
 # Tokenizers that report offsets.
@@ -74,8 +74,8 @@ def _common(ids: Sequence[int], others: Sequence[int]) -> int:
     return same
 
 
-def _verified(
-    text: str, pieces: Sequence[str], spans: Sequence[Span | None], wild: Sequence[bool]
+def _verified_spans(
+    text: str, pieces: Sequence[str], spans: Sequence[Span | None], is_unknown: Sequence[bool]
 ) -> list[Span | None] | None:
     """The spans, empty for whitespace, if the subwords spell the text in any convention; else None."""
     groups = _groups(len(text), spans)
@@ -83,9 +83,9 @@ def _verified(
         return None
     for read in CONVENTIONS:
         spelled = [read(piece) for piece in pieces]
-        if all(any(wild[n] for n in group) or _spells(text, group, spans, spelled) for group in groups):
+        if all(any(is_unknown[n] for n in group) or _spells(text, group, spans, spelled) for group in groups):
             return [
-                (span[0], span[0]) if span and not wild[n] and not spelled[n].strip() else span
+                (span[0], span[0]) if span and not is_unknown[n] and not spelled[n].strip() else span
                 for n, span in enumerate(spans)
             ]
     return None
@@ -120,22 +120,22 @@ def _spells(text: str, group: list[int], spans: Sequence[Span | None], spelled: 
 # Other tokenizers: subwords are searched in the text.
 
 
-def _located(
-    text: str, pieces: Sequence[str], special: Sequence[bool], wild: Sequence[bool]
+def _searched_spans(
+    text: str, pieces: Sequence[str], special: Sequence[bool], is_unknown: Sequence[bool]
 ) -> list[Span | None] | None:
     """Spans found by searching the subwords' characters, first exactly, then by looser comparisons."""
     levels: tuple[Level, ...] = ("written", "marks", "bare")
     for level in levels:
-        page = _Page(text, level)
+        folded_text = _FoldedText(text, level)
         for read in CONVENTIONS:
             spelled = [b"" if special[n] else read(piece) for n, piece in enumerate(pieces)]
-            spans = _search(page, spelled, wild)
+            spans = _search(folded_text, spelled, is_unknown)
             if spans is not None:
                 return [None if special[n] else span for n, span in enumerate(spans)]
     return None
 
 
-class _Page:
+class _FoldedText:
     """A text in folded form (`fold_characters`), with the original position of each folded character."""
 
     def __init__(self, text: str, level: Level) -> None:
@@ -159,12 +159,12 @@ class _Page:
         return words if len(words) == count else [(first, last)] * count
 
 
-def _search(page: _Page, spelled: Sequence[bytes], wild: Sequence[bool]) -> list[Span] | None:
+def _search(folded_text: _FoldedText, spelled: Sequence[bytes], is_unknown: Sequence[bool]) -> list[Span] | None:
     """Spans of all subwords: runs of known ones are located in order, unknown ones fill the gaps between them."""
-    runs, gaps = _runs(spelled, wild)
-    parts = [_read([spelled[n] for n in run], page.level) for run in runs]
+    runs, gaps = _runs(spelled, is_unknown)
+    parts = [_spell([spelled[n] for n in run], folded_text.level) for run in runs]
     known = [part for part in parts if part is not None]
-    starts = _place(page.folded, [folded for folded, _ in known]) if len(known) == len(parts) else None
+    starts = _unique_starts(folded_text.folded, [folded for folded, _ in known]) if len(known) == len(parts) else None
     if starts is None:
         return None
     located: dict[int, Span] = {}
@@ -172,14 +172,15 @@ def _search(page: _Page, spelled: Sequence[bytes], wild: Sequence[bool]) -> list
         for piece, (first, last) in zip(run, ranges, strict=True):
             # A subword of combining marks only, where these are not compared, gets the letter before it.
             silent = first == last
-            located[piece] = page.span(max(start + first - silent, 0), start + last)
+            located[piece] = folded_text.span(max(start + first - silent, 0), start + last)
     for n, gap in enumerate(gaps):
-        for group, span in zip(gap, page.shares(starts[n] + len(known[n][0]), starts[n + 1], len(gap)), strict=True):
+        spans = folded_text.shares(starts[n] + len(known[n][0]), starts[n + 1], len(gap))
+        for group, span in zip(gap, spans, strict=True):
             located.update(dict.fromkeys(group, span))
-    return _filled(located, len(spelled))
+    return _all_spans(located, len(spelled))
 
 
-def _runs(spelled: Sequence[bytes], wild: Sequence[bool]) -> tuple[list[list[int]], list[list[list[int]]]]:
+def _runs(spelled: Sequence[bytes], is_unknown: Sequence[bool]) -> tuple[list[list[int]], list[list[list[int]]]]:
     """Runs of known subwords before, between and after the gaps; for each gap its groups of unknown subwords.
 
     Whitespace subwords are in neither; between unknown subwords they separate groups.
@@ -187,12 +188,12 @@ def _runs(spelled: Sequence[bytes], wild: Sequence[bool]) -> tuple[list[list[int
     runs: list[list[int]] = [[]]
     gaps: list[list[list[int]]] = []
     for n, spelling in enumerate(spelled):
-        if wild[n] and gaps and not runs[-1]:
-            if wild[n - 1]:
+        if is_unknown[n] and gaps and not runs[-1]:
+            if is_unknown[n - 1]:
                 gaps[-1][-1].append(n)
             else:
                 gaps[-1].append([n])
-        elif wild[n]:
+        elif is_unknown[n]:
             gaps.append([[n]])
             runs.append([])
         elif spelling.strip():
@@ -200,7 +201,7 @@ def _runs(spelled: Sequence[bytes], wild: Sequence[bool]) -> tuple[list[list[int
     return runs, gaps
 
 
-def _read(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | None:
+def _spell(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | None:
     """The folded text that subwords spell together, and the range of it that each contributes to."""
     try:
         spelling = b"".join(spelled).decode()
@@ -218,7 +219,7 @@ def _read(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | No
     return folded, ranges
 
 
-def _place(text: str, parts: list[str]) -> list[int] | None:
+def _unique_starts(text: str, parts: list[str]) -> list[int] | None:
     """Start of each part, with at least one character between parts; None unless the solution is unique.
 
     A single part may be only the beginning of the text, as in a truncated sentence.
@@ -248,7 +249,7 @@ def _leftmost(text: str, parts: Sequence[str]) -> list[int] | None:
     return starts if starts[-1] > end else None
 
 
-def _filled(located: dict[int, Span], count: int) -> list[Span]:
+def _all_spans(located: dict[int, Span], count: int) -> list[Span]:
     """All spans in order; subwords without characters get an empty one after their predecessor."""
     spans: list[Span] = []
     for n in range(count):

@@ -44,15 +44,15 @@ def parse_with_stanza(
     `resources` is the directory of a stanza download (default: stanza's own, which STANZA_RESOURCES_DIR
     sets); nothing is downloaded unless `download`. Parses are cached in `cache_dir`
     (default: headscope/parses in the user's cache) once all lines are done. A line of more than 5,000
-    characters, or one whose tokens stanza does not locate, gives a parse without tokens, which aligns with
-    nothing. DataError, before the first parse, where a model is missing or does not load.
+    characters, or one whose tokens stanza does not locate, gives a parse without tokens, which cannot be
+    aligned. DataError, before the first parse, where a model is missing or does not load.
     """
     lines = lines if isinstance(lines, Sequence) else list(lines)
     models = _models(lang, resources, download)
     kept = (Path(cache_dir) if cache_dir else _default_cache()) / f"{_digest(lines, models)}.jsonl"
-    if _intact(kept, len(lines)):
-        return _stored(kept, lines)
-    return _keeping(kept, _parses(_pipeline(models, use_gpu), lines, batch))
+    if _is_complete(kept, len(lines)):
+        return _cached(kept, lines)
+    return _caching(kept, _parses(_pipeline(models, use_gpu), lines, batch))
 
 
 # The models.
@@ -202,18 +202,18 @@ def _parses(pipeline: Any, lines: Sequence[str], batch: int) -> Iterator[Parse]:
 
             documents = [Document([], text=line if len(line) <= LONGEST_LINE else "") for line in part]
             parsed = pipeline.bulk_process(documents)
-            parses = [_forest(line, document) for line, document in zip(part, parsed, strict=True)]
+            parses = [_merged_parse(line, document) for line, document in zip(part, parsed, strict=True)]
         yield from parses
 
 
-def _forest(line: str, document: Any) -> Parse:
+def _merged_parse(line: str, document: Any) -> Parse:
     """All sentences of a document as one parse; without tokens where their offsets do not match the line."""
     tokens: list[Token] = []
     relations: list[Relation] = []
     for sentence in document.sentences:
         carrier: dict[int, int] = {}  # word id -> token
         for token in sentence.tokens:
-            if not _lies(line, tokens[-1].end if tokens else 0, token):
+            if not _has_valid_offsets(line, tokens[-1].end if tokens else 0, token):
                 return Parse(line, (), ())
             carrier.update({word.id: len(tokens) for word in token.words})
             tokens.append(Token(token.start_char, token.end_char))
@@ -223,7 +223,7 @@ def _forest(line: str, document: Any) -> Parse:
     return Parse(line, tuple(tokens), tuple(relations))
 
 
-def _lies(line: str, after: int, token: Any) -> bool:
+def _has_valid_offsets(line: str, after: int, token: Any) -> bool:
     """Whether stanza's offsets of a token are valid: after the previous token, and with the same characters."""
     start, end = token.start_char, token.end_char
     if start is None or end is None or not after <= start < end <= len(line):
@@ -248,7 +248,7 @@ def _digest(lines: Sequence[str], models: _Models) -> str:
     return digest.hexdigest()
 
 
-def _intact(path: Path, count: int) -> bool:
+def _is_complete(path: Path, count: int) -> bool:
     """Whether a cache file exists, is complete and has its digest."""
     digest, rows, last = hashlib.sha256(), 0, b""
     try:
@@ -263,14 +263,14 @@ def _intact(path: Path, count: int) -> bool:
         return False
 
 
-def _stored(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
+def _cached(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
     with path.open(encoding="utf-8") as stream:
         for line, row in zip(lines, stream, strict=False):
             tokens, relations = json.loads(row)
             yield Parse(line, tuple(Token(*token) for token in tokens), tuple(Relation(*r) for r in relations))
 
 
-def _keeping(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:
+def _caching(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:
     """The parses, written to the cache as they pass; the file is renamed to `path` after the last one."""
     cache = _CacheFile(path)
     try:

@@ -12,7 +12,7 @@ from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, Encoded, side
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.distributed import Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions
 from headscope.engine.runner import AnalysisRunner, needs_objective
@@ -193,9 +193,9 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator
         drawn = plain[torch.randint(len(plain), (FOLDS, block), generator=generator)].tolist()
         repeated = [_plain(start, [*once, *once]) for once in drawn]
         sides = (
-            (side([_plain([], once) for once in drawn]), side(repeated))
+            (pad_side([_plain([], once) for once in drawn]), pad_side(repeated))
             if checkpoint.two_sided
-            else (side(repeated), None)
+            else (pad_side(repeated), None)
         )
         indices = torch.arange(first, first + FOLDS)
         yield Batch(indices, 0, sides[0], sides[1], kind="random")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headscope.bootstrap import Array, GroupSums, Ratio
 from headscope.data.batching import Long, Omissions
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import Batch, Encoded, side
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import DataError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.heads import HeadId, Site
@@ -249,8 +249,8 @@ def _collate(group: list[LabelledSentence]) -> Labelled:
     batch = Batch(
         indices=torch.tensor([row.number for row in group]),
         fold=0,
-        source=side([row.source for row in group]),
-        target=side(targets) if targets else None,
+        source=pad_side([row.source for row in group]),
+        target=pad_side(targets) if targets else None,
     )
     labels = torch.tensor([row.labels + [IGNORED] * (longest - len(row.labels)) for row in group])
     return Labelled(batch, labels, sum(row.last for row in group))

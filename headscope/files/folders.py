@@ -51,7 +51,7 @@ class Build:
         with write_errors(self.out):
             if self.made is None:
                 with deferred():
-                    self._stack.enter_context(_made(_base(self.out)))
+                    self._stack.enter_context(_created(_base(self.out)))
                     self.made = Path(tempfile.mkdtemp(dir=_base(self.out), prefix=_prefix(self.out)))
                     self._stack.enter_context(locked(self.made))
             yield self.made
@@ -116,13 +116,13 @@ def workplace(
     for folder in (out, new):
         recover(folder, kind)
     path = resume or out
-    if resume is not None and _is_of(contents(path, kind), kind):
+    if resume is not None and _holds_run_of(contents(path, kind), kind):
         check_inputs(path, inputs)
     else:
         there = contents(out, kind).files
-        mere = all(matches(name, leftover) for name in there)
-        check_folder(out, kind, inputs=inputs, force=(force and resume is None) or mere, resumable=True)
-        if not mere:
+        only_leftovers = all(matches(name, leftover) for name in there)
+        check_folder(out, kind, inputs=inputs, force=(force and resume is None) or only_leftovers, resumable=True)
+        if not only_leftovers:
             check_folder(new, kind, force=True)
             path = new
     with ExitStack() as stack:
@@ -132,7 +132,7 @@ def workplace(
         if path == new and resume is None:
             with deferred():
                 discard(new, kind)
-        stack.enter_context(_made(path))
+        stack.enter_context(_created(path))
         stack.enter_context(locked(path))
         try:
             remove_temporary(path)
@@ -145,7 +145,7 @@ def workplace(
 def to_resume(out: Path, kind: OutputKind) -> Path:
     """The directory that --resume continues: OUT.new where it holds an unfinished replacement, else `out`."""
     new = replacing_folder(out)
-    return new if _is_of(contents(new, kind), kind) else out
+    return new if _holds_run_of(contents(new, kind), kind) else out
 
 
 def replacing_folder(out: Path) -> Path:
@@ -168,7 +168,7 @@ def check_writable(out: Path) -> None:
         os.rmdir(tempfile.mkdtemp(dir=base, prefix=_prefix(out)))
 
 
-def _is_of(there: Contents, kind: OutputKind) -> bool:
+def _holds_run_of(there: Contents, kind: OutputKind) -> bool:
     """Whether a directory holds a run of a kind, finished or not."""
     return there.kind == kind.name or bool(there.kind is None and there.known and not there.foreign)
 
@@ -185,7 +185,7 @@ def _prefix(out: Path) -> str:
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
+def _created(folder: Path) -> Iterator[None]:
     """Within the block the directory and its parents exist; those created here are removed again if left empty."""
     new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     with write_errors(folder):

@@ -46,7 +46,7 @@ def inputs_of(config: Any) -> list[Input]:
 def check_inputs(out: Path, inputs: Iterable[Input]) -> None:
     """OutputError where an output is or contains an input, or is inside a checkpoint; links are followed."""
     for entry in inputs:
-        for path in _really(entry.path):
+        for path in _with_link_targets(entry.path):
             if _within(path, out):
                 raise OutputError(f"{out} holds {entry.title}; choose another output")
         if entry.checkpoint and entry.path.is_dir() and _within(out, entry.path):
@@ -66,9 +66,9 @@ def check_folder(
         raise OutputError(f"{out} is a file; give a directory")
     there = contents(out, kind)
     if there and not force:
-        raise OutputError(_occupied(out, there, resumable=resumable))
+        raise OutputError(_occupied_message(out, there, resumable=resumable))
     if there.foreign:
-        raise OutputError(_foreign(out, kind, there))
+        raise OutputError(_foreign_message(out, kind, there))
 
 
 def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None:
@@ -85,8 +85,8 @@ def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None
         raise OutputError(f"{path} is part of the run in {run}; choose another name")
 
 
-def _occupied(out: Path, there: Contents, *, resumable: bool) -> str:
-    shown = _some(sorted({name.split("/")[0] for name in there.files}))
+def _occupied_message(out: Path, there: Contents, *, resumable: bool) -> str:
+    shown = _first_names(sorted({name.split("/")[0] for name in there.files}))
     advice = "choose another directory"
     if not there.foreign:
         go_on = "--resume to go on with it, " if resumable else ""
@@ -94,18 +94,18 @@ def _occupied(out: Path, there: Contents, *, resumable: bool) -> str:
     return f"{out} already holds {shown}; {advice}"
 
 
-def _foreign(out: Path, kind: OutputKind, there: Contents) -> str:
+def _foreign_message(out: Path, kind: OutputKind, there: Contents) -> str:
     if there.kind not in (None, kind.name):
         return (
             f"{out} holds a run of another kind ({there.kind}), which --force does not replace; choose another output"
         )
     return (
-        f"{out} holds {_some(there.foreign)}, which no {kind.title} wrote, so --force does not replace it; "
+        f"{out} holds {_first_names(there.foreign)}, which no {kind.title} wrote, so --force does not replace it; "
         "choose another output"
     )
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
 
 
@@ -123,7 +123,7 @@ def _run_of(path: Path) -> Path | None:
     return None
 
 
-def _really(path: Path) -> list[Path]:
+def _with_link_targets(path: Path) -> list[Path]:
     """A path and, for a directory, the targets of links in it."""
     if not path.is_dir():
         return [path]

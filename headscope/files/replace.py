@@ -35,7 +35,7 @@ def swap_in(made: Path, out: Path, kind: OutputKind) -> None:
     if not out.exists() or not any(out.iterdir()):
         made.rename(out)
         return
-    old = _aside(out)
+    old = _old_path(out)
     if old.exists():
         discard(old, kind)
     out.rename(old)
@@ -44,7 +44,7 @@ def swap_in(made: Path, out: Path, kind: OutputKind) -> None:
     except BaseException:
         old.rename(out)
         raise
-    _dispose(old, out, kind)
+    _remove_replaced(old, out, kind)
 
 
 @contextmanager
@@ -71,12 +71,12 @@ def recover(out: Path, kind: OutputKind) -> None:
     Directories that another process has locked are left alone.
     """
     out = out.resolve()
-    old, inner = _aside(out), out / OLD
+    old, inner = _old_path(out), out / OLD
     with suppress(OSError, OutputError):
         if old.is_dir():
             with locked(old):
                 if out.exists():
-                    _dispose(old, out, kind)
+                    _remove_replaced(old, out, kind)
                 else:
                     old.rename(out)
         if inner.is_dir():
@@ -132,7 +132,7 @@ def relocate(made: Path, out: Path) -> None:
             write_json(path, after)
 
 
-def _aside(out: Path) -> Path:
+def _old_path(out: Path) -> Path:
     return out.with_name(f"{OLD}-{out.name}")
 
 
@@ -144,7 +144,7 @@ def _move_in(made: Path, out: Path, kind: OutputKind) -> None:
         (out / name).rename(inner / name)
     for path in sorted(made.iterdir(), key=lambda entry: entry.name == kind.record):
         path.rename(out / path.name)
-    _dispose(inner, out, kind)
+    _remove_replaced(inner, out, kind)
     made.rmdir()
 
 
@@ -156,7 +156,7 @@ def _restore(inner: Path, out: Path) -> None:
         path.replace(new)
 
 
-def _dispose(old: Path, out: Path, kind: OutputKind) -> None:
+def _remove_replaced(old: Path, out: Path, kind: OutputKind) -> None:
     """Remove a replaced run; foreign files, added since the check, are moved to the new one."""
     with suppress(OSError):
         for name in contents(old, kind).foreign:

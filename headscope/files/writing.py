@@ -77,7 +77,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
 
 def write_json(path: Path, value: Any) -> Path:
     """Write JSON, indented."""
-    return write_atomically(path, lambda place: place.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
+    text = json.dumps(value, indent=2) + "\n"
+    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def save_torch(value: Any, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import Batch, Encoded, side
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, DataError, NumericalError
 from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
@@ -207,7 +207,7 @@ class TransformerCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
         source, target = self._side("source"), self._side("target")
         most = self.reads(longest)
-        batch = side([_encoded(text, source, most, reading=True) for text in texts]).to(self.device)
+        batch = pad_side([_encoded(text, source, most, reading=True) for text in texts]).to(self.device)
         config = self._bounded(config or self.search)
         with threads_for_pass(self.model, len(texts) * config.beam):
             return search(

@@ -50,7 +50,7 @@ class Tap(Protocol):
 
 
 class Products(Protocol):
-    """The two matrix products of attention, which relevance rules replace (`multiplied`)."""
+    """The two matrix products of attention, which relevance rules replace (`replace_products`)."""
 
     def scores(self, query: Tensor, key: Tensor, /) -> Tensor:
         """query · key for query [b h t k], key [b h s k]: [b h t s]."""
@@ -82,7 +82,7 @@ def tapped(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> Ite
 
 
 @contextmanager
-def multiplied(products: Products) -> Iterator[None]:
+def replace_products(products: Products) -> Iterator[None]:
     """Within the block every `attend` computes its matrix products with `products`."""
     token = _PRODUCTS.set(products)
     try:

@@ -150,10 +150,10 @@ def probe(model: nn.Module) -> AttentionSites:
     calls: list[AttentionCall] = []
     inputs = probe_inputs(model)
     with eval_mode(model), suppress_warnings(), torch.no_grad():
-        with through_attend(model), _once_a_layer(model, kind), tapped(lambda call, context: calls.append(call)):
-            output = _probed(model, inputs, kind)
+        with through_attend(model), _one_call_per_forward(model, kind), tapped(lambda call, _: calls.append(call)):
+            output = _run_probe(model, inputs, kind)
         with through_attend(model, implementation="eager"):
-            expected = _probed(model, inputs, kind)
+            expected = _run_probe(model, inputs, kind)
     if not calls:
         raise CheckpointError(
             f"model type {kind!r} computes attention, if any, in its own code and never calls the attention "
@@ -162,7 +162,7 @@ def probe(model: nn.Module) -> AttentionSites:
     half = is_half(next(model.parameters()).dtype)
     if not is_finite(expected):
         with eval_mode(model), suppress_warnings(), through_attend(model, implementation="eager"):
-            where = first_non_finite(model, lambda: _probed(model, inputs, kind))
+            where = first_non_finite(model, lambda: _run_probe(model, inputs, kind))
         hint = "its numbers may be too large for this type, try float32" if half else "its weights are damaged"
         raise CheckpointError(
             f"this {kind!r} model gives NaN or infinite numbers on a probe of a few tokens, first at "
@@ -173,7 +173,7 @@ def probe(model: nn.Module) -> AttentionSites:
 
 
 @contextmanager
-def _once_a_layer(model: nn.Module, kind: str) -> Iterator[None]:
+def _one_call_per_forward(model: nn.Module, kind: str) -> Iterator[None]:
     """Within the block CheckpointError for a module that calls attention twice in one `forward`.
 
     Such calls are terms of one attention (differential attention, DiffLlama), so no head has a context of its own.
@@ -208,7 +208,7 @@ def attention_kind(model: nn.Module) -> str:
     return str(getattr(model.config, "model_type", type(model).__name__))
 
 
-def _probed(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
+def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
     try:
         output: Tensor = base_of(model)(**inputs)[0]
     except CheckpointError:

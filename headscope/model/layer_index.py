@@ -35,11 +35,11 @@ class LayerEntry:
     slices: Slices
 
     @cached_property
-    def inside(self) -> bool:
+    def output_is_inside(self) -> bool:
         """Whether the output projection is a part of the attention module (as in GPT-2, not as in BERT)."""
         return any(part is self.output for part in self.attention.modules())
 
-    def through(self, context: Tensor, heads: Tensor) -> Tensor:
+    def project(self, context: Tensor, heads: Tensor) -> Tensor:
         """The sum over `heads` [h] of contexts [b h t k] · W_O[head]: [b t d]."""
         units = torch.cat([self.slices.units[head] for head in heads.tolist()])
         weight = self.slices.weight.detach().index_select(self.slices.axis, units)  # [d h·k] or [h·k d]

@@ -68,7 +68,7 @@ class PrefixCache:
     layer_index: LayerIndex | None
     instead: Mapping[SiteLayer, list[Tensor]] = field(default_factory=dict)
     kept: CachedPrefix = field(default_factory=CachedPrefix)
-    _now: PassPlan = field(default_factory=lambda: PassPlan({}), init=False, repr=False)
+    _plan: PassPlan = field(default_factory=lambda: PassPlan({}), init=False, repr=False)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -76,7 +76,7 @@ class PrefixCache:
         with eval_mode(self.model), track_calls(self.model) as tracker:
 
             def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-                return self._see(tracker, call, context)
+                return self._gate_and_cache(tracker, call, context)
 
             with tapped(tap):
                 yield
@@ -88,36 +88,36 @@ class PrefixCache:
         """
         kept = self.kept
         if kept.value is None:
-            return self._wholly(gates, keep=keep)
+            return self._full_pass(gates, keep=keep)
         changed = [where for where, gate in gates.items() if not torch.equal(gate, kept.gates[where])]
         if not changed:
             return kept.value
         return (
-            self._wholly(gates, keep=keep)
+            self._full_pass(gates, keep=keep)
             if self.layer_index is None
-            else self._partly(self.layer_index, gates, changed, keep)
+            else self._partial_pass(self.layer_index, gates, changed, keep)
         )
 
-    def _wholly(self, gates: Mapping[SiteLayer, Tensor], *, keep: bool) -> Tensor:
-        with self._passing(gates, BEFORE_ALL if keep else None):
+    def _full_pass(self, gates: Mapping[SiteLayer, Tensor], *, keep: bool) -> Tensor:
+        with self._running(gates, BEFORE_ALL if keep else None):
             return self._finish(gates, self.work(), keep=keep)
 
-    def _partly(
+    def _partial_pass(
         self, layer_index: LayerIndex, gates: Mapping[SiteLayer, Tensor], changed: list[SiteLayer], keep: bool
     ) -> Tensor:
         first = min(changed, key=lambda where: layer_index.of[where].rank)
         entry, kept = layer_index.of[first], self.kept
-        moved = self._moved(entry, first, gates[first])
-        results = _with_moved(entry, kept, moved)
+        moved = self._shifted(entry, first, gates[first])
+        results = _with_shifted(entry, kept, moved)
         if results is None:
-            return self._wholly(gates, keep=keep)
+            return self._full_pass(gates, keep=keep)
         answers = {layer: kept.outputs[layer] for rank, layer in layer_index.layers if rank[:2] < entry.rank[:2]}
         answers |= {part: kept.outputs[part] for part in layer_index.embeddings}
         for other in layer_index.of.values():
             if entry.rank[:2] == other.rank[:2] and other.rank < entry.rank:
                 answers |= {module: kept.outputs[module] for module in (other.attention, other.output)}
         answers |= {entry.output: moved, entry.attention: results}
-        with self._passing(gates, entry.rank if keep else None), stored_output(answers):
+        with self._running(gates, entry.rank if keep else None), stored_output(answers):
             value = self.work()
         if keep:
             kept.outputs |= {entry.output: moved, entry.attention: results}
@@ -128,7 +128,7 @@ class PrefixCache:
             self.kept.gates, self.kept.value = dict(gates), value
         return value
 
-    def _moved(self, entry: LayerEntry, where: SiteLayer, gate: Tensor) -> list[Tensor]:
+    def _shifted(self, entry: LayerEntry, where: SiteLayer, gate: Tensor) -> list[Tensor]:
         """The results of an output projection under another gate, one per call."""
         step = gate - self.kept.gates[where]
         heads = step.nonzero()[:, 0]
@@ -137,12 +137,12 @@ class PrefixCache:
             context = self.kept.contexts[where][turn][:, heads]
             if where in self.instead:
                 context = context - self.instead[where][turn][:, heads]
-            results.append(result + entry.through(context * step[heads].to(context)[:, None, None], heads))
+            results.append(result + entry.project(context * step[heads].to(context)[:, None, None], heads))
         return results
 
-    def _see(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> Tensor | None:
+    def _gate_and_cache(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> Tensor | None:
         """Keep and gate the contexts of one call."""
-        now, attention_site = self._now, tracker.attention_site(call.module)
+        now, attention_site = self._plan, tracker.attention_site(call.module)
         if attention_site is None or (attention_site.site, attention_site.layer) not in now.gates:
             return None
         where = (attention_site.site, attention_site.layer)
@@ -160,18 +160,18 @@ class PrefixCache:
         return context * scale if base is None else base + (context - base) * scale
 
     @contextmanager
-    def _passing(self, gates: Mapping[SiteLayer, Tensor], keep_after: Rank | None) -> Iterator[None]:
+    def _running(self, gates: Mapping[SiteLayer, Tensor], keep_after: Rank | None) -> Iterator[None]:
         """Within the block heads are gated, and outputs of modules after `keep_after` are cached."""
-        self._now = PassPlan(gates, keep_after)
+        self._plan = PassPlan(gates, keep_after)
         try:
             with ExitStack() as stack:
                 if keep_after is not None:
-                    self._keep(keep_after, stack)
+                    self._register_hooks(keep_after, stack)
                 yield
         finally:
-            self._now = PassPlan({})
+            self._plan = PassPlan({})
 
-    def _keep(self, after: Rank, stack: ExitStack) -> None:
+    def _register_hooks(self, after: Rank, stack: ExitStack) -> None:
         """Register hooks that cache outputs, after dropping those of modules ranked after `after`."""
         self.kept.value = None  # after an error there must be no cached pass
         if self.layer_index is None:
@@ -185,18 +185,18 @@ class PrefixCache:
         for rank, module in watched:
             if rank > after:
                 self.kept.outputs[module] = []
-                stack.callback(module.register_forward_hook(self._note).remove)
+                stack.callback(module.register_forward_hook(self._cache_output).remove)
 
-    def _note(self, module: nn.Module, _: Any, output: Any) -> None:
+    def _cache_output(self, module: nn.Module, _: Any, output: Any) -> None:
         """A forward hook that caches an output without its attention weights, which are large and read by no layer."""
-        weights = self._now.weights
+        weights = self._plan.weights
         self.kept.outputs[module].append(output if weights is None else _replaced(output, weights, None))
 
 
-def _with_moved(entry: LayerEntry, kept: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
+def _with_shifted(entry: LayerEntry, kept: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
     """Outputs of an attention module with the projection's result replaced; None where they do not contain it."""
     results: list[Any] = kept.outputs[entry.attention]
-    if not entry.inside:
+    if not entry.output_is_inside:
         return results
     replaced = [
         _replaced(output, old, new) for output, old, new in zip(results, kept.outputs[entry.output], moved, strict=True)

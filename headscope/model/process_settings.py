@@ -27,7 +27,7 @@ _allowed = False
 
 @contextmanager
 def process_settings() -> Iterator[None]:
-    """Within the block headscope may change settings of the process: it is a command's, and nobody else's."""
+    """Within the block headscope may change settings of the process, as it runs a command and nothing else."""
     global _allowed
     before, _allowed = _allowed, True
     try:

@@ -17,7 +17,7 @@ import torch
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
-from headscope.data.encoded import Batch, side
+from headscope.data.encoded import Batch, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
 from headscope.evaluation import each_head, quality
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
@@ -327,7 +327,7 @@ def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path, tmp
 def _smoothed(checkpoint: Any, data: Path, *, count: int) -> float:
     """Label-smoothed loss (0.1) of the first sentences, from logits and labels."""
     texts = [(data / f"test.{name}").read_text(encoding="utf-8").splitlines()[:count] for name in ("de", "en")]
-    source, target = (side(checkpoint.encode(texts[n], side=("source", "target")[n], limit=512)) for n in (0, 1))
+    source, target = (pad_side(checkpoint.encode(texts[n], side=("source", "target")[n], limit=512)) for n in (0, 1))
     log_p = checkpoint.logits(Batch(torch.arange(count), 0, source, target)).log_softmax(-1)
     total = 0.0
     for row, labels in zip(log_p, checkpoint.labels(texts[1], limit=512), strict=True):

@@ -16,7 +16,7 @@ import torch
 from headscope.api import loading
 from headscope.cli import main
 from headscope.cli import translate as command
-from headscope.data.encoded import Batch, side
+from headscope.data.encoded import Batch, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.formats import base
@@ -86,7 +86,7 @@ def test_hugging_face_scores_are_log_probabilities_by_length() -> None:
     checkpoint = checkpoints.hugging("bart")
     options = TranslateOptions(beam=3, best=2, scores=True, power=0.5, max_extra=6)
     found = checkpoint.translations(TEXTS, options)
-    source = side(checkpoint.encode(TEXTS, side="source", limit=50))
+    source = pad_side(checkpoint.encode(TEXTS, side="source", limit=50))
     theirs = checkpoint.model.generate(  # type: ignore[operator]
         source.ids,
         attention_mask=source.real.long(),

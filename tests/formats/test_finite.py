@@ -15,7 +15,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, ObjectiveOutput
 from headscope.bootstrap import Ratio
 from headscope.cli import main
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import Batch, Encoded, side
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, NumericalError
@@ -229,7 +229,7 @@ def test_likelihoods_and_translations_stop_with_the_layer() -> None:
 def test_objectives_stop_with_the_layer(objective: str) -> None:
     made = overflowing()
     its, other = (
-        side(made.encode(some, side=name, limit=50)) for some, name in ((SOURCES, "source"), (TARGETS, "target"))
+        pad_side(made.encode(some, side=name, limit=50)) for some, name in ((SOURCES, "source"), (TARGETS, "target"))
     )  # type: ignore[arg-type]
     batch = Batch(torch.arange(len(SOURCES)), 0, its, other, labels=other.ids)
     with pytest.raises(NumericalError, match=WHERE):
@@ -282,7 +282,7 @@ class _Fixed:
 
 def test_what_a_model_computes_at_padding_does_not_matter() -> None:
     """Models whose masks leave nothing to see at padding give NaN there; -inf masks words that are not to be said."""
-    its = side([Encoded([5, 6, 7], [False] * 3), Encoded([5], [False])])
+    its = pad_side([Encoded([5, 6, 7], [False] * 3), Encoded([5], [False])])
     batch = Batch(torch.arange(2), 0, its)
     values = torch.ones(2, 3, 4)
     values[1, 1:], values[0, 0, 0] = NAN, -INF

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
-from headscope.data.encoded import Batch, Encoded, side
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
@@ -269,7 +269,7 @@ def test_the_limit_is_the_longest_text_that_the_model_takes(
 
 def run(checkpoint: Any, length: int) -> None:
     """Send a text of this length through the model."""
-    whole = side([Encoded([THE] * length, [False] * length)])
+    whole = pad_side([Encoded([THE] * length, [False] * length)])
     checkpoint.forward(Batch(torch.arange(1), 0, whole, whole if checkpoint.two_sided else None))
 
 
@@ -294,8 +294,8 @@ def test_a_batch_goes_through_without_the_vocabulary_wide_layer(saved: Callable[
 
 
 def batch(checkpoint: Checkpoint, *, target: bool = True) -> Batch:
-    source = side(checkpoint.encode(SENTENCES, side="source", limit=53))
-    other = side(checkpoint.encode(SENTENCES, side="target", limit=53)) if checkpoint.two_sided and target else None
+    source = pad_side(checkpoint.encode(SENTENCES, side="source", limit=53))
+    other = pad_side(checkpoint.encode(SENTENCES, side="target", limit=53)) if checkpoint.two_sided and target else None
     return Batch(torch.arange(2), 0, source, other)
 
 

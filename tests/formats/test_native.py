@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headscope.data.encoded import Batch, side
+from headscope.data.encoded import Batch, pad_side
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.engine.base import RunOptions
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
@@ -141,7 +141,7 @@ def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
     from headscope.model.capture import capture
 
     loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
-    sides = [side(loaded.encode(["abc f", "f"], side=name, limit=9)) for name in ("source", "target")]
+    sides = [pad_side(loaded.encode(["abc f", "f"], side=name, limit=9)) for name in ("source", "target")]
     batch = Batch(torch.tensor([0, 1]), 0, *sides)
     with capture(loaded.model) as seen, torch.no_grad():
         loaded.forward(batch)
@@ -181,7 +181,7 @@ def test_a_decoder_alone(tmp_path: Path) -> None:
     assert isinstance(loaded, TransformerCheckpoint)
     assert loaded.encode(["x z"], side="source", limit=9)[0].ids == [2, 4, 6]
     assert (loaded.start_ids(), loaded.two_sided) == ([2], False)
-    loaded.forward(Batch(torch.tensor([0]), 0, side(loaded.encode(["x z"], side="source", limit=9))))
+    loaded.forward(Batch(torch.tensor([0]), 0, pad_side(loaded.encode(["x z"], side="source", limit=9))))
     with pytest.raises(CheckpointError, match="decoder-only; it cannot translate"):
         loaded.translate(["x"])
 

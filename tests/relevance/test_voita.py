@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 from headscope.config import Companions
-from headscope.data.encoded import IGNORED, Batch, side
+from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
@@ -53,7 +53,7 @@ def sentence(story: Checkpoint, text: dict[str, str]) -> Batch:
         story.encode([text[key]], side=name, limit=99)[0]  # type: ignore[arg-type]
         for key, name in (("src", "source"), ("dst", "target"))
     )
-    return Batch(torch.tensor([0]), 0, side([source]), side([target]))
+    return Batch(torch.tensor([0]), 0, pad_side([source]), pad_side([target]))
 
 
 def texts(shared: Path) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.data.encoded import Batch, Encoded, padded, side
+from headscope.data.encoded import Batch, Encoded, pad_rows, pad_side
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.model.threads import threads_for_pass
 from headscope.relevance.readout import Relevance
@@ -37,9 +37,9 @@ def batch() -> Batch:
         return [torch.randint(4, native.TARGET, (length,), generator=noise).tolist() for length in lengths]
 
     sources, targets = ([Encoded(ids, [False] * len(ids)) for ids in drawn(lengths)] for lengths in (SOURCES, TARGETS))
-    labels = padded(drawn(TARGETS), IGNORED)
+    labels = pad_rows(drawn(TARGETS), IGNORED)
     labels[3, 7] = IGNORED
-    return Batch(torch.arange(6), 0, side(sources), side(targets), labels=labels)
+    return Batch(torch.arange(6), 0, pad_side(sources), pad_side(targets), labels=labels)
 
 
 @pytest.fixture(params=[1, 2])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, Encoded, Side, side
+from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import ConfigError
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -53,9 +53,9 @@ def fork_batches(
     for group in groups(sorted(shuffled, key=lengths.__getitem__), lengths, size or BatchSize()):
         longest_first = torch.tensor([lengths[n][0] for n in group]).sort(descending=True).indices
         numbers = [group[place] for place in longest_first.tolist()]  # torch decides about ties, as when fairseq sorts
-        read = side([sources[n] for n in numbers], pad=_pad(checkpoint, "source"))
+        read = pad_side([sources[n] for n in numbers], pad=_pad(checkpoint, "source"))
         said = [target for n in numbers if (target := targets[n]) is not None]
-        target = side(said, pad=_pad(checkpoint, "target")) if said else None
+        target = pad_side(said, pad=_pad(checkpoint, "target")) if said else None
         yield Batch(torch.tensor(numbers), 0, _padded_left(read), target)
 
 

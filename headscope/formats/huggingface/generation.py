@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from headscope.data.encoded import Batch, Encoded, Side, side
+from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError
 from headscope.formats.base import IGNORED, Checkpoint, Predicts
 from headscope.formats.finite import finite, refuse_overflow
@@ -137,7 +137,7 @@ class Predicting(Checkpoint):
         """`generate` with every head going through `attend`, so that masks work."""
         config = self._generation_config(options)
         model: Any = self.model
-        source = side(self.encode(texts, side="source", limit=self.reads(options.longest))).to(self.device)
+        source = pad_side(self.encode(texts, side="source", limit=self.reads(options.longest))).to(self.device)
         rows = len(texts) * (config.num_beams or 1)
 
         def generated() -> Tensor:
@@ -215,7 +215,7 @@ class Predicting(Checkpoint):
             Encoded(row[: int(n)], [False] * int(n)) for row, n in zip(ids.tolist(), until_end.sum(dim=1), strict=True)
         ]
         repeated = Side(*(each.repeat_interleave(wide, 0) for each in (source.ids, source.real, source.special)))
-        target = side(inputs).to(ids.device)
+        target = pad_side(inputs).to(ids.device)
         log_p = self.logits(Batch(torch.arange(len(ids)), 0, repeated, target)).float().log_softmax(-1)
         width = target.ids.shape[1]
         chosen = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * until_end[:, :width]

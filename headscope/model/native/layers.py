@@ -112,7 +112,7 @@ class Attention(nn.Module):
         return projected
 
     def _folded(self) -> Tensor | None:
-        """Output weights with the mixing folded in, in training, where nothing lies between the two; else None."""
+        """Output weights with the mixing folded in, in training without dropout or taps between them; else None."""
         fits = self.training and self.mixing is not None and self.mixing.folds_in_training
         if not fits or self.context_dropout.p or tapped_after_mixing():
             return None

@@ -38,11 +38,11 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
 def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     """A copy of the same size, mixings folded, whose removed heads have zeros in the output projection."""
     state = {key: value.clone() for key, value in folded_weights(model).items()}
-    gone: dict[tuple[Site, int], list[int]] = {}
+    removed_heads: dict[tuple[Site, int], list[int]] = {}
     for head in removal.removed:
-        gone.setdefault((head.site, head.layer), []).append(head.head)
+        removed_heads.setdefault((head.site, head.layer), []).append(head.head)
     for site, layer, name, module in model.attention_modules():
-        if heads := gone.get((site, layer)):
+        if heads := removed_heads.get((site, layer)):
             state[f"{name}.output.weight"][:, _rows(heads, module.d_value)] = 0
     made = Transformer(unmixed(model.config)).to(next(model.parameters()))
     made.load_state_dict(state)

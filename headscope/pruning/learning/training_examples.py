@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, Encoded, padded, side
+from headscope.data.encoded import Batch, Encoded, pad_rows, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.formats.base import IGNORED, Checkpoint
@@ -68,15 +68,15 @@ class TrainingExamples:
             Encoded(self.source[number].tolist(), [bool(each) for each in self.special[number]])
             for number in map(int, numbers)
         ]
-        made = Batch(indices=torch.as_tensor(numbers), fold=0, source=side(sources))
+        made = Batch(indices=torch.as_tensor(numbers), fold=0, source=pad_side(sources))
         if self.hiding is not None:
             return _hidden(made, sources, self.hiding, seed=seed, epoch=epoch)
         assert self.labels is not None
-        labels = padded([self.labels[int(number)].tolist() for number in numbers], IGNORED)
+        labels = pad_rows([self.labels[int(number)].tolist() for number in numbers], IGNORED)
         if self.target is None:
             return replace(made, labels=labels)
         inputs = [self.target[int(number)].tolist() for number in numbers]
-        return replace(made, target=side([Encoded(ids, [False] * len(ids)) for ids in inputs]), labels=labels)
+        return replace(made, target=pad_side([Encoded(ids, [False] * len(ids)) for ids in inputs]), labels=labels)
 
 
 def training_examples(checkpoint: Checkpoint, corpus: Corpus, *, limit: int) -> TrainingExamples:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.assets import sample
-from headscope.data.encoded import Side, side
+from headscope.data.encoded import Side, pad_side
 from headscope.errors import CheckpointError, DataError
 from headscope.files.lines import Lines, read_lines, text_name
 from headscope.formats.base import Checkpoint
@@ -74,10 +74,12 @@ def texts(
     feeds = []
     for first in range(0, len(order), rows):
         numbers = order[first : first + rows]
-        source_side = side(checkpoint.encode([sources[number] for number in numbers], side="source", limit=limit))
+        source_side = pad_side(checkpoint.encode([sources[number] for number in numbers], side="source", limit=limit))
         target_side = None
         if checkpoint.two_sided:
-            target_side = side(checkpoint.encode([targets[number] for number in numbers], side="target", limit=limit))
+            target_side = pad_side(
+                checkpoint.encode([targets[number] for number in numbers], side="target", limit=limit)
+            )
         feeds.append(feed(checkpoint, source_side, target_side))
     name = "headscope's sample" if source is None else text_name(source)
     return InputTexts(tuple(sources), name, tuple(feeds))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headscope.attribution.objectives.predictions import precise
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, multiplied, tapped
+from headscope.model.attention import AttentionCall, replace_products, tapped
 from headscope.model.discovery import AttentionSite, eval_mode, track_calls
 from headscope.model.gradients import frozen_parameters
 from headscope.model.mixing.experts import experts_of
@@ -136,7 +136,7 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
         stack.enter_context(eval_mode(model))
         stack.enter_context(frozen_parameters(model))
         stack.enter_context(replaced_forwards(forwards))
-        stack.enter_context(multiplied(_Products(recorded.active, operations)))
+        stack.enter_context(replace_products(_Products(recorded.active, operations)))
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             context = with_epsilon(context, recorded.active) if operations.epsilon else context

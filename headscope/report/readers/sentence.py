@@ -44,7 +44,7 @@ def sentence_attention(
 
     from headscope.config import Companions
     from headscope.data.batching import DEFAULT_LIMIT
-    from headscope.data.encoded import Batch, side
+    from headscope.data.encoded import Batch, pad_side
     from headscope.formats.base import open_checkpoint
     from headscope.heads import select_heads
     from headscope.model.capture import capture
@@ -69,7 +69,7 @@ def sentence_attention(
         raise RunError(f"run {run.name}: run.json says limit {str(limit)[:20]}; analyse again")
     source = checkpoint.encode([text], side="source", limit=limit)[0]
     decoder = checkpoint.encode([other], side="target", limit=limit)[0] if checkpoint.two_sided and other else None
-    batch = Batch(torch.zeros(1, dtype=torch.long), 0, side([source]), side([decoder]) if decoder else None)
+    batch = Batch(torch.zeros(1, dtype=torch.long), 0, pad_side([source]), pad_side([decoder]) if decoder else None)
     with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as captured:
         checkpoint.forward(batch.to(checkpoint.device))
     weights = [captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
