@@ -26,9 +26,9 @@ from headscope.distributed import process_group
 from headscope.evaluation.quality import text_scores
 from headscope.evaluation.translation import translate_lines
 from headscope.files.lines import read_lines
+from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
-from headscope.results import write_json
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.data.normalise import normaliser
 from headscope.training.trainer import train

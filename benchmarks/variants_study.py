@@ -31,9 +31,9 @@ from headscope.config import AnalyzeConfig
 from headscope.evaluation.quality import text_scores
 from headscope.evaluation.translation import translate_lines
 from headscope.files.lines import read_lines
+from headscope.files.writing import write_json
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
-from headscope.results import write_json
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS

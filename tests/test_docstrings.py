@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from tests.test_imports import MODULES
+from tests.makers.modules import MODULES
 
 
 @pytest.mark.parametrize("name", sorted(set(MODULES) - {"headscope.__main__"}))  # importing that runs the command line

@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {"headscope": ROOT / "headscope", "headscope.cli": ROOT / "cli", "headscope.analyses": ROOT / "analyses"}
+from tests.makers.modules import MODULES, RANK, ROOT, files, layer
+
 HEAVY = {"torch", "transformers", "stanza", "captum", "matplotlib", "pandas", "numpy", "sacrebleu", "safetensors"}
-
-
-def files() -> list[Path]:
-    found = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")]
-    links = (ROOT / "headscope" / "cli", ROOT / "headscope" / "analyses")
-    return sorted(path for path in found if not any(path.is_relative_to(link) for link in links))
 
 
 def imported(path: Path, *, top: bool = False) -> set[str]:
@@ -36,39 +30,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-LAYERS = (
-    ("errors", "version"),
-    ("files",),
-    ("assets", "bootstrap", "bounds", "config", "distributed", "heads", "progress", "registry", "results"),
-    ("data", "model"),
-    ("formats",),
-    ("evaluation",),
-    ("attribution",),
-    ("relevance",),
-    ("engine",),
-    ("analyses",),
-    ("training",),
-    ("pruning",),
-    ("report",),
-    ("api",),
-    ("cli",),
-)
-"""From the bottom up: who may import whom. Within the third layer, and within a folder, only cycles are forbidden."""
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 LARGE = ("analyses", "cli")  # folders of one file for each analysis, each command
-
-
-def modules() -> dict[str, Path]:
-    """Every module by the name it is imported by."""
-    found = {}
-    for path in files():
-        folder = next(name for name, root in reversed(FOLDERS.items()) if path.is_relative_to(root))
-        parts = path.relative_to(FOLDERS[folder]).with_suffix("").parts
-        found[".".join((folder, *(part for part in parts if part != "__init__")))] = path
-    return found
-
-
-MODULES = modules()
 
 
 def uses(path: Path) -> set[str]:
@@ -86,8 +48,11 @@ def uses(path: Path) -> set[str]:
 GRAPH = {name: uses(path) for name, path in MODULES.items() if name not in ("headscope", "headscope.__main__")}
 
 
-def layer(name: str) -> str:
-    return name.split(".")[1]
+def test_no_test_file_imports_another() -> None:
+    """What several need lies in `tests/makers`, `tests/oracles` or beside them in a file that is no test."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        names = {name.rpartition(".")[2] for name in imported(path) if name.startswith("tests.")}
+        assert not any(name.startswith("test_") for name in names), path
 
 
 def test_every_module_has_a_layer() -> None:

@@ -14,7 +14,7 @@ from headscope.analyses.confidence import Confidence
 from headscope.api.analysis import run_analysis
 from headscope.assets import captions, trained
 from headscope.config import AnalyzeConfig
-from tests.test_imports import MODULES, RANK, layer
+from tests.makers.modules import MODULES, RANK, layer
 
 NAMES = {path.resolve(): name for name, path in MODULES.items()}
 MOST = 2

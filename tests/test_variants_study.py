@@ -9,7 +9,7 @@ import pytest
 
 from headscope.heads import HeadId, Site
 from headscope.training.swaps.schedule import read_schedule
-from tests.test_packaging import ROOT
+from tests.makers.modules import ROOT
 
 
 @pytest.fixture

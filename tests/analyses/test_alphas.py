@@ -17,8 +17,8 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.readers.run import load_run
+from tests.makers.runs import make_run
 from tests.oracles import mhr, tiny
-from tests.report.test_run import make_run
 
 CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)]), True, False)
 

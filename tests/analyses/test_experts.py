@@ -19,8 +19,8 @@ from headscope.engine.plan import analyze
 from headscope.engine.study import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
+from tests.makers.experts import disturbed
 from tests.oracles import mhr
-from tests.training.test_experts import disturbed
 
 WORDS = [f"w{number}" for number in range(4, 19)]
 

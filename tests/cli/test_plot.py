@@ -19,8 +19,8 @@ from headscope.report.readers.checkpoint import checkpoint_alphas
 from headscope.report.readers.run import RunError
 from headscope.report.readers.sentence import SentenceAttention
 from headscope.results import write_pickle
+from tests.makers.runs import make_run
 from tests.oracles import mhr, native
-from tests.report.test_run import make_run
 
 LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
 

@@ -21,6 +21,8 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
 )
 
 from headscope.heads import HeadId, Layout, Site
@@ -302,3 +304,16 @@ def assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
     assert found.shape == expected.shape
     difference = (found - expected).abs().max().item()
     assert difference <= tolerance * max(1.0, expected.abs().max().item()), difference
+
+
+def two_berts() -> Any:
+    """BERT2BERT: an encoder–decoder made of two models with vocabularies of their own."""
+    sizes = BY_NAME["bert"].sizes
+    encoder = AutoConfig.for_model("bert", **sizes)
+    decoder = AutoConfig.for_model(
+        "bert", **{**sizes, "vocab_size": 89, "num_hidden_layers": 3, "is_decoder": True, "add_cross_attention": True}
+    )
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(
+        encoder, decoder, decoder_start_token_id=1, pad_token_id=0
+    )
+    return sharpened(EncoderDecoderModel(config).eval())

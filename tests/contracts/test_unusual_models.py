@@ -26,6 +26,7 @@ from tests.contracts.architectures import (
     logits,
     sharpened,
     silence,
+    two_berts,
 )
 
 BERT, GPT2, LLAMA = (BY_NAME[name].sizes for name in ("bert", "gpt2", "llama"))
@@ -204,18 +205,6 @@ def test_bert_as_a_decoder_looks_back_only() -> None:
     assert {site for site, _ in find_attention(model).layout} == {Site.DECODER_SELF}
     captured = capture_once(model, **inputs_of(BY_NAME["bert"]))
     assert not captured[Site.DECODER_SELF, 1]["weights"].triu(1).any()
-
-
-def two_berts() -> Any:
-    """BERT2BERT: an encoder–decoder made of two models with vocabularies of their own."""
-    encoder = AutoConfig.for_model("bert", **BERT)
-    decoder = AutoConfig.for_model(
-        "bert", **{**BERT, "vocab_size": 89, "num_hidden_layers": 3, "is_decoder": True, "add_cross_attention": True}
-    )
-    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
-        encoder, decoder, decoder_start_token_id=1, pad_token_id=0
-    )
-    return sharpened(transformers.EncoderDecoderModel(config).eval())
 
 
 def test_an_encoder_decoder_made_of_two_berts_has_three_sites() -> None:

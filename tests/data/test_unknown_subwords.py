@@ -21,8 +21,8 @@ from headscope.engine.plan import analyze
 from headscope.evaluation.quality import run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
-from tests.formats.test_story_of_heads import HP, story, written
-from tests.oracles import checkpoints, fairseq
+from tests.makers.story_files import HP, written
+from tests.oracles import checkpoints, fairseq, story
 
 TEXT = ["a b unseen c", "c c d", "unseen", "e unseen unseen b"]  # 4 of 12 pieces
 OTHER = ["a b c", "d e", "unseen", "b"]  # 1 of 7

@@ -18,7 +18,7 @@ from headscope.formats import convert as module
 from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import Converted, convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from tests.formats.test_fairseq import MADE, PRE, PREVIOUS, SOURCE, TIED, computed
+from tests.makers.fairseq_layouts import MADE, PRE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq, native
 
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True, "max_target_positions": 31}

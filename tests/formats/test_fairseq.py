@@ -20,12 +20,8 @@ from headscope.formats.fairseq.config import ARCHITECTURES
 from headscope.formats.torch_files import read_tensors, read_torch
 from headscope.heads import Site
 from headscope.model.native.folding import fold_mixings
+from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq
-
-PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-TIED = {"share_decoder_input_output_embed": True}
-UNEQUAL = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "decoder_layers": 3, "decoder_ffn_embed_dim": 14}
-SOURCE, PREVIOUS = [5, 9, 4, 3, 17, 2], [2, 7, 4, 12, 3]
 
 
 def opened(path: Path, **options: Any) -> FairseqCheckpoint:
@@ -34,39 +30,12 @@ def opened(path: Path, **options: Any) -> FairseqCheckpoint:
     return found
 
 
-def computed(checkpoint: FairseqCheckpoint) -> torch.Tensor:
-    previous = torch.tensor([PREVIOUS])
-    with torch.no_grad():
-        if checkpoint.two_sided:
-            return checkpoint.model(torch.tensor([SOURCE]), previous)[0]
-        return checkpoint.model(target=previous)[0]
-
-
 def same(found: torch.Tensor, options: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
     wanted = fairseq.logits(options, weights, None if fairseq.lm(options) else SOURCE, PREVIOUS)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-9)
 
 
 # Layouts.
-
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "post-norm, tied": TIED,
-    "post-norm, untied, gelu": {"activation_fn": "gelu"},
-    "pre-norm, learned positions": PRE | {"encoder_learned_pos": True, "decoder_learned_pos": True},
-    "pre-norm decoder only": {"decoder_normalize_before": True, "activation_fn": "gelu_fast"},
-    "no final norm": PRE | {"no_decoder_final_norm": True},
-    "all shared, norm of embeddings": {"share_all_embeddings": True, "layernorm_embedding": True},
-    "no positions, no scale": TIED | {"no_token_positional_embeddings": True, "no_scale_embedding": True},
-    "unequal sides": UNEQUAL,
-    "projections": {"decoder_input_dim": 6, "decoder_output_dim": 10},
-    "projections, tied": TIED | {"decoder_input_dim": 6, "decoder_output_dim": 6},
-}
-LMS: dict[str, dict[str, Any]] = {
-    "lm": TIED,
-    "lm, gelu, learned": {"activation_fn": "gelu", "decoder_learned_pos": True, "layernorm_embedding": True},
-    "lm, no final norm": {"no_decoder_final_norm": True, "no_scale_embedding": True},
-}
-MADE = {name: fairseq.BASE | its for name, its in LAYOUTS.items()} | {n: fairseq.LM | its for n, its in LMS.items()}
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -27,8 +27,8 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.removal.verify import max_abs_difference
-from tests.formats.test_story_of_heads import HP, story, written
-from tests.oracles import checkpoints, fairseq
+from tests.makers.story_files import HP, written
+from tests.oracles import checkpoints, fairseq, story
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
 NAN, INF = float("nan"), float("inf")

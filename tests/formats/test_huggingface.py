@@ -181,7 +181,7 @@ def test_the_type_is_the_one_asked_for_and_single_precision_on_a_cpu(
 
 
 def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> None:
-    from tests.contracts.test_unusual_models import two_berts
+    from tests.contracts.architectures import two_berts
 
     two_berts().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)

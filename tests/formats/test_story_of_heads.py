@@ -29,10 +29,9 @@ from headscope.formats.story_of_heads.checkpoint import STORY, StoryCheckpoint
 from headscope.heads import Site
 from headscope.model.capture import capture
 from headscope.model.mixing.gates import HardConcrete
+from tests.makers.story_files import HP, TOLD, written
 from tests.oracles import story
 
-TOLD: dict[str, Any] = {"res_steps": "nlda", "rescale_emb": False}  # what arrays do not tell, beside the heads
-HP: dict[str, Any] = TOLD | {"num_layers": 2, "num_heads": 2, "hid_size": 10, "normalize_out": True}
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
 SOURCE, TARGET = [5, 3, 4, 1], [4, 6, 3, 2, 1]
 
@@ -41,16 +40,6 @@ def opened(path: Path, **companions: Path) -> StoryCheckpoint:
     found = open_checkpoint(str(path), device="cpu", companions=Companions(**companions))
     assert isinstance(found, StoryCheckpoint)
     return found
-
-
-def written(folder: Path, hp: dict[str, Any], arrays: dict[str, np.ndarray], words: tuple[int, int] = (7, 11)) -> Path:
-    folder.mkdir(exist_ok=True)
-    np.savez(folder / "model.npz", **arrays)
-    (folder / "hp.json").write_text(json.dumps(hp))
-    for name, count in zip(("src", "dst"), words, strict=True):
-        pieces = ["_BOS_", "_EOS_", "_UNK_", *(f"{name}{n}" for n in range(3, count))]
-        (folder / f"{name}.voc.txt").write_text("".join(f"{piece}\n" for piece in pieces))
-    return folder / "model.npz"
 
 
 def logits(its: StoryCheckpoint, source: list[int] = SOURCE, target: list[int] = TARGET) -> np.ndarray:

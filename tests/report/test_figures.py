@@ -25,7 +25,7 @@ from headscope.report.layout.grid import grids_of
 from headscope.report.layout.save import STYLE, write_figure
 from headscope.report.named import draw_standard
 from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, load_run
-from tests.report.test_run import SIGNATURE, make_run
+from tests.makers.runs import SIGNATURE, make_run
 
 LAYOUTS = {
     "small": {"encoder-self": [12] * 6},

@@ -13,7 +13,7 @@ from headscope.report.layout.grid import cell_lines, centred_limits, shared_limi
 from headscope.report.layout.page import even_width, flow, shorten, text_width, wrap
 from headscope.report.layout.save import target_paths, write_figure
 from headscope.report.readers.run import AnalysisRun, load_run
-from tests.report.test_run import SIGNATURE, make_run
+from tests.makers.runs import SIGNATURE, make_run
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from headscope.model.native.transformer import Transformer
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
 from headscope.training.variants.mae import MaeOptions
+from tests.makers.experts import disturbed
 from tests.oracles import experts as oracle
 from tests.oracles import lessons, native
 
@@ -24,16 +25,6 @@ from tests.oracles import lessons, native
 def experts(heads: int = 5, **options: Any) -> Experts:
     made = build_mixing("experts", heads=heads, d_value=7, d_model=11, options=options).double().eval()
     assert isinstance(made, Experts)
-    return made
-
-
-def disturbed(made: Any, seed: int = 3) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module in made.modules():
-            if isinstance(module, Gate):
-                for parameter in module.parameters():
-                    parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.7)
     return made
 
 
