@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import headscope as hs
+from tests.makers.shared import shared_folder
 
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
@@ -40,11 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of shared data beside the repository, or where HEADSCOPE_SHARED says."""
-    root = Path(__file__).resolve().parents[1]
-    folder = Path(os.environ.get("HEADSCOPE_SHARED", root.parent / "shared"))
-    if not folder.is_dir():
-        pytest.skip("the shared data are not there; HEADSCOPE_SHARED names their folder")
-    return folder
+    return shared_folder(os.environ, Path(__file__).resolve().parents[2] / "shared")
 
 
 @pytest.fixture(scope="session")
