@@ -25,7 +25,7 @@ from headscope.cli.options import (
     takes,
     value_of,
 )
-from headscope.engine.declarations import analysis_options
+from headscope.engine.declarations import analysis_options, objective_names
 
 if TYPE_CHECKING:
     from headscope.api.analysis import Finished
@@ -133,7 +133,7 @@ class Explained:
         str,
         typer.Option(
             metavar="NAME",
-            help="What importances explain: loss, top1, log-probability, representation; default: what fits.",
+            help=f"What importances explain: {', '.join(objective_names())}; default: what fits.",
             rich_help_panel=ANALYSES,
         ),
     ] = ""

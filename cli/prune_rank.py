@@ -19,6 +19,7 @@ from headscope.cli.prune_options import (
     Tuning,
     show_choice,
 )
+from headscope.engine.declarations import criterion_names
 
 
 class Ranking:
@@ -28,8 +29,8 @@ class Ranking:
         str,
         typer.Option(
             metavar="NAME|FILE.csv",
-            help="lrp, gradient, taylor, confidence, entropy, magnitude, ablation, shapley, random; another column of "
-            "heads.csv; or a CSV file with site,layer,head and scores.",
+            help=f"{', '.join(criterion_names())}; another column of heads.csv; or a CSV file with site,layer,head and "
+            "scores.",
             rich_help_panel=HEADS,
         ),
     ]

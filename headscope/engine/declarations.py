@@ -223,6 +223,25 @@ def refuse_idle_options(values: Mapping[str, Any], running: set[str]) -> None:
             raise ConfigError(f"{flags} are about the analysis {analysis}; ask for it (--also {analysis})")
 
 
+def registered_names(kind: str, *, package: str, group: str) -> list[str]:
+    """Names of what the files of a package, and entry points of a group, register by the decorator `@kind`; sorted."""
+    registration = re.compile(rf'^@{kind}\nclass .*?^    name = "([^"]+)"', re.MULTILINE | re.DOTALL)
+    sources: Registry[Any] = Registry(kind, package=package, group=group)
+    return sorted(name for _, path in sources.unread() for name in registration.findall(path.read_text("utf-8")))
+
+
+def objective_names() -> list[str]:
+    """What importances can explain."""
+    folder = "headscope.attribution.objectives"
+    return registered_names("objective", package=folder, group=folder)
+
+
+def criterion_names() -> list[str]:
+    """What heads can be ranked by, beside columns of heads.csv."""
+    folder = "headscope.pruning.ranking.criteria"
+    return registered_names("criterion", package=folder, group="headscope.criteria")
+
+
 def _read(module: str, sources: Mapping[str, Path]) -> dict[str, Any]:
     """Names that the declarations of a module define, and as "analyses" the attributes of its analyses."""
     names: dict[str, Any] = {"__name__": module, "analyses": []}

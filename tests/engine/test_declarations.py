@@ -15,11 +15,21 @@ from matplotlib.text import Text
 
 import headscope as hs
 from headscope import registry
+from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.cli import main
 from headscope.engine import declarations
 from headscope.engine.base import ANALYSES
-from headscope.engine.declarations import Declaration, Measure, analysis_options, checked_options, measure_of
+from headscope.engine.declarations import (
+    Declaration,
+    Measure,
+    analysis_options,
+    checked_options,
+    criterion_names,
+    measure_of,
+    objective_names,
+)
 from headscope.errors import ConfigError
+from headscope.pruning.ranking.criterion import CRITERIA
 from headscope.report.figures import headmap
 from headscope.report.figures.headmap import heads_figure
 from headscope.report.named import draw
@@ -143,3 +153,8 @@ def test_a_figure_of_an_analysis_that_did_not_run_is_refused() -> None:
     study = hs.load(hs.assets.trained(), device="cpu").analyze(SOURCES, only="confidence", bootstrap=10)
     with pytest.raises(hs.HeadscopeError, match="no table 'positional'; analyze with also='positional'"):
         draw(study.run(), "positional")
+
+
+def test_names_of_objectives_and_criteria_are_read_as_they_are_registered() -> None:
+    assert objective_names() == OBJECTIVES.names()
+    assert criterion_names() == CRITERIA.names()
