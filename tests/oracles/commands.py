@@ -59,10 +59,10 @@ def _options(command: Any) -> Iterator[Option]:
     for parameter in command.params:
         long = [flag for flag in parameter.opts if flag.startswith("--")]
         if long and long[0] != "--help":
-            yield Option(long[0], "" if parameter.is_flag else _kind(parameter))
+            yield Option(long[0], "" if parameter.is_flag else kind(parameter))
 
 
-def _kind(parameter: Any) -> str:
+def kind(parameter: Any) -> str:
     """integer, float or another word; newer releases of typer keep the annotation, older ones a type of click."""
     described = getattr(parameter, "type_descriptor", None)
     name: str = parameter.type.name if described is None else described.annotation.__name__
