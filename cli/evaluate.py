@@ -52,7 +52,9 @@ class Text:
     max_sentences: MaxSentences = None
     max_length: Annotated[
         int | None,
-        typer.Option(min=2, help="Pieces a sentence may have; default 512 or the model's limit.", rich_help_panel=DATA),
+        typer.Option(
+            min=2, help="Subwords a sentence may have; default 512 or the model's limit.", rich_help_panel=DATA
+        ),
     ] = None
     long: Annotated[
         str,

@@ -53,7 +53,7 @@ Bpe = Annotated[
     typer.Option(
         "--bpe",
         metavar="CODES",
-        help="Codes or SentencePiece model that split text; default: text is already split into pieces.",
+        help="BPE merges or SentencePiece model that split text; default: text is already split into subwords.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -89,11 +89,11 @@ MaxLength = Annotated[
     typer.Option(
         "--max-length",
         min=2,
-        help="Pieces a line may have, longer ones are cut; default: the model's limit, or 1024 where it has none.",
+        help="Subwords a line may have, longer ones are cut; default: the model's limit, or 1024 where it has none.",
         rich_help_panel=DATA,
     ),
 ]
-KeepBpe = Annotated[bool, typer.Option("--keep-bpe", help="Leave the pieces of words apart.", rich_help_panel=OUTPUT)]
+KeepBpe = Annotated[bool, typer.Option("--keep-bpe", help="Leave the subwords of words apart.", rich_help_panel=OUTPUT)]
 BatchTokens = Annotated[int, typer.Option(min=1, max=WHOLE, help="Token positions in a batch.", rich_help_panel=MODEL)]
 MaxSentences = Annotated[
     int | None, typer.Option(min=1, max=WHOLE, help="Use only the first N lines.", rich_help_panel=DATA)

@@ -34,7 +34,7 @@ ValidTarget = Annotated[Path | None, typer.Option(metavar="FILE", help="Its tran
 ValidSentences = Annotated[int, typer.Option(min=1, help="Lines to measure on.", rich_help_panel=DATA)]
 MaxLength = Annotated[
     int | None,
-    typer.Option(min=2, help="Pieces a side may have; longer sentences are cut.", rich_help_panel=DATA),
+    typer.Option(min=2, help="Subwords a side may have; longer sentences are cut.", rich_help_panel=DATA),
 ]
 Sites = Annotated[
     str | None,

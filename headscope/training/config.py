@@ -38,18 +38,18 @@ class TrainConfig:
         "translation", "translation, or lm: a decoder alone, trained on --source.", panel=DATA
     )
     block: int | None = option(
-        None, "lm: join the lines and cut the text into blocks of N pieces; default: a line is a text.", panel=DATA
+        None, "lm: join the lines and cut the text into blocks of N subwords; default: a line is a text.", panel=DATA
     )
     max_sentences: int | None = option(None, "Use only the first N lines of the training text.", panel=DATA)
-    max_length: int = option(512, "Pieces a side may have; longer sentences are left out and counted.", panel=DATA)
+    max_length: int = option(512, "Subwords a side may have; longer sentences are left out and counted.", panel=DATA)
 
     tokenizer: Path | None = option(
         None, "A SentencePiece model to use instead of learning one.", metavar="FILE", panel=TEXT
     )
     tokenizer_kind: Literal["bpe", "unigram"] = option("bpe", "bpe or unigram (SentencePiece).", panel=TEXT)
-    vocab_size: int = option(8000, "Pieces to learn, the four special ones included.", panel=TEXT)
+    vocab_size: int = option(8000, "Subwords to learn, the four special ones included.", panel=TEXT)
     vocabulary: Literal["joint", "separate"] = option(
-        "joint", "joint: both sides share pieces and embeddings; or separate.", panel=TEXT
+        "joint", "joint: both sides share subwords and embeddings; or separate.", panel=TEXT
     )
     normalise: Normalise = option(
         "none",
@@ -66,7 +66,7 @@ class TrainConfig:
         None, "Dictionaries of --init, where they are not beside it.", metavar="DIR", panel=MODEL
     )
     bpe: Path | None = option(
-        None, "Codes that split the text for --init; default: it is split already.", metavar="CODES", panel=MODEL
+        None, "BPE merges that split the text for --init; default: it is split already.", metavar="CODES", panel=MODEL
     )
     encoder_layers: int = option(3, "Layers of the encoder.", panel=MODEL)
     decoder_layers: int = option(3, "Layers of the decoder.", panel=MODEL)
@@ -102,7 +102,7 @@ class TrainConfig:
     epsilon: float = option(1e-8, "Adam's epsilon.", panel=OPTIMISATION)
     weight_decay: float = option(0.0, "Decoupled weight decay.", panel=OPTIMISATION)
     clip: float = option(0.0, "Longest norm of the gradient; 0: no limit.", panel=OPTIMISATION)
-    label_smoothing: float = option(0.1, "Share of probability spread over all pieces.", panel=OPTIMISATION)
+    label_smoothing: float = option(0.1, "Share of probability spread over all subwords.", panel=OPTIMISATION)
     max_tokens: int = option(
         4096, "Positions in a batch, the longer side, padding included; per forward pass.", panel=OPTIMISATION
     )

@@ -78,7 +78,7 @@ Task = Cell | tuple[str, int]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep found: the table, which heads stay in each cell, and the fewest heads that do no harm by method.
+    """The table of a sweep, the heads that stay in each cell, and by method the fewest heads without a drop.
 
     Of several processes the first alone has them; the tables are empty in the others (`main` is False).
     """

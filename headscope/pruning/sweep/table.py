@@ -127,7 +127,7 @@ def survivor_summary(table: pd.DataFrame) -> pd.DataFrame:
 def unharmed(table: pd.DataFrame, *, within: float | None) -> pd.DataFrame:
     """By method: the fewest heads (mean over seeds) at which the mean is at most `within` worse than unpruned.
 
-    Rows method, control, size, kept, of, difference, within; methods that harm at every size are left out. `within`
+    Rows method, control, size, kept, of, difference, within; methods that are worse at all sizes are left out. `within`
     None is the metric's own: 0.25 BLEU, 0.1 perplexity, 0.01 accuracy.
     """
     columns = ["method", "control", "size", "kept", "of", "difference", "within"]
