@@ -28,6 +28,8 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, in_memory, loaded
 
+pytestmark = pytest.mark.slow
+
 # What is imported, and what is there.
 
 
@@ -98,7 +100,6 @@ def test_errors_name_options_as_python_writes_them_and_in_commands_as_flags() ->
 # Analyses.
 
 
-@pytest.mark.slow
 def test_a_study_has_the_numbers_and_the_files_of_the_command(
     pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path
 ) -> None:

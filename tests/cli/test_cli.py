@@ -279,6 +279,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_answers_without_the_heavy_libraries(command: str) -> None:
     code = (

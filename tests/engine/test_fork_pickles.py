@@ -27,6 +27,8 @@ from headscope.report.readers.run import load_run
 from headscope.results import write_pickle
 from tests.oracles import mhr
 
+pytestmark = pytest.mark.slow
+
 FILES = {
     "confs_eval/checkpoint_best-base": "checkpoint_best-base",
     "confs_eval/checkpoint_best-advanced": "checkpoint_best-advanced",

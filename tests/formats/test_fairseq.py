@@ -23,6 +23,8 @@ from headscope.model.native.folding import fold_mixings
 from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq
 
+pytestmark = pytest.mark.slow
+
 
 def opened(path: Path, **options: Any) -> FairseqCheckpoint:
     found = open_checkpoint(str(path), device="cpu", dtype=options.pop("dtype", "float64"), **options)

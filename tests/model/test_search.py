@@ -20,6 +20,8 @@ from headscope.model.native.transformer import Transformer
 from tests.oracles import beam as slow
 from tests.oracles import native
 
+pytestmark = pytest.mark.slow
+
 START = END = 2
 PAD, UNKNOWN = 1, 3
 

@@ -35,6 +35,8 @@ from headscope.pruning.removal.model_inputs import texts
 from headscope.pruning.removal.verify import search_some, verify
 from tests.oracles.run_options import run_options
 
+pytestmark = pytest.mark.slow
+
 SMALL = nn.Linear(7, 5)
 
 

@@ -29,6 +29,8 @@ from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.oracles import checkpoints, hard_concrete, speakers
 
+pytestmark = pytest.mark.slow
+
 TEMPERATURES = {"t033": 0.33, "t050": 0.5, "t066": 0.66}
 KINDS = ("bert", "gpt2", "llama", "t5", "marian", "native-pre", "native-post")
 
@@ -355,7 +357,6 @@ def test_several_lambdas_from_the_command_line(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name / "pruning.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "bart"])
 def test_hugging_face_models_learn_lose_heads_and_open_again(kind: str, tmp_path: Path) -> None:
     """Masked and causal language models and translation, from a folder to a smaller folder."""
@@ -434,7 +435,6 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     assert CliRunner().invoke(app, [*command, *more, "--resume"]).exit_code == 0
 
 
-@pytest.mark.slow
 def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared: Path, tmp_path: Path) -> None:
     """The story-of-heads oracle on its own pairs; the gates alone learn, from the program's random start."""
     folder = shared / "oracles" / "story-of-heads"

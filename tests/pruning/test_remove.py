@@ -28,6 +28,8 @@ from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.oracles import checkpoints, fairseq, native, tiny
 
+pytestmark = pytest.mark.slow
+
 MANY = "encoder-self.0.*,decoder-self.0.1,decoder-self.2.0,cross.0.2,cross.2.0"
 
 
@@ -372,7 +374,6 @@ def test_a_site_that_the_model_lacks_is_named_with_those_it_has(
     assert status == 2 and "'cross.0.1'; it has encoder-self 2 × 3" in err
 
 
-@pytest.mark.slow
 def test_the_command_prints_proof_savings_and_times(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

@@ -32,6 +32,8 @@ from headscope.relevance.voita.trace import AttentionDetail
 from headscope.relevance.voita.trace_functions import NormDetail
 from tests.oracles import voita as slow
 
+pytestmark = pytest.mark.slow
+
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
 DOUBLE = torch.float64
 
