@@ -25,7 +25,7 @@ from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
 

@@ -15,8 +15,8 @@ from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Text, text_pair
 from headscope.bootstrap import Array
+from headscope.engine.result import LeftOut
 from headscope.engine.run_files import ANALYSIS
-from headscope.engine.study import LeftOut
 from headscope.errors import ConfigError
 from headscope.files.folders import Build, check_writable
 from headscope.files.output_checks import Input, check_folder, inputs_of

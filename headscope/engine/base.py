@@ -311,6 +311,11 @@ def analysis(cls: type[Analysis]) -> type[Analysis]:
     return ANALYSES.register(cls.name, cls, where=cls.__module__)
 
 
+def needs_objective(analysis: type[Analysis]) -> bool:
+    """Whether an analysis needs an objective."""
+    return not analysis.needs.isdisjoint({"objective", "gradient"})
+
+
 def refuse_non_finite(one: Analysis, key: tuple[str, Site, int], ratio: Ratio) -> None:
     """NumericalError for what an analysis makes of a batch where it is NaN or infinite."""
     if not is_finite(ratio.total):

@@ -14,9 +14,9 @@ from headscope.data.batching import BatchingOptions, Omissions, batches, sentenc
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.distributed import Processes
-from headscope.engine.base import ANALYSES, Analysis, RunOptions
-from headscope.engine.runner import AnalysisRunner, needs_objective
-from headscope.engine.study import AnalysisResult, LeftOut
+from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
+from headscope.engine.result import AnalysisResult, LeftOut
+from headscope.engine.runner import AnalysisRunner
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site

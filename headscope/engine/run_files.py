@@ -14,7 +14,7 @@ import pandas as pd
 
 from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from headscope.files.output_kind import OutputKind
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint

@@ -1,4 +1,4 @@
-"""What a run of analyses adds up, batch by batch, and the study that comes of it."""
+"""The passes that analyses share: one forward pass a batch, with a backward pass where gradients are needed."""
 
 from __future__ import annotations
 
@@ -11,33 +11,23 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.bootstrap import (
-    BUDGET,
-    FOLDS,
-    GROUPS,
-    Array,
-    Bootstrap,
-    GroupSums,
-    Ratio,
-    stack_ratios,
-    unstack_statistics,
-)
-from headscope.data.batching import Omissions
+from headscope.bootstrap import BUDGET, Bootstrap, GroupSums
 from headscope.data.encoded import Batch, Side
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, refuse_non_finite
-from headscope.engine.heads_table import heads_table, stacked
-from headscope.engine.study import AnalysisResult, LeftOut
+from headscope.engine.aggregate import Aggregator, Observation
+from headscope.engine.base import Analysis, HeadBatch, RunOptions
+from headscope.engine.conclusion import conclude
+from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
-from headscope.heads import HeadId, Site, all_heads
+from headscope.heads import Site
 from headscope.model.attention import AttentionCall
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
 from headscope.model.gradients import differentiable_contexts, frozen_parameters, gradients_of
-from headscope.model.nonfinite import is_finite, sums_are_finite
+from headscope.model.nonfinite import sums_are_finite
 from headscope.model.process_settings import keep_freed_memory
-from headscope.model.threads import parallel_map, threads_for_pass
+from headscope.model.threads import threads_for_pass
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,7 @@ class StopForward(BaseException):
 
 @dataclass
 class AnalysisRunner:
-    """Sums of every running analysis, batch by batch.
+    """The passes over a corpus, which all analyses share; what they observe goes to `aggregator`, batch by batch.
 
     A pass that only shows attention ends with the last attention there is: what the model would make of it, the
     largest part of a layer, is not calculated.
@@ -66,38 +56,37 @@ class AnalysisRunner:
     running: Sequence[Analysis]
     options: RunOptions
     detail: bool = False
-    sums: dict[str, dict[tuple[str, Site, int], GroupSums]] = field(default_factory=dict)
-    detailed: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)
-    here: Batch = field(init=False)
+    aggregator: Aggregator = field(init=False)
+    batch: Batch = field(init=False)
     observers: Sequence[Analysis] = ()
     cache: dict[str, Any] = field(default_factory=dict)
     kept: list[tuple[HeadBatch, Tensor]] = field(default_factory=list)
-    found: list[tuple[Analysis, tuple[str, Site, int], Ratio]] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     refused: list[LeftOut] = field(default_factory=list)
-    stacks: dict[tuple[tuple[str, tuple[str, Site, int]], ...], GroupSums] = field(default_factory=dict)
     contexts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    attention_sites: frozenset[tuple[Site, int]] = frozenset()
+    layers: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.aggregator = Aggregator(budget=BUDGET // len(self.checkpoint.attention_sites.order), detail=self.detail)
 
     @property
     def differentiated(self) -> bool:
         """Whether any analysis needs gradients."""
-        return any("gradient" in one.needs for one in self.running)
+        return any("gradient" in analysis.needs for analysis in self.running)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
         """Entered around the whole corpus: within it `run` takes batches."""
         keep_freed_memory()
-        self.attention_sites = frozenset(
-            attention_site for attention_site, heads in self.checkpoint.layout.items() if heads
-        )
+        self.layers = frozenset(layer for layer, heads in self.checkpoint.layout.items() if heads)
         with ExitStack() as stack:
-            for one in self.running:
-                stack.enter_context(one.hooks(self.checkpoint))
+            for analysis in self.running:
+                stack.enter_context(analysis.hooks(self.checkpoint))
             if self.differentiated or any(map(explains, self.running)):
                 stack.enter_context(frozen_parameters(self.checkpoint.model))
             stack.enter_context(observing(self.checkpoint.model, self.see))
-            stack.callback(self._take_apart)
+            stack.callback(self.aggregator.unstack)
             yield
 
     def run(self, batch: Batch) -> None:
@@ -106,33 +95,33 @@ class AnalysisRunner:
             self._run(batch)
 
     def _run(self, batch: Batch) -> None:
-        here, self.found = batch.to(self.checkpoint.device), []
+        on_device, self.observations = batch.to(self.checkpoint.device), []
         if batch.kind == "text" and self.differentiated:
-            self._differentiate(here)
+            self._differentiate(on_device)
         else:
-            self._look(here, self.running)
+            self._look(on_device, self.running)
         if batch.kind == "text":
-            for one in [each for each in self.running if explains(each)]:
-                self._explain(one, here)
+            for analysis in [analysis for analysis in self.running if explains(analysis)]:
+                self._explain(analysis, on_device)
         with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
-            self._add_up(batch)
+            self.aggregator.add(batch, self.observations)
 
-    def _explain(self, one: Analysis, batch: Batch) -> None:
+    def _explain(self, analysis: Analysis, batch: Batch) -> None:
         """An analysis' own passes; where the model is none that it can explain, it is left out from then on."""
         try:
             with torch.no_grad():
-                self.found += [(one, key, ratio) for key, ratio in one.explain(self.checkpoint, batch).items()]
+                ratios = analysis.explain(self.checkpoint, batch)
+            self.observations += [(analysis, key, ratio) for key, ratio in ratios.items()]
         except CheckpointError as error:
-            counted = {*self.sums, *(name for keys in self.stacks for name, _ in keys)}
-            if one.name in counted or len(self.running) == 1:
+            if self.aggregator.has(analysis) or len(self.running) == 1:
                 raise
-            self.running = [each for each in self.running if each is not one]
-            self.refused.append(LeftOut(one.name, str(error)))
+            self.running = [other for other in self.running if other is not analysis]
+            self.refused.append(LeftOut(analysis.name, str(error)))
 
     def _look(self, batch: Batch, observers: Sequence[Analysis]) -> None:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
         with torch.inference_mode(), self._seen(batch, observers):
-            self.unseen = set() if any(map(watches, self.running)) else set(self.attention_sites)
+            self.unseen = set() if any(map(watches, self.running)) else set(self.layers)
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.kept:
@@ -146,8 +135,10 @@ class AnalysisRunner:
         objective = OBJECTIVES.get(self.options.objective)(seed=self.options.seed)
         observers: Sequence[Analysis] = self.running
         if objective.alters(self.checkpoint):
-            observers = [one for one in self.running if "gradient" in one.needs]
-            if others := [one for one in self.running if "gradient" not in one.needs and "text" in one.passes]:
+            observers = [analysis for analysis in self.running if "gradient" in analysis.needs]
+            if others := [
+                analysis for analysis in self.running if "gradient" not in analysis.needs and "text" in analysis.passes
+            ]:
                 self._look(batch, others)
         ready = objective.prepared(self.checkpoint, batch)
         with self._seen(ready, observers):
@@ -162,7 +153,7 @@ class AnalysisRunner:
     @contextmanager
     def _seen(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
         """Within the block `see` shows every call to these analyses; NumericalError where a context is not finite."""
-        self.here, self.observers, self.cache, self.kept, self.contexts = batch, observers, {}, [], []
+        self.batch, self.observers, self.cache, self.kept, self.contexts = batch, observers, {}, [], []
         try:
             yield
             finite = sums_are_finite(self.contexts)
@@ -176,24 +167,24 @@ class AnalysisRunner:
         if not self.observers:
             return
         with torch.no_grad():
-            heads = self._heads(attention_site, call, self.here)
+            heads = self._heads(attention_site, call, self.batch)
             self.contexts.append((heads.context.sum(dim=(1, 3)), heads.query_side.real))
             self._observe(heads, afterwards=False)
-            if any(later(one) and self._concerns(one, heads) for one in self.observers):
+            if any(later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
                 self.kept.append((heads, call.context))
         if self.unseen:
             self.unseen.discard((attention_site.site, attention_site.layer))
             if not self.unseen:
                 raise StopForward
 
-    def _concerns(self, one: Analysis, heads: HeadBatch) -> bool:
-        return self.here.kind in one.passes and heads.site in one.sites
+    def _concerns(self, analysis: Analysis, heads: HeadBatch) -> bool:
+        return self.batch.kind in analysis.passes and heads.site in analysis.sites
 
     def _observe(self, heads: HeadBatch, *, afterwards: bool) -> None:
-        for one in self.observers:
-            if later(one) is afterwards and self._concerns(one, heads):
-                for name, ratio in one.observe(heads).items():
-                    self.found.append((one, (name, heads.site, heads.layer), ratio))
+        for analysis in self.observers:
+            if later(analysis) is afterwards and self._concerns(analysis, heads):
+                for name, ratio in analysis.observe(heads).items():
+                    self.observations.append((analysis, (name, heads.site, heads.layer), ratio))
 
     def _heads(self, attention_site: AttentionSite, call: AttentionCall, batch: Batch) -> HeadBatch:
         text = batch.source if batch.target is None else batch.target
@@ -227,155 +218,44 @@ class AnalysisRunner:
         name = f"counted/{id(query_side)}/{id(key_side)}"
         if name not in self.cache:
             sides = (query_side, key_side)
-            queries, keys = (its.real if self.options.keep_special else its.real & ~its.special for its in sides)
+            queries, keys = (side.real if self.options.keep_special else side.real & ~side.special for side in sides)
             self.cache[name] = (queries & keys.any(dim=-1, keepdim=True), keys)
-        found: tuple[Tensor, Tensor] = self.cache[name]
-        return found
-
-    def _add_up(self, batch: Batch) -> None:
-        """Add what the analyses found in a batch: statistics of one number a head together, the others one by one."""
-        alike: dict[Any, list[tuple[Analysis, tuple[str, Site, int], Ratio]]] = {}
-        for number, (one, key, ratio) in enumerate(self.found):
-            plain = ratio.total.ndim == 2 and not (ratio.whole or ratio.centred or ratio.coarse)
-            form = (ratio.total.shape, ratio.count.shape, ratio.total.dtype, ratio.count.dtype) if plain else number
-            alike.setdefault(form, []).append((one, key, ratio))
-            if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.whole:
-                self._keep(key, batch, ratio)
-        for found in alike.values():
-            if len(found) > 1:
-                together = stack_ratios([ratio for _, _, ratio in found])
-                if not is_finite(together.total):
-                    for one, key, ratio in found:
-                        refuse_non_finite(one, key, ratio)
-                keys = tuple((one.name, key) for one, key, _ in found)
-                stack = self.stacks.setdefault(keys, GroupSums(budget=len(keys) * self._budget))
-                stack.add(batch.indices, together)
-            else:
-                self._add(*found[0], batch)
-
-    def _add(self, one: Analysis, key: tuple[str, Site, int], ratio: Ratio, batch: Batch) -> None:
-        mine = self.sums.setdefault(one.name, {})
-        refuse_non_finite(one, key, ratio)
-        if key not in mine:
-            mine[key] = GroupSums(groups=FOLDS if ratio.whole else GROUPS, budget=self._budget)
-        mine[key].add(torch.tensor([batch.fold]) if ratio.whole else batch.indices, ratio)
-
-    @property
-    def _budget(self) -> int:
-        """Bytes that the sums of one statistic may take at one (site, layer)."""
-        return BUDGET // len(self.checkpoint.attention_sites.order)
-
-    def _take_apart(self) -> None:
-        """Give every statistic sums of its own, when the corpus has been read."""
-        for keys, stack in self.stacks.items():
-            for (name, key), sums in zip(keys, unstack_statistics(stack), strict=True):
-                self._include(name, key, sums)
-        self.stacks.clear()
-
-    def _include(self, name: str, key: tuple[str, Site, int], sums: GroupSums) -> None:
-        mine = self.sums.setdefault(name, {})
-        if key in mine:
-            mine[key].merge(sums)
-        else:
-            mine[key] = sums
-
-    def _keep(self, key: tuple[str, Site, int], batch: Batch, ratio: Ratio) -> None:
-        name, site, layer = key
-        values = (ratio.total / ratio.count).float().cpu()  # [b h]
-        for sentence, value in zip(batch.indices.tolist(), values, strict=True):
-            self.detailed.setdefault(name, {}).setdefault(f"{sentence}/{site}", {})[layer] = value
+        counted: tuple[Tensor, Tensor] = self.cache[name]
+        return counted
 
     def part(self) -> PartialResult:
-        """What this process found, for the one that concludes."""
-        return PartialResult(self.sums, self.detailed, self.refused, {one.name: one.own() for one in self.running})
+        """What this process observed, for the one that concludes."""
+        own = {analysis.name: analysis.own() for analysis in self.running}
+        return PartialResult(self.aggregator.sums, self.aggregator.detailed, self.refused, own)
 
     def take(self, part: PartialResult) -> None:
-        """Add what another process found in its share of the batches."""
-        gone = {each.analysis for each in part.refused}
-        self.running = [one for one in self.running if one.name not in gone]
-        self.refused += [each for each in part.refused if each not in self.refused]
-        for name, its in part.sums.items():
-            for key, sums in its.items():
-                self._include(name, key, sums)
-        for name, sentences in part.detailed.items():
-            self.detailed[name] = {**self.detailed.get(name, {}), **sentences}
-        for one in self.running:
-            if part.own.get(one.name) is not None:
-                one.add(part.own[one.name])
+        """Add what another process observed in its share of the batches."""
+        refused = {left_out.analysis for left_out in part.refused}
+        self.running = [analysis for analysis in self.running if analysis.name not in refused]
+        self.refused += [left_out for left_out in part.refused if left_out not in self.refused]
+        self.aggregator.merge(part.sums, part.detailed)
+        for analysis in self.running:
+            if part.own.get(analysis.name) is not None:
+                analysis.add(part.own[analysis.name])
 
     def conclude(self, bootstrap: Bootstrap) -> AnalysisResult:
-        """Turn sums into columns, tables and labels."""
-        empty = [one for one in self.running if one.passes and not self.sums.get(one.name)]
-        reporting = [one for one in self.running if one not in empty]
-        found = parallel_map(lambda one: one.report(Aggregates(self.sums.get(one.name, {}), bootstrap)), reporting)
-        report = list(zip(reporting, found, strict=True))
-        left_out = [*self.refused, *(LeftOut(one.name, "found nothing to measure") for one in empty)]
-        remarks = [remark for each in found for remark in each.remarks]
-        labels: dict[HeadId, list[str]] = {}
-        for each in found:
-            for head, texts in each.labels.items():
-                labels.setdefault(head, []).extend(texts)
-        return AnalysisResult(
-            heads=heads_table(self._measured(), found, labels),
-            tables={name: frame for each in found for name, frame in each.tables.items()},
-            arrays={name: array for each in found for name, array in each.arrays.items()},
-            labels=labels,
-            left_out=left_out,
-            remarks=remarks,
-            signatures={one.name: self._signature(one) for one, _ in report},
-            detail=self._detail(found),
-            losses=Omissions(),
-            sentences=0,
-            complete=True,
-            seconds=0.0,
-        )
-
-    def _signature(self, one: Analysis) -> dict[str, str]:
-        its = {"m": f"{one.name}.v{one.version}"}
-        if needs_objective(type(one)):
-            its["objective"] = f"{one.objective.name}.v{one.objective.version}"
-        return its | one.signature()
-
-    def _detail(self, report: Sequence[AnalysisReport]) -> dict[str, dict[str, Array]]:
-        found = {name: {key: stacked(layers) for key, layers in its.items()} for name, its in self.detailed.items()}
-        for each in report:
-            for name, arrays in each.detail.items():
-                found.setdefault(name, {}).update(arrays)
-        return found
-
-    def _measured(self) -> list[HeadId]:
-        """Heads of the sites that were seen; all of them where only parameters were looked at."""
-        seen = {(site, layer) for mine in self.sums.values() for _, site, layer in mine}
-        layout = self.checkpoint.layout
-        return list(
-            all_heads(
-                {
-                    attention_site: count
-                    for attention_site, count in layout.items()
-                    if attention_site in seen or not seen
-                }
-            )
-        )
+        """Columns, tables and labels of all sums."""
+        return conclude(self.running, self.refused, self.aggregator, self.checkpoint.layout, bootstrap)
 
 
-def explains(one: Analysis) -> bool:
+def explains(analysis: Analysis) -> bool:
     """Whether an analysis makes passes of its own."""
-    return type(one).explain is not Analysis.explain
+    return type(analysis).explain is not Analysis.explain
 
 
-def watches(one: Analysis) -> bool:
+def watches(analysis: Analysis) -> bool:
     """Whether an analysis has hooks of its own on the common pass."""
-    return type(one).hooks is not Analysis.hooks
+    return type(analysis).hooks is not Analysis.hooks
 
 
-def later(one: Analysis) -> bool:
+def later(analysis: Analysis) -> bool:
     """Whether an analysis observes when the pass is through."""
-    return one.afterwards or "gradient" in one.needs
-
-
-def needs_objective(one: type[Analysis]) -> bool:
-    """Whether an analysis needs an objective."""
-    return not one.needs.isdisjoint({"objective", "gradient"})
+    return analysis.afterwards or "gradient" in analysis.needs
 
 
 def _precise(values: Tensor) -> Tensor:
@@ -395,5 +275,5 @@ def _visible(call: AttentionCall, key_side: Side, cache: dict[str, Any]) -> Tens
         else:
             visible = (call.mask[:, 0] > torch.finfo(call.mask.dtype).min / 2) & real
         cache[name] = (visible, call.mask)  # holding the mask keeps its id from being used again
-    found: Tensor = cache[name][0]
-    return found
+    visible_keys: Tensor = cache[name][0]
+    return visible_keys

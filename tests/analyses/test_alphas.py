@@ -12,7 +12,7 @@ import pytest
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.report.figures.alphas import alpha_matrices

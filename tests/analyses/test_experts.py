@@ -16,7 +16,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
 from tests.makers.experts import disturbed

@@ -16,7 +16,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.encoded import Batch
 from headscope.engine.base import Analysis, HeadBatch, RunOptions
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads

@@ -20,7 +20,7 @@ from headscope.data.parses import Parse, Relation, Token
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, max_and_position
 from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
 from headscope.engine.plan import analyze, random_batches
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site

@@ -14,7 +14,7 @@ from headscope.cli.summary import _sharpest
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.l0 import L0, L0Options

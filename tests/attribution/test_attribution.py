@@ -17,7 +17,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Sentence
 from headscope.engine.declarations import checked_options
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import gated, masked

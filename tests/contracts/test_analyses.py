@@ -20,7 +20,7 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.base import ANALYSES, Analysis, HeadBatch, RunOptions
 from headscope.engine.plan import analyze
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site

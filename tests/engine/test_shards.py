@@ -17,7 +17,7 @@ from headscope.bootstrap import GroupSums, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.distributed import Processes
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.study import AnalysisResult
+from headscope.engine.result import AnalysisResult
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 

@@ -1,0 +1,72 @@
+"""From the sums of analyses to columns of heads.csv, tables, arrays and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headscope.bootstrap import Array, Bootstrap
+from headscope.data.batching import Omissions
+from headscope.engine.aggregate import Aggregator
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
+from headscope.engine.heads_table import heads_table, stacked
+from headscope.engine.result import AnalysisResult, LeftOut
+from headscope.heads import HeadId, Layout, all_heads
+from headscope.model.threads import parallel_map
+
+
+def conclude(
+    running: Sequence[Analysis],
+    refused: Sequence[LeftOut],
+    aggregator: Aggregator,
+    layout: Layout,
+    bootstrap: Bootstrap,
+) -> AnalysisResult:
+    """The result of all analyses that observed something; the others are left out with the reason."""
+    sums = aggregator.sums
+    empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
+    reporting = [analysis for analysis in running if analysis not in empty]
+    reports = parallel_map(
+        lambda analysis: analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap)), reporting
+    )
+    labels: dict[HeadId, list[str]] = {}
+    for report in reports:
+        for head, texts in report.labels.items():
+            labels.setdefault(head, []).extend(texts)
+    return AnalysisResult(
+        heads=heads_table(_measured(aggregator, layout), reports, labels),
+        tables={name: frame for report in reports for name, frame in report.tables.items()},
+        arrays={name: array for report in reports for name, array in report.arrays.items()},
+        labels=labels,
+        left_out=[*refused, *(LeftOut(analysis.name, "found nothing to measure") for analysis in empty)],
+        remarks=[remark for report in reports for remark in report.remarks],
+        signatures={analysis.name: _signature(analysis) for analysis in reporting},
+        detail=_detail(aggregator, reports),
+        losses=Omissions(),
+        sentences=0,
+        complete=True,
+        seconds=0.0,
+    )
+
+
+def _signature(analysis: Analysis) -> dict[str, str]:
+    entries = {"m": f"{analysis.name}.v{analysis.version}"}
+    if needs_objective(type(analysis)):
+        entries["objective"] = f"{analysis.objective.name}.v{analysis.objective.version}"
+    return entries | analysis.signature()
+
+
+def _detail(aggregator: Aggregator, reports: Sequence[AnalysisReport]) -> dict[str, dict[str, Array]]:
+    detail = {
+        name: {key: stacked(layers) for key, layers in sentences.items()}
+        for name, sentences in aggregator.detailed.items()
+    }
+    for report in reports:
+        for name, arrays in report.detail.items():
+            detail.setdefault(name, {}).update(arrays)
+    return detail
+
+
+def _measured(aggregator: Aggregator, layout: Layout) -> list[HeadId]:
+    """Heads of the layers that were observed; all of them where only parameters were looked at."""
+    observed = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
+    return list(all_heads({layer: heads for layer, heads in layout.items() if layer in observed or not observed}))
