@@ -18,6 +18,7 @@ from tests.oracles.run_options import run_options
 ADDED = "last_layer"
 every = pytest.mark.parametrize("name", [*CRITERIA.names(), ADDED], indirect=True)
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
+CLOSED_FORM = ("flap", "obs", "obs-task", "output-norm", "wanda")
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_the_names_that_the_command_line_promises() -> None:
-    assert set(NAMES) <= set(CRITERIA.names())
+    assert {*NAMES, *CLOSED_FORM} <= set(CRITERIA.names())
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "native-pre"])
