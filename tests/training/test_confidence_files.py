@@ -237,5 +237,5 @@ def test_directories_without_such_files(watched: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"epoch-2\.pkl has other layers or heads than epoch-1\.pkl"):
         load_confidence(mixed)
     (mixed / "epoch-2.pkl").write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=r"epoch-2\.pkl is no pickle that headscope reads"):
+    with pytest.raises(DataError, match=r"epoch-2\.pkl is truncated or broken"):
         load_confidence(mixed)
