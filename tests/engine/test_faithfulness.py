@@ -18,7 +18,7 @@ from headscope.data.batching import Omissions, batches
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.faithfulness.comparison import (
     ORDERS,
-    RemovalPlan,
+    RemovalSteps,
     compare_rankings,
     plan_removals,
     with_randomised,
@@ -46,7 +46,7 @@ def table(**columns: list[float]) -> pd.DataFrame:
     return pd.DataFrame({**places, **columns, "functions": [""] * 5})
 
 
-def sums_of(plan: RemovalPlan, drop_of_head: dict[HeadId, float], *, sentences: int = 7) -> GroupSums:
+def sums_of(plan: RemovalSteps, drop_of_head: dict[HeadId, float], *, sentences: int = 7) -> GroupSums:
     """Drops add up over the removed heads, sentence n counts n + 1 predictions."""
     sums = GroupSums()
     for n in range(sentences):

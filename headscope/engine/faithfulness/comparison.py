@@ -25,7 +25,7 @@ Mask = tuple[HeadId, ...]
 
 
 @dataclass(frozen=True)
-class RemovalPlan:
+class RemovalSteps:
     """Which masks to measure: `curves[name, order]` and `singles` are indices into `masks`, whose first is empty.
 
     `removed` [step] is the number of heads that are removed at each point of a curve.
@@ -48,7 +48,7 @@ class RankingComparison:
 
 def plan_removals(
     rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int, singles: bool = True
-) -> RemovalPlan:
+) -> RemovalSteps:
     """Masks for the curves of all rankings, of `random_orders` random ones, and of each head alone.
 
     ConfigError for fewer than two steps or one head, and where there is no ranking.
@@ -71,11 +71,11 @@ def plan_removals(
         for direction, directed in zip(ORDERS, (order, order[::-1]), strict=True):
             curves[name, direction] = tuple(mask_number(directed[:count]) for count in removed)
     by_head = {head: mask_number([head]) for head in heads} if singles else {}
-    return RemovalPlan(tuple(tuple(sorted(mask, key=str)) for mask in masks), curves, removed, by_head)
+    return RemovalSteps(tuple(tuple(sorted(mask, key=str)) for mask in masks), curves, removed, by_head)
 
 
 def compare_rankings(
-    plan: RemovalPlan, drop: PerformanceDrop, rankings: Mapping[str, Scores], bootstrap: Bootstrap
+    plan: RemovalSteps, drop: PerformanceDrop, rankings: Mapping[str, Scores], bootstrap: Bootstrap
 ) -> RankingComparison:
     """Curves of every metric; areas, agreement with ablation and the order of the rankings by the first metric."""
     curves = [_curves(plan, metric, drops) for metric, drops in _drops(drop, bootstrap).items()]
@@ -120,7 +120,7 @@ def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
     return drops
 
 
-def _curves(plan: RemovalPlan, metric: str, drops: Estimate) -> pd.DataFrame:
+def _curves(plan: RemovalSteps, metric: str, drops: Estimate) -> pd.DataFrame:
     frames = []
     for (name, order), numbers in plan.curves.items():
         masks = np.array(numbers)
@@ -141,7 +141,7 @@ def _curves(plan: RemovalPlan, metric: str, drops: Estimate) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _area(plan: RemovalPlan, name: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
+def _area(plan: RemovalSteps, name: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
     """∫ drop(most important first) − drop(least important first) over the share of heads removed."""
     first, last = (torch.tensor(plan.curves[name, order]) for order in ORDERS)
     share = torch.tensor(plan.removed, dtype=torch.float64) / plan.removed[-1]
@@ -153,7 +153,7 @@ def _area(plan: RemovalPlan, name: str, sums: GroupSums, bootstrap: Bootstrap) -
     return bootstrap.function(between, sums)
 
 
-def _single_drops(plan: RemovalPlan, sums: GroupSums) -> dict[HeadId, float]:
+def _single_drops(plan: RemovalSteps, sums: GroupSums) -> dict[HeadId, float]:
     mean: Array = (sums.total.sum(dim=0) / sums.count.sum(dim=0)).numpy()
     return {head: float(mean[number] - mean[0]) for head, number in plan.singles.items()}
 

@@ -30,7 +30,7 @@ def scores_of(heads: pd.DataFrame) -> tuple[dict[str, dict[HeadId, float]], dict
     A ranking is a column of an analysis of the group "importance", or confidence, or entropy (the lower, the
     more important). A column without a number for some head, or with the same for all heads, is no ranking.
     """
-    ids = head_ids(heads)
+    ids = heads_of_rows(heads)
     rankings: dict[str, dict[HeadId, float]] = {}
     refused: dict[str, str] = {}
     for column, sign in _columns(heads):
@@ -55,7 +55,7 @@ def _columns(heads: pd.DataFrame) -> Iterator[tuple[str, float]]:
             yield column, OTHERS[column]
 
 
-def head_ids(heads: pd.DataFrame) -> list[HeadId]:
+def heads_of_rows(heads: pd.DataFrame) -> list[HeadId]:
     """The heads of a table's rows."""
     columns = (heads["site"], heads["layer"], heads["head"])
     return [HeadId(Site(site), int(layer), int(head)) for site, layer, head in zip(*columns, strict=True)]

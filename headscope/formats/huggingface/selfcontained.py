@@ -26,7 +26,7 @@ MODULE = "modeling_headscope"
 EMPTY = "headscope-no-heads"
 
 
-def no_heads(
+def attend_without_heads(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, Tensor]:
     """`attend` over no heads, so that a layer without any keeps its place in the count of layers."""
@@ -35,7 +35,7 @@ def no_heads(
     return context.transpose(1, 2), weights
 
 
-AttentionInterface.register(EMPTY, no_heads)
+AttentionInterface.register(EMPTY, attend_without_heads)
 
 
 def is_narrowed(config: Any) -> bool:

@@ -16,7 +16,7 @@ import pandas as pd
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.faithfulness.orders import Scores, head_ids
+from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -79,7 +79,7 @@ class MeasuredColumn(Criterion):
         if self.column not in heads or not pd.api.types.is_numeric_dtype(heads[self.column]):
             raise ConfigError(f"there is no column {self.column!r} of numbers; there are {', '.join(columns(heads))}")
         values = (heads[self.column].to_numpy(dtype=float) * self.sign).tolist()
-        return dict(zip(head_ids(heads), values, strict=True))
+        return dict(zip(heads_of_rows(heads), values, strict=True))
 
 
 def columns(heads: pd.DataFrame) -> list[str]:

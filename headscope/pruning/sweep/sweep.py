@@ -137,11 +137,11 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
                 time.sleep(POLL)
         except KeyboardInterrupt:
             if begun and cell_names(folder):
-                conclude(context)
+                write_conclusion(context)
             raise
         if not begun:
             return Sweep(context, pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), main=False)
-        result = conclude(context)
+        result = write_conclusion(context)
         begun[0][1].finish()
         context.config = replace(context.config, out=config.out)
         return result
@@ -320,7 +320,7 @@ def read_functions(run: Path, context: SweepContext) -> pd.DataFrame:
     return table.fillna({"functions": ""})
 
 
-def conclude(context: SweepContext) -> Sweep:
+def write_conclusion(context: SweepContext) -> Sweep:
     """The tables of all cells that a directory holds, written there."""
     config = context.config
     records = [read_cell(config.out, name) for name in _names(config.out, context.cells)]
