@@ -2,7 +2,7 @@
 
     python benchmarks/faults.py [--kills 4] [--seed 1] [--case NAME …]
 
-Every command that writes (`tests/faults/cases.py`, and `demo` with few sentences) runs in a process of its own,
+Every command that writes (`tests/faults/cases.py`; `demo` with few sentences) runs in a process of its own,
 forked from this one, which has everything in memory. For every command some processes are killed at random moments,
 by SIGTERM, SIGKILL and SIGINT in turn, on an empty place and, with `--force`, over a complete run. After SIGTERM and
 SIGINT the status must be 143 and 130, no temporary file may be left, and a new output must be absent, complete, or
@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from headscope import assets  # noqa: E402
-from headscope.api import demo  # noqa: E402
 from headscope.cli import main as command_line  # noqa: E402
 from tests.faults import cases  # noqa: E402
 from tests.faults.cases import Case  # noqa: E402
@@ -74,14 +71,13 @@ class Study:
         """Kill every command `kills` times, and start it twice at once."""
         self.inputs.mkdir()
         cases.prepare(self.inputs)
-        _shorten_demo(self.inputs)
-        every = {**cases.CASES, "demo": Case("demo", lambda inputs: ["demo"])}
-        run(every["figures"].command(self.inputs, self.inputs / "run"))  # plot draws it; and all is imported
-        for name, case in every.items():
-            if not only or name in only:
-                self.case(case, kills)
+        run(cases.CASES["figures"].command(self.inputs, self.inputs / "run"))  # plot draws it; and all is imported
+        with cases.short_demo(self.inputs):
+            for name, case in cases.CASES.items():
+                if not only or name in only:
+                    self.case(case, kills)
                 print(name, self.count, *self.problems, file=sys.stderr)
-        return {"commands": len(only or every), **self.count, "problems": self.problems}
+        return {"commands": len(only or cases.CASES), **self.count, "problems": self.problems}
 
     def case(self, case: Case, kills: int) -> None:
         """One command."""
@@ -147,22 +143,6 @@ class Study:
         """Keep a problem."""
         if not fine:
             self.problems.append(problem)
-
-
-def _shorten_demo(inputs: Path) -> None:
-    """Let `headscope demo` read few lines and learn little."""
-    lines = {kind: assets.captions(kind).read_text(encoding="utf-8").splitlines()[:12] for kind in ("en", "de")}
-    for kind, texts in lines.items():
-        (inputs / f"captions.{kind}").write_text("\n".join(texts) + "\n", encoding="utf-8")
-    run, few = demo.run_analysis, {"max_sentences": 4, "bootstrap": 10, "also": (), "figures": False}
-    patched: dict[str, Any] = {
-        "captions": lambda kind: inputs / f"captions.{kind}",
-        "LEARN": 6,
-        "UPDATES": 2,
-        "run_analysis": lambda config, **more: run(replace(config, **few), **more),
-    }
-    for name, value in patched.items():
-        setattr(demo, name, value)
 
 
 def run(arguments: list[str]) -> int:

@@ -6,10 +6,15 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
+from headscope.api import demo
+from headscope.assets import captions
 from headscope.formats.native import NATIVE
 from tests.oracles import checkpoints, fairseq
 
@@ -114,6 +119,7 @@ CASES = {
             suffix=".csv",
         ),
         Case("plot", lambda inputs: ["plot", "heads", inputs / "run", "--dpi", 30], suffix=".png"),
+        Case("demo", lambda inputs: ["demo"]),
     )
 }
 
@@ -136,6 +142,21 @@ def prepare(inputs: Path) -> None:
         for side, letters in (("source", "abcdefghijklmnopqr"), ("target", "abcdefghijklmn")):
             lines = (" ".join(chance.choices(letters, k=chance.randint(2, 7))) for _ in range(count))
             (inputs / f"{part}{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+@contextmanager
+def short_demo(inputs: Path) -> Iterator[None]:
+    """Within the block `headscope demo` reads few lines and learns little."""
+    for language in ("en", "de"):
+        lines = captions(language).read_text(encoding="utf-8").splitlines()[:12]
+        (inputs / f"captions.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    analyze, few = demo.run_analysis, {"max_sentences": 4, "bootstrap": 10, "also": (), "figures": False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "captions", lambda language: inputs / f"captions.{language}")
+        patch.setattr(demo, "LEARN", 6)
+        patch.setattr(demo, "UPDATES", 2)
+        patch.setattr(demo, "run_analysis", lambda config, **more: analyze(replace(config, **few), **more))
+        yield
 
 
 def digests(place: Path) -> dict[str, str]:

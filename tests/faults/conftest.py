@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +47,16 @@ def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-@pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
     """Every command runs once, so that nothing is imported during a fault; `plot` draws a run of `analyze`."""
     folder = tmp_path_factory.mktemp("inputs")
     cases.prepare(folder)
+    with cases.short_demo(folder):
+        yield Prepared(folder, _whole(folder, tmp_path_factory))
+
+
+def _whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
     whole = {}
     for name, case in cases.CASES.items():
         place = folder if name == "figures" else tmp_path_factory.mktemp(name)
@@ -63,4 +68,4 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
         assert not ended.value.code, name
         sizes = {file: (out / file if out.is_dir() else out).stat().st_size for file in cases.digests(out)}
         whole[name] = Whole(sizes, moments)
-    return Prepared(folder, whole)
+    return whole
