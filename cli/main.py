@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -104,8 +104,10 @@ def main(
 def run() -> None:
     """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130, SIGTERM with 143."""
     try:
-        with interrupts.listening(), process_settings(), options_as_flags():
+        with interrupts.listening():
             _run()
+    except KeyboardInterrupt:  # it came before the command or after it
+        _end_interrupted()
     except OSError as error:  # unexpected, or of stdout itself
         sys.stdout = None  # else Python would try again at exit, and say so
         if not isinstance(error, BrokenPipeError):
@@ -116,20 +118,25 @@ def run() -> None:
 
 def _run() -> None:
     try:
-        app()
+        with process_settings(), options_as_flags():
+            app()
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code == 130:
             _flush()
             sys.exit(interrupts.exit_status())
         if _interrupted(error) or (interrupts.received() and not isinstance(error, SystemExit)):
-            print("interrupted; what was not complete is not kept", file=sys.stderr)
-            sys.exit(interrupts.exit_status())
+            _end_interrupted()
         if line := described(error):
             if speaks():
                 print(f"error: {line}", file=sys.stderr, flush=True)
             sys.exit(2)
         _flush()
         raise
+
+
+def _end_interrupted() -> NoReturn:
+    print("interrupted; what was not complete is not kept", file=sys.stderr)
+    sys.exit(interrupts.exit_status())
 
 
 def _flush() -> None:

@@ -89,6 +89,14 @@ def test_a_signal_ends_cleanly_and_the_command_goes_on(
     assert cases.digests(out) == before or set(cases.digests(out)) == set(whole.files)
 
 
+@pytest.mark.parametrize("name", ["_run", "process_settings"])
+def test_a_signal_before_the_command_has_begun_is_one_line(
+    name: str, headscope: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, name, lambda: signal.raise_signal(signal.SIGTERM))
+    assert headscope(["demo"]) == (143, "interrupted; what was not complete is not kept\n")
+
+
 # Outputs that are refused, whatever --force says.
 
 
