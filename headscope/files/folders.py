@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headscope.errors import OutputError
 from headscope.files.interrupts import deferred
 from headscope.files.locks import locked
 from headscope.files.output_checks import Input, check_folder, check_inputs
 from headscope.files.output_kind import Contents, OutputKind, contents, matches
 from headscope.files.replace import BUILD, discard, recover, relocate, remove_temporary, seal, swap_in
-from headscope.files.writing import write_errors
+from headscope.files.writing import TEMPORARY, write_errors
 
 
 class Build:
@@ -140,6 +141,16 @@ def workplace(
         finally:
             with deferred():
                 remove_temporary(path)
+
+
+def clear_killed(out: Path, kind: OutputKind) -> None:
+    """Remove what a killed process left at a complete output: temporary files, a replacement that had not begun."""
+    new = replacing_folder(out)
+    for folder in (out, new):
+        recover(folder, kind)
+    with suppress(OSError, OutputError), locked(new):
+        if all(path.name.startswith(TEMPORARY) for path in new.iterdir()):
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def to_resume(out: Path, kind: OutputKind) -> Path:

@@ -89,6 +89,22 @@ def test_a_signal_ends_cleanly_and_the_command_goes_on(
     assert cases.digests(out) == before or set(cases.digests(out)) == set(whole.files)
 
 
+def test_what_a_killed_replacement_left_is_removed_where_the_older_run_is_complete(
+    headscope: Command, prepared: Prepared, tmp_path: Path
+) -> None:
+    case = CASES["subset"]
+    out = case.place(tmp_path)
+    assert headscope(case.command(prepared.folder, out))[0] == 0
+    new = out.with_name(out.name + ".new")
+    (new / ".headscope-state").mkdir(parents=True)
+    status, err = headscope(case.command(prepared.folder, out, "--resume"))
+    assert (status, cases.leftovers(tmp_path), new.exists()) == (0, [], False), err
+    new.mkdir()
+    (new / "notes.txt").write_text("mine", encoding="utf-8")
+    assert headscope(case.command(prepared.folder, out, "--resume"))[0] == 0
+    assert (new / "notes.txt").is_file()
+
+
 @pytest.mark.parametrize("name", ["_run", "process_settings"])
 def test_a_signal_before_the_command_has_begun_is_one_line(
     name: str, headscope: Command, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.folders import Build, replacing_folder, to_resume, workplace
+from headscope.files.folders import Build, clear_killed, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import contents
 from headscope.files.writing import save_torch, write_atomically
@@ -99,9 +99,15 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Se
 
 
 def finished(out: Path) -> Mapping[str, Any]:
-    """The record of a complete run in a directory that no other run is about to replace; empty where there is none."""
+    """The record of a complete run in a directory that no other run is about to replace; empty where there is none.
+
+    What a killed process left there without having begun is removed.
+    """
     there = contents(out, CHOICE)
-    return {} if resumable(out) or there.kind != CHOICE.name else there.record
+    if resumable(out) or there.kind != CHOICE.name:
+        return {}
+    clear_killed(out, CHOICE)
+    return there.record
 
 
 def resumable(out: Path) -> bool:
