@@ -31,6 +31,7 @@ from headscope.pruning.selection import (
     CHOICE,
     STATE,
     OpenedSelection,
+    PruningOptions,
     Selection,
     SelectionConfig,
     open_selection,
@@ -124,7 +125,8 @@ def _learnt(config: LearnConfig, folder: Path, progress: Progress) -> tuple[Sele
     learner = make_learner(gates, config)
     freeze = config.freeze or default_freeze(checkpoint, {site for site, _ in gates.counts})
     parameters = trained_parameters(checkpoint, freeze)
-    recipe = recipe_of(config, checkpoint, learner.method)
+    gate_lr = _GATE_LR[learner.method] if config.gate_lr is None else config.gate_lr
+    recipe = recipe_of(config, checkpoint, updates=config.updates, gate_lr=gate_lr)
     assert opened.corpus is not None and opened.valid is not None
     data, valid = (training_examples(checkpoint, text, limit=opened.limit) for text in (opened.corpus, opened.valid))
     torch.manual_seed(config.seed)
@@ -188,12 +190,14 @@ def make_learner(gates: GateLayout, config: LearnConfig) -> GateLearner:
     return Subset(gates, config.method, updates=config.updates, generator=generator)
 
 
-def recipe_of(config: LearnConfig, checkpoint: Checkpoint, method: str) -> Recipe:
-    """The recipe that a config means for a checkpoint."""
+def recipe_of(
+    config: PruningOptions, checkpoint: Checkpoint, *, updates: int, gate_lr: float = Recipe.gate_lr
+) -> Recipe:
+    """The recipe that options mean for a checkpoint."""
     return Recipe(
-        updates=config.updates,
+        updates=updates,
         lr=default_lr(checkpoint) if config.lr is None else config.lr,
-        gate_lr=_GATE_LR[method] if config.gate_lr is None else config.gate_lr,
+        gate_lr=gate_lr,
         schedule=config.schedule,
         warmup=config.warmup,
         smoothing=config.label_smoothing,

@@ -20,10 +20,10 @@ from headscope.files.output_checks import inputs_of
 from headscope.files.reading import is_file
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
-from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll
+from headscope.pruning.learning.finetuning import Tuner, mean_nll
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.learn import (
-    default_lr,
+    recipe_of,
     tune,
 )
 from headscope.pruning.learning.topk import tie_remarks
@@ -261,16 +261,7 @@ def _tune(
     progress: Progress,
 ) -> None:
     checkpoint = opened.checkpoint
-    recipe = Recipe(
-        updates=config.tune_updates,
-        lr=default_lr(checkpoint) if config.lr is None else config.lr,
-        schedule=config.schedule,
-        warmup=config.warmup,
-        smoothing=config.label_smoothing,
-        clip=config.clip,
-        tokens=config.batch_tokens,
-        seed=config.seed,
-    )
+    recipe = recipe_of(config, checkpoint, updates=config.tune_updates)
     torch.manual_seed(config.seed)
     tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze))
     tune(tuner, recipe, removed, progress)
