@@ -17,7 +17,7 @@ from headscope.files.locks import locked
 from headscope.files.output_checks import Input, check_folder, check_inputs
 from headscope.files.output_kind import Contents, OutputKind, contents, matches
 from headscope.files.replace import BUILD, discard, recover, relocate, remove_temporary, seal, swap_in
-from headscope.files.writing import TEMPORARY, write_errors
+from headscope.files.writing import write_errors
 
 
 class Build:
@@ -149,8 +149,8 @@ def clear_killed(out: Path, kind: OutputKind) -> None:
     for folder in (out, new):
         recover(folder, kind)
     with suppress(OSError, OutputError), locked(new):
-        if all(path.name.startswith(TEMPORARY) for path in new.iterdir()):
-            shutil.rmtree(new, ignore_errors=True)
+        remove_temporary(new)
+        new.rmdir()
 
 
 def to_resume(out: Path, kind: OutputKind) -> Path:
