@@ -111,8 +111,7 @@ def _applicable(
     checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], options: RunOptions
 ) -> tuple[list[Analysis], list[LeftOut]]:
     """Instances of the analyses that have what they need, and why the others have not."""
-    if corpus.has_target and not checkpoint.two_sided:
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
+    refuse_unread_target(checkpoint, corpus)
     there = {attention_site.site for attention_site in checkpoint.attention_sites.order}
     measured = there if corpus.has_target or not checkpoint.two_sided else there & {Site.ENCODER_SELF}
     left_out = []
@@ -172,8 +171,19 @@ def _streams(
 def _labelled(checkpoint: Checkpoint, corpus: Corpus, running: Sequence[Analysis]) -> bool:
     """Whether batches must say what the decoder should predict."""
     asked = any(needs_objective(type(one)) or "labels" in one.needs for one in running)
+    return asked and decodes_words(checkpoint, corpus)
+
+
+def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
+    """ConfigError where a corpus has a target and the model reads one side only."""
+    if corpus.has_target and not checkpoint.two_sided:
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
+
+
+def decodes_words(checkpoint: Checkpoint, corpus: Corpus) -> bool:
+    """Whether a decoder reads the corpus and predicts words of it, so that batches can say which."""
     predicts = checkpoint.decodes and checkpoint.predicts == "words"
-    return asked and predicts and (corpus.has_target or not checkpoint.two_sided)
+    return predicts and (corpus.has_target or not checkpoint.two_sided)
 
 
 def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator[Batch]:

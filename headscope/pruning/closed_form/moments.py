@@ -23,17 +23,18 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.distributed import Processes
 from headscope.engine.gram_matrix import gram
-from headscope.errors import CheckpointError, ConfigError
+from headscope.engine.plan import ALONE, decodes_words, refuse_unread_target
+from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, eval_mode, track_calls
 from headscope.model.gradients import frozen_parameters, gradients_of
+from headscope.model.nonfinite import sums_are_finite
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections, weight_owners
 
-ALONE = Processes()
 Place = tuple[Site, int]
 
 
@@ -124,8 +125,7 @@ def collect_moments(
     two-sided model that is given no target shows its encoder only. ConfigError for a target that the model cannot
     read, NumericalError where contexts are not finite.
     """
-    if corpus.has_target and not checkpoint.two_sided:
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
+    refuse_unread_target(checkpoint, corpus)
     chosen = None
     if objective is not None:
         name = choose_objective(objective, checkpoint, has_target=corpus.has_target)
@@ -138,10 +138,7 @@ def collect_moments(
         limit=sentence_limit(checkpoint, batching),
         long=batching.long,
         losses=Omissions(),
-        labels=chosen is not None
-        and checkpoint.decodes
-        and checkpoint.predicts == "words"
-        and corpus.has_target is checkpoint.two_sided,
+        labels=chosen is not None and decodes_words(checkpoint, corpus),
     )
     collector = _Collector(checkpoint, chosen)
     with eval_mode(checkpoint.model), collector.observing():
@@ -269,9 +266,9 @@ class _Collector:
         return rows.to(self.device).double()
 
     def _refuse_overflow(self, batch: Batch) -> None:
-        for sums in self.moments.sites.values():
-            if not bool(sums.total.isfinite().all()):
-                refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
+        every = torch.ones((), dtype=torch.bool, device=self.device)
+        if not sums_are_finite([(sums.total, every) for sums in self.moments.sites.values()]):
+            refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
     def finished(self) -> Moments:
         """The moments, on the CPU."""
