@@ -213,11 +213,12 @@ def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_idle_options(values: Mapping[str, Any], running: set[str]) -> None:
     """ConfigError for values of options that may not be ignored (`refuse_idle`) where no analysis has them."""
     idle: dict[str, list[str]] = {}
-    for name, each in analysis_options().items():
+    options = analysis_options()
+    for name, each in options.items():
         if each.field.metadata.get("refuse_idle") and running.isdisjoint(each.analyses):
             idle.setdefault(each.analyses[0], []).append(name)
     for analysis, names in idle.items():
-        if any(values[name] != analysis_options()[name].field.default for name in names):
+        if any(values[name] != options[name].field.default for name in names):
             *others, last = map(flag, names)
             flags = f"{', '.join(others)} and {last}" if others else last
             raise ConfigError(f"{flags} are about the analysis {analysis}; ask for it (--also {analysis})")
