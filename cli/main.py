@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from headscope.cli.failures import described, in_one_line, one_process, speaks
 from headscope.errors import ConfigError, options_as_flags
@@ -15,17 +15,17 @@ from headscope.files import interrupts
 from headscope.model.process_settings import process_settings
 
 COMMANDS = {
-    "show": "show",
-    "analyze": "analyze",
-    "train": "app",
-    "plot": "app",
-    "prune": "app",
-    "evaluate": "evaluate",
-    "translate": "translate",
-    "convert": "convert",
-    "demo": "demo",
+    "show": "Print format, architecture, sites × layers × heads, parameters by part, tokenizer, fitting analyses.",
+    "analyze": "Measure every attention head of a checkpoint on a text, in one forward pass.",
+    "train": "Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model.",
+    "plot": "Draw figures from the files of finished runs.",
+    "prune": "Take heads out of a model, and prove that nothing else changed.",
+    "evaluate": "Score translations of a text (BLEU, chrF) and how well the model predicts it (perplexity, accuracy).",
+    "translate": "Translate: headscope translate CKPT < text > text. Empty lines stay empty.",
+    "convert": "Write a fairseq, MHR, story-of-heads or native Transformer as a native or Hugging Face directory.",
+    "demo": "See what headscope does, on a small translation model that ships with it; needs no network.",
 }
-"""The module of each command in this folder, and the name in it: a function, or a typer app with sub-commands."""
+"""The first line of each command's help. Its module in this folder has a function of its name, or a typer `app`."""
 SHARED = ("analyze", "train", "prune")
 """Commands that run under torchrun in several processes (`prune` limits this to some of its methods)."""
 
@@ -36,8 +36,20 @@ Your own:  headscope show CKPT,  headscope analyze CKPT --source text.en --out r
 headscope plot heads run --out heads.pdf"""
 
 
-class Commands(TyperGroup):
-    """The commands; each is imported on first use, so that its help does not wait for the imports of the others.
+class Summaries(TyperGroup):
+    """The commands as their group's help shows them: name and first line."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand:
+        """The command with its first line of help and nothing else."""
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name])
+
+
+class Commands(Summaries):
+    """The commands; each is imported on first use, so that a help text does not wait for the imports of the others.
 
     What click refuses becomes a ConfigError in one line; for options of the MHR fork and fairseq it names headscope's.
     """
@@ -52,9 +64,9 @@ class Commands(TyperGroup):
         with in_one_line():
             return super().invoke(ctx)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the help."""
-        return list(COMMANDS)
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help text, for which no command is imported."""
+        Summaries(name=self.name, params=self.params, help=self.help, epilog=self.epilog).format_help(ctx, formatter)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name; ConfigError with the nearest one where there is none."""
@@ -62,10 +74,11 @@ class Commands(TyperGroup):
             from headscope.registry import unknown
 
             raise ConfigError(unknown("command", cmd_name, list(COMMANDS)))
-        target = getattr(import_module(f"headscope.cli.{cmd_name}"), COMMANDS[cmd_name])
-        if not isinstance(target, typer.Typer):
-            function, target = target, typer.Typer(add_completion=False)
-            target.command()(function)
+        module = import_module(f"headscope.cli.{cmd_name}")
+        target = getattr(module, "app", None)
+        if target is None:
+            target = typer.Typer(add_completion=False)
+            target.command()(getattr(module, cmd_name))
         command = typer.main.get_command(target)
         command.name = cmd_name
         return command

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import typer
 
 from headscope.api import demo
 from headscope.assets import sample
@@ -277,6 +278,12 @@ COMMANDS = [
     *("", "show", "analyze", "demo", "plot", "plot heads", "plot attention", "plot compare", "plot faithfulness"),
     *("train", "train baseline", "train mae", "prune", "prune remove", "prune l0", "prune rank"),
 ]
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_the_list_of_commands_shows_the_first_line_of_their_help(name: str) -> None:
+    command = typer.main.get_command(main.app).get_command(None, name)
+    assert str(command.help).splitlines()[0] == main.COMMANDS[name]
 
 
 @pytest.mark.slow

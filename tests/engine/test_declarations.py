@@ -47,12 +47,20 @@ def last_key() -> Iterator[None]:
         yield
 
 
+def forget_commands() -> None:
+    """The next command reads the declared options again: cli/analyze and cli/plot read them when they are imported."""
+    for name in ("analyze", "plot"):
+        sys.modules.pop(f"headscope.cli.{name}", None)
+
+
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
-    for name in ("headscope.cli.analyze", "headscope.cli.plot"):  # the options are those of now
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(SystemExit) as ended:
-        main.run()
+    forget_commands()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+    finally:
+        forget_commands()
     assert not ended.value.code
 
 
