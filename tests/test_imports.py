@@ -30,7 +30,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-LARGE = ("analyses", "cli")  # folders of one file for each analysis, each command
+LARGE = ("analyses", "cli", "headscope/pruning/ranking/criteria")  # folders of one-file variants
 
 
 def uses(path: Path) -> set[str]:

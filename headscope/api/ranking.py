@@ -114,7 +114,9 @@ def measured_ranking(
     if criterion.reads_text and corpus is None:
         raise ConfigError(f"by={by!r} is measured on text: give text=, or a study= that has it")
     with eval_mode(checkpoint.model), progress_of(progress)("ranking", 1) as step:
-        scores = criterion.scores(ScoringContext(checkpoint, corpus, batching, RunOptions(seed=seed)))
+        options = RunOptions(seed=seed)
+        context = ScoringContext(checkpoint, corpus, batching, options, candidates=layout.gated_heads)
+        scores = criterion.scores(context)
         step(1)
     shaped = {"seed": str(seed), **({"gates": gates} if gates else {})}
     signature = signature_of(

@@ -41,6 +41,25 @@ def refitted(
     return found, solution[len(kept) :].sum(axis=0)
 
 
+def refitted_to(
+    inputs: Array, targets: Array, weight: Array, removed: Sequence[int], *, damping: float, affine: bool
+) -> tuple[Array, Array]:
+    """V [d m] with zeros in `removed` and a shift [d]: the least mean ‖y − V x − shift‖² + λ‖W_K − V_K‖².
+
+    inputs [n m], targets y [n d], weight [d m].
+    """
+    tokens, columns = inputs.shape
+    kept = [column for column in range(columns) if column not in removed]
+    ones = np.ones((tokens, 1)) if affine else np.zeros((tokens, 0))
+    ridge = np.sqrt(damping) * np.eye(len(kept))
+    rows = np.concatenate([np.concatenate([inputs[:, kept], ones], 1) / np.sqrt(tokens), _padded(ridge, ones)])
+    wanted = np.concatenate([targets / np.sqrt(tokens), ridge @ weight[:, kept].T])
+    solution = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    found = np.zeros_like(weight)
+    found[:, kept] = solution[: len(kept)].T
+    return found, solution[len(kept) :].sum(axis=0)
+
+
 def _padded(rows: Array, ones: Array) -> Array:
     return np.concatenate([rows, np.zeros((len(rows), ones.shape[1]))], 1)
 

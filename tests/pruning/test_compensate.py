@@ -16,7 +16,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.compensate import RefitOptions, compensate, refitted_model
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import checkpoints, speakers
@@ -58,7 +58,7 @@ def test_a_refitted_model_is_nearer_to_the_intact_one(kind: str) -> None:
     with masked(checkpoint.model, heads):
         closed = logits(checkpoint, kind)
     made = {
-        method: refitted_model(checkpoint, compensate(checkpoint, moments, heads, method=method))
+        method: refitted_model(checkpoint, compensate(checkpoint, moments, heads, RefitOptions(method=method)))
         for method in ("none", "least-squares")
     }
     zeroed, refitted = (logits(checkpoint, kind, model) for model in made.values())
@@ -93,7 +93,9 @@ def _changed(before: nn.Module, after: nn.Module) -> set[str]:
 @pytest.mark.parametrize("kind", ["bert", "marian", "native-post"])
 def test_a_mean_lies_between(kind: str) -> None:
     checkpoint, moments, heads = calibrated(kind)
-    mean, least = (compensate(checkpoint, moments, heads, method=name) for name in ("mean", "least-squares"))
+    mean, least = (
+        compensate(checkpoint, moments, heads, RefitOptions(method=name)) for name in ("mean", "least-squares")
+    )
     for one, other in zip(mean, least, strict=True):
         assert one.error_without >= one.error >= other.error
 
@@ -131,7 +133,7 @@ def test_any_type() -> None:
 def _refused(kind: str, heads: Sequence[str], **options: Any) -> str:
     checkpoint, moments, _ = calibrated(kind)
     with pytest.raises(ConfigError) as refused:
-        compensate(checkpoint, moments, list(map(HeadId.parse, heads)), **options)
+        compensate(checkpoint, moments, list(map(HeadId.parse, heads)), RefitOptions(**options))
     return str(refused.value)
 
 
@@ -143,7 +145,7 @@ def test_what_is_refused() -> None:
         "bert", ["encoder-self.1.3"]
     )
     assert "needs an output projection with a bias" in _refused("llama", ["decoder-self.0.1"], method="mean")
-    assert "at least 0" in _refused("bert", ["encoder-self.1.2"], share=-0.1)
+    assert "at least 0" in _refused("bert", ["encoder-self.1.2"], damping=-0.1)
     checkpoint, moments, _ = calibrated("marian")
     alone = replace(moments, sites={place: its for place, its in moments.sites.items() if place[0] is not Site.CROSS})
     with pytest.raises(ConfigError, match=r"the calibration text does not reach cross\.0; give a --target"):

@@ -7,7 +7,7 @@ refitted. What a smaller model must give is what this one gives.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from headscope.heads import HeadId, describe_heads
 from headscope.model.native.folding import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.closed_form.block_obs import DAMPING
-from headscope.pruning.closed_form.moments import Moments
+from headscope.pruning.closed_form.moments import ContextMoments, Moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
 from headscope.registry import unknown
@@ -35,71 +35,129 @@ class ModuleRefit:
     error_without: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class RefitOptions:
+    """How output projections are refitted: `method` is one of `COMPENSATIONS`, λ a share of the mean second moment.
+
+    `damping` is that share. `add_bias`: an output projection without a bias gets one; else its refit is linear.
+    ConfigError for a method that there is not.
+    """
+
+    method: str = "least-squares"
+    damping: float = DAMPING
+    add_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method not in COMPENSATIONS:
+            raise ConfigError(unknown("compensation", self.method, list(COMPENSATIONS)))
+
+
 def compensate(
-    checkpoint: Checkpoint,
-    moments: Moments,
-    heads: Collection[HeadId],
-    *,
-    method: str = "least-squares",
-    share: float = DAMPING,
+    checkpoint: Checkpoint, moments: Moments, heads: Collection[HeadId], options: RefitOptions | None = None
 ) -> list[ModuleRefit]:
     """What makes up for `heads` in every module that loses some, all from moments of the intact model.
 
-    `method` is one of `COMPENSATIONS`; λ is `share` of the mean second moment. A module whose output projection has no
-    bias is refitted linearly. ConfigError for a method that there is not, for heads that the model lacks, and for
-    modules that the text did not reach or whose columns cannot be told.
+    ConfigError for heads that the model lacks, and for modules that the text did not reach or whose columns cannot be
+    told.
     """
-    if method not in COMPENSATIONS:
-        raise ConfigError(unknown("compensation", method, list(COMPENSATIONS)))
-    remaining, refits = set(heads), []
+    options = options or RefitOptions()
+    return [
+        refit_module(projection, reached(moments, projection), of_module, options)
+        for projection, of_module in heads_by_module(checkpoint, heads)
+        if of_module
+    ]
+
+
+def heads_by_module(
+    checkpoint: Checkpoint, heads: Collection[HeadId]
+) -> list[tuple[OutputProjection, frozenset[HeadId]]]:
+    """Every output projection with those of `heads` whose columns it has.
+
+    ConfigError for heads that the model lacks, and for those whose columns cannot be told.
+    """
+    remaining, modules = set(heads), []
     for projection in output_projections(checkpoint):
-        of_module = {
+        of_module = frozenset(
             head for head in remaining if (head.site, head.layer) in projection.places and head.head < projection.heads
-        }
+        )
         remaining -= of_module
-        if of_module:
-            refits.append(_refit_module(projection, moments, of_module, method, share))
+        modules.append((projection, of_module))
     if remaining:
         head = min(remaining)
         if head.head >= checkpoint.layout.get((head.site, head.layer), 0):
             raise ConfigError(f"this model has no head {head}; it has {describe_heads(checkpoint.layout)}")
         raise ConfigError(f"{head} cannot be compensated: its columns of the output projection cannot be told")
-    return refits
+    return modules
 
 
-def _refit_module(
-    projection: OutputProjection, moments: Moments, heads: Collection[HeadId], method: str, share: float
-) -> ModuleRefit:
-    measured = moments.of(projection)
-    if measured is None:
+def reached(moments: Moments, projection: OutputProjection) -> ContextMoments:
+    """The moments of a module; ConfigError where the text did not reach it."""
+    of_module = moments.of(projection)
+    if of_module is None:
         site, layer = projection.places[0]
         raise ConfigError(f"the calibration text does not reach {site}.{layer}; give a --target where a decoder is")
-    mean, second, columns = measured.mean, measured.second, projection.columns(heads)
-    energy = measured.output_energy(projection.weight) or 1.0
+    return of_module
 
-    def refitted(name: str) -> tuple[Refit, float]:
-        refit = COMPENSATIONS[name](
-            projection.weight, columns, mean=mean, second=second, affine=projection.has_bias, share=share
+
+def refit_module(
+    projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: RefitOptions
+) -> ModuleRefit:
+    """What makes up for some heads of one module."""
+    columns = projection.columns(heads)
+
+    def refitted(method: str) -> Refit:
+        return COMPENSATIONS[method](
+            projection.weight,
+            columns,
+            mean=moments.mean,
+            second=moments.second,
+            affine=projection.has_bias or options.add_bias,
+            share=options.damping,
         )
-        return refit, reconstruction_error(projection.weight, refit, mean=mean, second=second) / energy
 
-    refit, error = refitted(method)
-    return ModuleRefit(projection, refit, error, refitted("none")[1])
+    return described(projection, moments, refitted(options.method), refitted("none"))
 
 
-def refitted_model(checkpoint: Checkpoint, refits: Sequence[ModuleRefit]) -> nn.Module:
-    """A copy of the model, of the same size and type, with the refitted output projections; mixings are folded.
+def described(projection: OutputProjection, moments: ContextMoments, refit: Refit, removal: Refit) -> ModuleRefit:
+    """A refit and removal alone, with their errors on the contexts of the intact model."""
+    energy = moments.output_energy(projection.weight) or 1.0
+    error, error_without = (
+        reconstruction_error(projection.weight, weights, mean=moments.mean, second=moments.second) / energy
+        for weights in (refit, removal)
+    )
+    return ModuleRefit(projection, refit, error, error_without)
 
-    Without refits it is the same model bit for bit. ConfigError where a mixing cannot be folded.
+
+class RefittedCopy:
+    """A copy of a model, of the same size and type, whose output projections are replaced; mixings are folded.
+
+    ConfigError where a mixing cannot be folded.
     """
-    model = checkpoint.model
-    folds = any(module_refit.projection.mixing_folded for module_refit in refits)
-    made = fold_mixings(model) if folds and isinstance(model, Transformer) else copy.deepcopy(model)
-    with torch.no_grad():
-        for module_refit in refits:
-            owner = made.get_submodule(module_refit.projection.owner)
-            weight = owner.get_parameter("weight")
-            weight.copy_(module_refit.refit.weight if isinstance(owner, nn.Linear) else module_refit.refit.weight.T)
-            if module_refit.projection.has_bias:
-                owner.get_parameter("bias").add_(module_refit.refit.shift.to(weight))
-    return made
+
+    def __init__(self, checkpoint: Checkpoint, projections: Iterable[OutputProjection]) -> None:
+        model = checkpoint.model
+        folds = any(projection.mixing_folded for projection in projections)
+        self.model: nn.Module = (
+            fold_mixings(model) if folds and isinstance(model, Transformer) else copy.deepcopy(model)
+        )
+        self._intact = model
+
+    @torch.no_grad()
+    def put(self, projection: OutputProjection, refit: Refit) -> None:
+        """Set one output projection to a refit of the intact model's; a bias that it lacks is added where needed."""
+        owner = self.model.get_submodule(projection.owner)
+        weight = owner.get_parameter("weight")
+        weight.copy_(refit.weight if isinstance(owner, nn.Linear) else refit.weight.T)
+        if projection.has_bias:
+            bias = self._intact.get_submodule(projection.owner).get_parameter("bias")
+            owner.get_parameter("bias").copy_(bias + refit.shift.to(bias))
+        elif bool(refit.shift.any()):
+            owner.bias = nn.Parameter(refit.shift.to(weight))
+
+
+def refitted_model(checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> nn.Module:
+    """A copy of the model with the refitted output projections; without refits it is the same model bit for bit."""
+    made = RefittedCopy(checkpoint, [module_refit.projection for module_refit in refits])
+    for module_refit in refits:
+        made.put(module_refit.projection, module_refit.refit)
+    return made.model

@@ -8,7 +8,7 @@ special ones too; padding does not. Sums are in float64 whatever the model's typ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -148,35 +148,93 @@ def collect_moments(
     return reduce(Moments.merge, processes.all(collector.finished()))
 
 
-class _Collector:
-    """Adds up batch after batch, on the model's device (the CPU where that has no float64)."""
+class ContextTap:
+    """Reads the contexts of a model batch after batch: `count` gets those [n m] of every (site, layer) in float64.
 
-    def __init__(self, checkpoint: Checkpoint, objective: Objective | None) -> None:
-        self.checkpoint, self.objective = checkpoint, objective
+    Of `places` only, where these are given. On the model's device (the CPU where that has no float64).
+    """
+
+    def __init__(self, checkpoint: Checkpoint, places: Collection[Place] | None = None) -> None:
+        self.checkpoint = checkpoint
         self.device = torch.device("cpu") if checkpoint.device.type == "mps" else checkpoint.device
-        self.moments = Moments()
-        projections = output_projections(checkpoint)
+        projections = [
+            projection
+            for projection in output_projections(checkpoint)
+            if places is None or not set(places).isdisjoint(projection.places)
+        ]
         self.before_mixing = {
             place for projection in projections if projection.mixing_folded for place in projection.places
         }
         owners = {name: part for name, part in weight_owners(checkpoint.model).values()}
         self.owners = {place: owners[projection.owner] for projection in projections for place in projection.places}
-        self.real = torch.empty(0)
-        self.waiting: dict[nn.Module, Place] = {}
-        self.outputs: list[tuple[Place, Tensor]] = []
-        self.counting = self.differentiating = False
+        self.counting = False
         self.place: Place | None = None
+
+    def count(self, place: Place, contexts: Tensor, heads: int) -> None:
+        """Called with the contexts of a place at the batch's real tokens, head after head [n h·k]."""
+        raise NotImplementedError
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Entered around the whole corpus."""
-        model = self.checkpoint.model
+        """Entered around the whole corpus, or around a batch of it."""
         with ExitStack() as stack:
-            tracker = stack.enter_context(track_calls(model))
+            tracker = stack.enter_context(track_calls(self.checkpoint.model))
             stack.enter_context(tapped(lambda call, context: self._begin(tracker, call, context), before_mixing=True))
             stack.enter_context(tapped(self._after_mixing))
+            yield
+
+    def read(self, batch: Batch) -> None:
+        """One pass over a batch."""
+        self.batch, self.counting = batch, True
+        with torch.no_grad():
+            self.checkpoint.forward(batch)
+        self.counting = False
+
+    def _begin(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> None:
+        """A tap before mixing: which place this call is."""
+        site = tracker.attention_site(call.module)
+        self.place = None if site is None or not site.heads else (site.site, site.layer)
+        if self.place in self.before_mixing and self.counting:
+            self._count(self.place, context)
+
+    def _after_mixing(self, _: AttentionCall, context: Tensor) -> None:
+        if self.place in self.owners and self.place not in self.before_mixing and self.counting:
+            self._count(self.place, context)
+
+    @torch.no_grad()
+    def _count(self, place: Place, context: Tensor) -> None:
+        self.count(place, self.rows(place, context.transpose(1, 2).flatten(2)), context.shape[1])
+
+    def rows(self, place: Place, values: Tensor) -> Tensor:
+        """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
+        batch = self.batch
+        text = batch.source if batch.target is None or place[0] is Site.ENCODER_SELF else batch.target
+        if values.shape[:-1].numel() != text.real.numel():
+            raise CheckpointError(
+                f"{place[0]}.{place[1]} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "
+                "its moments cannot be counted token by token"
+            )
+        rows = values.detach().reshape(-1, values.shape[-1])[text.real.flatten()]
+        return rows.to(self.device).double()
+
+
+class _Collector(ContextTap):
+    """Adds up batch after batch."""
+
+    def __init__(self, checkpoint: Checkpoint, objective: Objective | None) -> None:
+        super().__init__(checkpoint)
+        self.objective = objective
+        self.moments = Moments()
+        self.waiting: dict[nn.Module, Place] = {}
+        self.outputs: list[tuple[Place, Tensor]] = []
+        self.differentiating = False
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Also watches the outputs of projections where there is an objective."""
+        with super().observing(), ExitStack() as stack:
             if self.objective is not None:
-                stack.enter_context(frozen_parameters(model))
+                stack.enter_context(frozen_parameters(self.checkpoint.model))
                 for owner in set(self.owners.values()):
                     stack.callback(owner.register_forward_hook(self._output).remove)
             yield
@@ -186,17 +244,11 @@ class _Collector:
         batch = batch.to(self.checkpoint.device)
         with threads_for_pass(self.checkpoint.model, batch.positions):
             if self.objective is None or self.objective.alters(self.checkpoint):
-                self._pass(batch)
+                self.read(batch)
+                self._refuse_overflow(batch)
             if self.objective is not None:
                 self._differentiate(batch, self.objective)
         self.moments.sentences += len(batch.indices)
-
-    def _pass(self, batch: Batch) -> None:
-        self.batch, self.counting = batch, True
-        with torch.no_grad():
-            self.checkpoint.forward(batch)
-        self.counting = False
-        self._refuse_overflow(batch)
 
     def _differentiate(self, batch: Batch, objective: Objective) -> None:
         ready = objective.prepared(self.checkpoint, batch)
@@ -209,26 +261,16 @@ class _Collector:
         places, outputs = [place for place, _ in self.outputs], [output for _, output in self.outputs]
         self.outputs = []
         for place, gradient in zip(places, gradients_of(values, outputs), strict=True):
-            products = gram(self._rows(place, gradient))
+            products = gram(self.rows(place, gradient))
             sums = self.moments.sites[place]
             sums.fisher = products if sums.fisher is None else sums.fisher + products
         self.moments.predictions += float(outcome.counts.sum())
         self._refuse_overflow(batch)
 
     def _begin(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> None:
-        """A tap before mixing: which place this call is."""
-        site = tracker.attention_site(call.module)
-        self.place = None if site is None or not site.heads else (site.site, site.layer)
-        if self.place is None:
-            return
-        if self.place in self.before_mixing and self.counting:
-            self._count(self.place, context)
+        super()._begin(tracker, call, context)
         if self.differentiating and self.place in self.owners:
             self.waiting[self.owners[self.place]] = self.place
-
-    def _after_mixing(self, _: AttentionCall, context: Tensor) -> None:
-        if self.place is not None and self.place not in self.before_mixing and self.counting:
-            self._count(self.place, context)
 
     def _output(self, module: nn.Module, _: Any, output: Tensor) -> Tensor | None:
         """A forward hook on W_O: the model goes on with a copy, so that what is differentiated stays as it is."""
@@ -239,11 +281,10 @@ class _Collector:
         self.outputs.append((place, output))
         return output.clone()
 
-    @torch.no_grad()
-    def _count(self, place: Place, context: Tensor) -> None:
-        flat = self._rows(place, context.transpose(1, 2).flatten(2))  # [n m]
-        heads = flat.view(len(flat), context.shape[1], -1)
-        sums = ContextMoments(len(flat), flat.sum(dim=0), gram(flat), heads.norm(dim=-1).sum(dim=0))
+    def count(self, place: Place, contexts: Tensor, heads: int) -> None:
+        """Add the contexts to the sums of their place."""
+        norms = contexts.view(len(contexts), heads, -1).norm(dim=-1).sum(dim=0)
+        sums = ContextMoments(len(contexts), contexts.sum(dim=0), gram(contexts), norms)
         if place not in self.moments.sites:
             self.moments.sites[place] = sums
             return
@@ -252,18 +293,6 @@ class _Collector:
         total.total += sums.total
         total.products += sums.products
         total.norms += sums.norms
-
-    def _rows(self, place: Place, values: Tensor) -> Tensor:
-        """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
-        batch = self.batch
-        text = batch.source if batch.target is None or place[0] is Site.ENCODER_SELF else batch.target
-        if values.shape[:-1].numel() != text.real.numel():
-            raise CheckpointError(
-                f"{place[0]}.{place[1]} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "
-                "its moments cannot be counted token by token"
-            )
-        rows = values.detach().reshape(-1, values.shape[-1])[text.real.flatten()]
-        return rows.to(self.device).double()
 
     def _refuse_overflow(self, batch: Batch) -> None:
         every = torch.ones((), dtype=torch.bool, device=self.device)

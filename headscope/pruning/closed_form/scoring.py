@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.block_obs import RemovalStep, damp, greedy_order
+from headscope.pruning.closed_form.block_obs import DAMPING, RemovalStep, damp, greedy_order
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.ranking.criterion import ScoringContext
@@ -24,18 +24,18 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
     """
     if context.corpus is None:
         raise ConfigError("moments of contexts are measured on text: give --source FILE")
-    kept: dict[tuple[bool, tuple[HeadId, ...]], Moments] = vars(context).setdefault("moments", {})
-    key = gradients, tuple(removed)
-    if key not in kept:
+    key = "moments", gradients, tuple(removed)
+    if key not in context.kept:
         with masked(context.checkpoint.model, removed):
-            kept[key] = collect_moments(
+            context.kept[key] = collect_moments(
                 context.checkpoint,
                 context.corpus,
                 batching=context.batching,
                 objective=context.options.objective if gradients else None,
                 seed=context.options.seed,
             )
-    return kept[key]
+    moments: Moments = context.kept[key]
+    return moments
 
 
 def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:
@@ -61,15 +61,24 @@ def for_all_heads(context: ScoringContext, scores: Mapping[HeadId, float]) -> Sc
 
 
 def removal_order(
-    projection: OutputProjection, moments: ContextMoments, *, weight: Tensor | None = None
+    projection: OutputProjection,
+    moments: ContextMoments,
+    *,
+    weight: Tensor | None = None,
+    candidates: Collection[HeadId] | None = None,
+    damping: float = DAMPING,
 ) -> list[RemovalStep]:
     """The units of a module, the cheapest to remove first, when the others are refitted after each.
 
     The refit is affine where the projection has a bias, else linear. `weight` [d m] stands for W_O where errors
-    are weighted.
+    are weighted. Only units of `candidates` go (None: all).
     """
-    inverse = damp(moments.covariance if projection.has_bias else moments.second).inverse()
-    return greedy_order(projection.weight if weight is None else weight, inverse, projection.blocks)
+    units = None
+    if candidates is not None:
+        units = [number for number, unit in enumerate(projection.units) if set(unit) <= set(candidates)]
+    inverse = damp(moments.covariance if projection.has_bias else moments.second, share=damping).inverse()
+    weight = projection.weight if weight is None else weight
+    return greedy_order(weight, inverse, projection.blocks, candidates=units)
 
 
 def error_when_gone(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]) -> dict[HeadId, float]:

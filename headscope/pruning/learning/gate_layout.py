@@ -39,6 +39,11 @@ class GateLayout:
         return sum(self.counts.values())
 
     @cached_property
+    def gated_heads(self) -> frozenset[HeadId]:
+        """The heads that may go."""
+        return frozenset(head for unit in self.units for head in unit)
+
+    @cached_property
     def sizes(self) -> Tensor:
         """Heads of every unit [n], in float64."""
         return torch.tensor([len(unit) for unit in self.units], dtype=torch.float64)

@@ -7,9 +7,9 @@ A criterion scores heads: the higher the score, the longer the head stays. It is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 
@@ -29,13 +29,19 @@ REPLICATES = 2  # intervals are not looked at
 
 @dataclass(frozen=True)
 class ScoringContext:
-    """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already."""
+    """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
+
+    Only `candidates` may go (None: all heads), which matters where a head is judged with others gone. `kept` holds what
+    several criteria measure alike, for as long as the context is used.
+    """
 
     checkpoint: Checkpoint
     corpus: Corpus | None = None
     batching: BatchingOptions = field(default_factory=BatchingOptions)
     options: RunOptions = field(default_factory=RunOptions)
     removed: Sequence[HeadId] = ()
+    candidates: frozenset[HeadId] | None = None
+    kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
 class Criterion(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +186,8 @@ def _scoring(config: RankConfig, opened: OpenedSelection) -> tuple[Callable[[lis
     context = _context(config, opened)
 
     def score(removed_heads: list[HeadId]) -> Scores:
-        asked = ScoringContext(context.checkpoint, context.corpus, context.batching, context.options, removed_heads)
-        return {head: sign * value for head, value in criterion.scores(asked).items()}
+        scores = criterion.scores(replace(context, removed=removed_heads))
+        return {head: sign * value for head, value in scores.items()}
 
     return score, how
 
@@ -204,7 +204,13 @@ def _check(criterion: Criterion, config: RankConfig, opened: OpenedSelection) ->
 def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
     batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-    return ScoringContext(opened.checkpoint, corpus, batching, RunOptions(seed=config.seed))
+    return ScoringContext(
+        opened.checkpoint,
+        corpus,
+        batching,
+        RunOptions(seed=config.seed),
+        candidates=opened.gating.gated_heads,
+    )
 
 
 def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None]) -> Callable[[list[HeadId]], Scores]:

@@ -108,7 +108,9 @@ class SweepContext:
         if corpus is not None:
             corpus = replace(corpus, count=min(corpus.count, config.score_sentences))
         batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-        context = ScoringContext(self.checkpoint, corpus, batching, RunOptions(seed=seed))
+        options = RunOptions(seed=seed)
+        candidates = self.opened.gating.gated_heads
+        context = ScoringContext(self.checkpoint, corpus, batching, options, candidates=candidates)
         scores = criterion_named(method).scores(context)
         rows = [
             (head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(self.checkpoint.layout)

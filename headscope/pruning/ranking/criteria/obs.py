@@ -34,6 +34,6 @@ class OptimalBrainSurgeon(Criterion):
         for projection in output_projections(context.checkpoint):
             if (sums := moments.of(projection)) is not None:
                 energy = sums.output_energy(projection.weight)
-                steps = removal_order(projection, sums)
+                steps = removal_order(projection, sums, candidates=context.candidates)
                 orders.append((projection, [RemovalStep(n, relative_error(e, energy)) for n, e in steps]))
         return for_all_heads(context, error_when_gone(orders))

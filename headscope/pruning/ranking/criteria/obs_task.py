@@ -26,6 +26,6 @@ class TaskOptimalBrainSurgeon(Criterion):
         for projection in output_projections(context.checkpoint):
             if (sums := moments.of(projection)) is not None and sums.fisher is not None:
                 weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
-                steps = removal_order(projection, sums, weight=weight)
+                steps = removal_order(projection, sums, weight=weight, candidates=context.candidates)
                 orders.append((projection, steps))
         return for_all_heads(context, error_when_gone(orders))

@@ -1,0 +1,143 @@
+"""Heads per module by the measured objective, against measuring every module at every step; and how it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId
+from headscope.pruning.closed_form.allocation import ModuleOrder, measured_allocation
+from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.moments import Moments, collect_moments
+from headscope.pruning.closed_form.output_projections import output_projections
+from headscope.pruning.closed_form.scoring import removal_order
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from tests.oracles import checkpoints, speakers
+
+KINDS = ("bert", "llama", "marian", "native-post", "native-pre")
+
+
+@cache
+def measured(kind: str) -> tuple[Checkpoint, Moments, DamageMeter, tuple[ModuleOrder, ...]]:
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=19)
+    moments = collect_moments(checkpoint, corpus)
+    orders: list[ModuleOrder] = []
+    for projection in output_projections(checkpoint):
+        sums = moments.of(projection)
+        assert sums is not None
+        orders.append((projection, [step.block for step in removal_order(projection, sums)]))
+    return checkpoint, moments, DamageMeter.of(checkpoint, corpus.first(7)), tuple(orders)
+
+
+def damage_without(kind: str, heads: Sequence[HeadId]) -> float:
+    """Mean growth of the loss of a model that is refitted anew, sentence by sentence, without padding."""
+    checkpoint, moments, _, _ = measured(kind)
+    made = refitted_model(checkpoint, compensate(checkpoint, moments, heads))
+    intact, altered = loss(kind, checkpoint.model), loss(kind, made)
+    return altered - intact
+
+
+def loss(kind: str, model: nn.Module) -> float:
+    checkpoint = speakers.checkpoint(kind).with_model(model)
+    total, count = 0.0, 0
+    for sentence in speakers.corpus(kind, count=19).first(7):
+        question = speakers.asked(kind, sentence)
+        with torch.no_grad():
+            total += float(question.loss(checkpoint))
+        count += len(question.labels)
+    return total / count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
+    checkpoint, moments, meter, orders = measured(kind)
+    heads = [head for projection, units in orders for head in projection.units[units[0]]]
+    made = refitted_model(checkpoint, compensate(checkpoint, moments, heads))
+    performance = meter.measure(made)
+    assert performance.objective == "loss" and performance.sentences == 7
+    assert performance.value == pytest.approx(loss(kind, made), rel=1e-9)
+    assert performance.damage == pytest.approx(damage_without(kind, heads), abs=1e-9)
+    intact = meter.measure()
+    assert intact.damage == 0 and intact.value == pytest.approx(loss(kind, checkpoint.model), rel=1e-9)
+    assert intact.predictions == performance.predictions >= 7
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_every_step_takes_the_module_that_does_the_least_damage(kind: str) -> None:
+    """Every module is measured at every step; the lazy evaluation measures few, and takes the same ones."""
+    _, moments, meter, orders = measured(kind)
+    found = measured_allocation(meter, moments, orders)
+    gone: list[HeadId] = []
+    numbers = [0] * len(orders)
+    previous = 0.0
+    for _ in range(sum(len(units) for _, units in orders)):
+        trials = {
+            number: damage_without(kind, [*gone, *projection.units[units[numbers[number]]]])
+            for number, (projection, units) in enumerate(orders)
+            if numbers[number] < len(units)
+        }
+        number = min(trials, key=lambda candidate: trials[candidate])
+        projection, units = orders[number]
+        unit = projection.units[units[numbers[number]]]
+        score = found[unit[0]]
+        assert {found[head] for head in unit} == {score}
+        assert score == pytest.approx(max(trials[number], previous), abs=1e-7)
+        assert score > previous or not gone
+        gone, previous = [*gone, *unit], score
+        numbers[number] += 1
+    assert sorted(found, key=lambda head: (found[head], gone.index(head))) == gone
+
+
+def test_the_criterion_measures_on_its_text_and_heads_that_are_protected_never_go() -> None:
+    checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=19)
+    heads = [HeadId.parse(name) for name in ("encoder-self.0.0", "encoder-self.0.2", "encoder-self.1.1")]
+    context = ScoringContext(checkpoint, corpus, candidates=frozenset(heads))
+    scores = criterion_named("obs-measured").scores(context)
+    assert {head for head, score in scores.items() if score == score} == set(heads)
+    _, _, last = sorted(heads, key=lambda head: scores[head])
+    moments = collect_moments(checkpoint, corpus)
+    meter = DamageMeter.of(checkpoint, corpus)
+    made = refitted_model(checkpoint, compensate(checkpoint, moments, heads))
+    assert scores[last] == pytest.approx(meter.measure(made).damage, abs=1e-6)
+
+
+def test_vectors_are_compared_by_their_cosine() -> None:
+    checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=11)
+    meter = DamageMeter.of(checkpoint, corpus)
+    altered: Any = checkpoint.with_model(refitted_model(checkpoint, [])).model
+    assert meter.measure(altered).value == pytest.approx(1, abs=1e-6)
+    with torch.no_grad():
+        next(altered.parameters()).add_(torch.linspace(-0.1, 0.1, 5)[0])
+        next(altered.parameters())[::2] *= -1
+    performance = meter.measure(altered)
+    cosines = [
+        torch.cosine_similarity(pooled(checkpoint, sentence), pooled(checkpoint.with_model(altered), sentence), dim=0)
+        for sentence in corpus
+    ]
+    assert performance.value == pytest.approx(float(torch.stack(cosines).double().mean()), abs=1e-6)
+    assert performance.damage == pytest.approx(1 - performance.value) and performance.damage > 1e-4
+
+
+def pooled(checkpoint: Checkpoint, sentence: Any) -> torch.Tensor:
+    model: Any = checkpoint.model
+    (encoded,) = checkpoint.encode([sentence.source], side="source", limit=50)
+    with torch.no_grad():
+        states: torch.Tensor = model(input_ids=torch.tensor([encoded.ids])).last_hidden_state[0]
+    return states.mean(dim=0)
+
+
+def test_an_objective_that_does_not_apply_is_refused() -> None:
+    corpus = speakers.corpus("bert", count=3)
+    with pytest.raises(ConfigError, match="--objective loss"):
+        DamageMeter.of(checkpoints.hugging("bert-without-head"), corpus, objective="loss")
+    with pytest.raises(ConfigError, match="unknown objective 'los'"):
+        DamageMeter.of(speakers.checkpoint("bert"), replace(corpus), objective="los")

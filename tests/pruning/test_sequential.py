@@ -1,0 +1,103 @@
+"""Refits for the contexts that a pruned model gives, against one call of lstsq with a row for every token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId
+from headscope.pruning.closed_form.compensate import RefitOptions, compensate, refitted_model
+from headscope.pruning.closed_form.moments import collect_moments
+from headscope.pruning.closed_form.output_projections import output_projections
+from headscope.pruning.closed_form.sequential import sequential_refits
+from tests.oracles import closed_form as oracle
+from tests.oracles import speakers
+
+GONE = {
+    "bert": ("encoder-self.0.1", "encoder-self.1.0", "encoder-self.1.2"),
+    "llama": ("decoder-self.0.0", "decoder-self.0.1", "decoder-self.0.2"),
+    "marian": ("encoder-self.0.2", "decoder-self.0.1", "cross.1.4"),
+    "native-post": ("encoder-self.0.1", "cross.0.0"),
+}
+
+
+@cache
+def gone(kind: str) -> tuple[HeadId, ...]:
+    return tuple(map(HeadId.parse, GONE[kind]))
+
+
+def contexts(checkpoint: Checkpoint, kind: str) -> dict[tuple[Any, int], Any]:
+    """The inputs of every output projection [n m], sentence by sentence."""
+    return oracle.contexts(kind, checkpoint, texts(kind))
+
+
+def texts(kind: str) -> Any:
+    return speakers.corpus(kind, count=23)
+
+
+@pytest.mark.parametrize("kind", GONE)
+def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str) -> None:
+    checkpoint = speakers.checkpoint(kind)
+    refits = sequential_refits(checkpoint, texts(kind), gone(kind), RefitOptions(damping=1e-3))
+    intact = contexts(checkpoint, kind)
+    for number, refit in enumerate(refits):
+        pruned = checkpoint.with_model(refitted_model(checkpoint, refits[:number]))
+        (place,) = refit.projection.places
+        inputs, weight = contexts(pruned, kind)[place], refit.projection.weight.numpy()
+        columns = refit.projection.columns([head for head in gone(kind) if (head.site, head.layer) == place]).tolist()
+        affine = refit.projection.has_bias
+        wanted, shift = oracle.refitted_to(
+            inputs, intact[place] @ weight.T, weight, columns, damping=refit.refit.damping, affine=affine
+        )
+        assert np.abs(refit.refit.weight.numpy() - wanted).max() < 1e-8
+        assert np.abs(refit.refit.shift.numpy() - shift).max() < 1e-8
+        errors = intact[place] @ weight.T - inputs @ wanted.T - shift
+        energy = (intact[place] @ weight.T) ** 2
+        assert refit.error == pytest.approx(float(errors.__pow__(2).sum() / energy.sum()), rel=1e-7)
+        assert bool(columns) is (refit.error_without > 0)
+
+
+@pytest.mark.parametrize("kind", GONE)
+def test_the_first_module_is_refitted_as_from_the_intact_model(kind: str) -> None:
+    checkpoint = speakers.checkpoint(kind)
+    (first, *_) = sequential_refits(checkpoint, texts(kind), gone(kind))
+    at_once = {
+        each.projection.places: each
+        for each in compensate(checkpoint, collect_moments(checkpoint, texts(kind)), gone(kind))
+    }[first.projection.places]
+    assert (first.refit.weight - at_once.refit.weight).abs().max() < 1e-8
+    assert first.error == pytest.approx(at_once.error, rel=1e-6)
+    assert first.error_without == pytest.approx(at_once.error_without, rel=1e-9)
+
+
+def test_nothing_removed_is_nothing_refitted_and_modules_before_the_first_stay() -> None:
+    checkpoint = speakers.checkpoint("bert")
+    assert sequential_refits(checkpoint, texts("bert"), []) == []
+    refits = sequential_refits(checkpoint, texts("bert"), [HeadId.parse("encoder-self.1.0")])
+    assert [refit.projection.places[0][1] for refit in refits] == [1]
+    first = sequential_refits(checkpoint, texts("bert"), [HeadId.parse("encoder-self.0.0")])
+    assert [refit.projection.places[0][1] for refit in first] == [0, 1] and len(output_projections(checkpoint)) == 2
+
+
+def test_a_module_may_lose_all_its_heads() -> None:
+    checkpoint = speakers.checkpoint("bert")
+    heads = [HeadId.parse(f"encoder-self.0.{head}") for head in range(3)]
+    refit, _ = sequential_refits(checkpoint, texts("bert"), heads)
+    assert not refit.refit.weight.any() and bool(refit.refit.shift.isfinite().all())
+    assert bool(torch.isfinite(next(refitted_model(checkpoint, [refit]).parameters())).all())
+
+
+def test_it_is_for_least_squares() -> None:
+    with pytest.raises(ConfigError, match="--sequential is for --compensate least-squares, not mean"):
+        sequential_refits(speakers.checkpoint("bert"), texts("bert"), gone("bert"), RefitOptions(method="mean"))
+    alone = texts("t5")
+    with pytest.raises(ConfigError, match=r"does not reach decoder-self\.0"):
+        encoder_only = replace(alone, has_target=False, read=lambda: (s._replace(target=None) for s in alone.read()))
+        sequential_refits(speakers.checkpoint("t5"), encoder_only, [HeadId.parse("decoder-self.0.1")])
