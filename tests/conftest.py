@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import headscope as hs
-from tests.makers.shared import shared_folder
+from tests.makers.shared import SHIPPED, shared_folder
 
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
@@ -41,7 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of shared data beside the repository, or where HEADSCOPE_SHARED says."""
-    return shared_folder(os.environ, Path(__file__).resolve().parents[2] / "shared")
+    return shared_folder(os.environ)
+
+
+@pytest.fixture(scope="session", params=["shipped", "shared"])
+def oracles(request: pytest.FixtureRequest) -> Path:
+    """What the original programs computed: the part that ships, then the whole, in files of the same names."""
+    return SHIPPED if request.param == "shipped" else request.getfixturevalue("shared") / "oracles"
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,15 @@
-"""Tests that compare with the original programs do not pass silently in CI."""
+"""Tests that compare with the original programs do not pass silently in CI, and what ships of them is theirs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.makers.shared import shared_folder
+from tests.makers.cut_fixtures import CUTS
+from tests.makers.shared import SHIPPED, shared_folder
 
 
 def test_the_folder_is_named_or_beside_the_repository(tmp_path: Path) -> None:
@@ -24,3 +27,19 @@ def test_a_missing_folder_fails_in_ci_and_where_it_is_named(tmp_path: Path, name
 def test_elsewhere_such_tests_are_skipped(tmp_path: Path) -> None:
     with pytest.raises(pytest.skip.Exception, match="are not in"):
         shared_folder({}, tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_what_ships_is_cut_out_of_the_whole(name: str, shared: Path, tmp_path: Path) -> None:
+    CUTS[name](shared / "oracles" / name, tmp_path / name)
+    files = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {path.relative_to(SHIPPED) for path in (SHIPPED / name).rglob("*") if path.is_file()}
+    for file in files:
+        np.testing.assert_equal(content(SHIPPED / file), content(tmp_path / file), err_msg=str(file))
+
+
+def content(path: Path) -> Any:
+    """What a file holds, however the installed zlib packs it."""
+    if path.suffix == ".npz":
+        return dict(np.load(path))
+    return path.read_bytes()

@@ -29,6 +29,7 @@ from headscope.formats.story_of_heads.checkpoint import STORY, StoryCheckpoint
 from headscope.heads import Site
 from headscope.model.capture import capture
 from headscope.model.mixing.gates import HardConcrete
+from tests.makers.shared import SHIPPED
 from tests.makers.story_files import HP, TOLD, written
 from tests.oracles import story
 
@@ -50,8 +51,8 @@ def logits(its: StoryCheckpoint, source: list[int] = SOURCE, target: list[int] =
 # What the original program computed
 
 
-def test_the_original_gives_the_same_logits_and_weights(shared: Path) -> None:
-    folder = shared / "oracles" / "story-of-heads"
+def test_the_original_gives_the_same_logits_and_weights(oracles: Path) -> None:
+    folder = oracles / "story-of-heads"
     its = opened(folder / "model.npz")
     reference, texts = np.load(folder / "forward.npz"), json.loads((folder / "sentences.json").read_text())["sentences"]
     for number, text in enumerate(texts):
@@ -79,8 +80,8 @@ def test_backtick_pieces_and_translation(shared: Path) -> None:
     assert its.target is not None and its.target.decode(best.ids) == "zwei mädchen gehen die straße entlang ."
 
 
-def test_gates_are_those_of_the_original(shared: Path) -> None:
-    reference = np.load(shared / "oracles" / "story-of-heads" / "gates.npz")
+def test_gates_are_those_of_the_original() -> None:
+    reference = np.load(SHIPPED / "story-of-heads" / "gates.npz")
     gates = HardConcrete(heads=35, d_value=1, d_model=35)
     with torch.no_grad():
         gates.log_a.copy_(torch.from_numpy(reference["log_a"].reshape(-1)))

@@ -1,4 +1,4 @@
-"""The checkpoints and numbers of the original programs that are too large to ship."""
+"""Where the checkpoints and numbers of the original programs lie: whole beside the repository, cut down in it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "tests" / "data" / "oracles"
+"""What `tests.makers.cut_fixtures` cut out of the whole, under the same names."""
+BESIDE = ROOT.parent / "shared"
 
-def shared_folder(environment: Mapping[str, str], beside: Path) -> Path:
-    """Their folder; where it is missing, tests fail if CI or HEADSCOPE_SHARED is set, and are skipped elsewhere."""
+
+def shared_folder(environment: Mapping[str, str], beside: Path = BESIDE) -> Path:
+    """The folder of the whole; where it is missing, tests fail if CI or HEADSCOPE_SHARED is set, else are skipped."""
     folder = Path(environment.get("HEADSCOPE_SHARED") or beside)
     if not folder.is_dir():
         missing = f"the checkpoints of the original programs are not in {folder}; HEADSCOPE_SHARED names their folder"

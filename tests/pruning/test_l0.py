@@ -27,6 +27,7 @@ from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from tests.makers.shared import SHIPPED
 from tests.oracles import checkpoints, hard_concrete, speakers
 
 pytestmark = pytest.mark.slow
@@ -36,9 +37,9 @@ KINDS = ("bert", "gpt2", "llama", "t5", "marian", "native-pre", "native-post")
 
 
 @pytest.mark.parametrize(("tag", "temperature"), TEMPERATURES.items())
-def test_gates_penalties_and_gradients_are_the_originals(tag: str, temperature: float, shared: Path) -> None:
+def test_gates_penalties_and_gradients_are_the_originals(tag: str, temperature: float) -> None:
     """gates.npz was computed by the story-of-heads program in float32, with the noise that it holds."""
-    stored = np.load(shared / "oracles" / "story-of-heads" / "gates.npz")
+    stored = np.load(SHIPPED / "story-of-heads" / "gates.npz")
     log_a = torch.tensor(stored["log_a"], dtype=torch.float64, requires_grad=True)
 
     def close(found: torch.Tensor, name: str) -> None:

@@ -26,6 +26,7 @@ from headscope.model.removal_plan import keeping, plan_removal
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
+from tests.makers.shared import SHIPPED
 from tests.oracles import checkpoints, fairseq, native, tiny
 
 pytestmark = pytest.mark.slow
@@ -130,8 +131,8 @@ def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[s
     torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-6)  # saved in single precision, as the file was
 
 
-def test_story_of_heads_becomes_native_and_says_so(shared: Path, tmp_path: Path) -> None:
-    path = shared / "oracles" / "story-of-heads" / "model.npz"
+def test_story_of_heads_becomes_native_and_says_so(tmp_path: Path) -> None:
+    path = SHIPPED / "story-of-heads" / "model.npz"
     found = removed(path, tmp_path / "small", "encoder-self.0.*,cross.1.0", max_sentences=2)
     assert found.format == "native" and "native" in found.notes[0]
     assert found.verified.difference <= 1e-5

@@ -42,9 +42,9 @@ DOUBLE = torch.float64
 
 
 @pytest.fixture(scope="module")
-def story(shared: Path) -> Checkpoint:
+def story(oracles: Path) -> Checkpoint:
     """The reference model, in float64: differences are then the program's own rounding."""
-    folder = shared / "oracles" / "story-of-heads"
+    folder = oracles / "story-of-heads"
     its = open_checkpoint(str(folder / "model.npz"), device="cpu", companions=Companions())
     its.model.double()
     return its
@@ -58,8 +58,8 @@ def sentence(story: Checkpoint, text: dict[str, str]) -> Batch:
     return Batch(torch.tensor([0]), 0, pad_side([source]), pad_side([target]))
 
 
-def texts(shared: Path) -> list[dict[str, str]]:
-    folder = shared / "oracles" / "story-of-heads"
+def texts(oracles: Path) -> list[dict[str, str]]:
+    folder = oracles / "story-of-heads"
     found: list[dict[str, str]] = json.loads((folder / "sentences.json").read_text())["sentences"]
     return found
 
@@ -76,10 +76,10 @@ def texts(shared: Path) -> list[dict[str, str]]:
     ],
 )
 def test_the_program_gives_the_same(
-    story: Checkpoint, shared: Path, name: str, settings: VoitaSettings, heads: float, tokens: float
+    story: Checkpoint, oracles: Path, name: str, settings: VoitaSettings, heads: float, tokens: float
 ) -> None:
-    reference = np.load(shared / "oracles" / "story-of-heads" / f"{name}.npz")
-    for number, text in enumerate(texts(shared)[:3]):
+    reference = np.load(oracles / "story-of-heads" / f"{name}.npz")
+    for number, text in enumerate(texts(oracles)[:3]):
         found = explain_voita(story, sentence(story, text), settings=settings)
         key = f"s{number:02}"
         compare_heads(found, reference, key, heads)
@@ -104,10 +104,10 @@ def apart(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def test_the_first_version_of_the_program_gives_the_same(story: Checkpoint, shared: Path) -> None:
+def test_the_first_version_of_the_program_gives_the_same(story: Checkpoint, oracles: Path) -> None:
     # Its denominators pass near zero: float32 and float64 differ by up to 1e-3 here, by 3e-5 in the middle.
-    reference = np.load(shared / "oracles" / "story-of-heads" / "lrp_2019.npz")
-    for number, text in enumerate(texts(shared)[:3]):
+    reference = np.load(oracles / "story-of-heads" / "lrp_2019.npz")
+    for number, text in enumerate(texts(oracles)[:3]):
         found = explain_voita(story, sentence(story, text), settings=VoitaSettings(version="2019"))
         compare_heads(found, reference, f"s{number:02}", 3e-3)
         for site, name in SITES.items():
@@ -504,8 +504,8 @@ def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> No
         VoitaSettings(**settings)
 
 
-def test_targets_that_are_refused(story: Checkpoint, shared: Path) -> None:
-    batch = sentence(story, texts(shared)[0])
+def test_targets_that_are_refused(story: Checkpoint, oracles: Path) -> None:
+    batch = sentence(story, texts(oracles)[0])
     with pytest.raises(ConfigError, match="target 'contrastive' does not go with voita"):
         explain_voita(story, batch, target="contrastive")
     with pytest.raises(ConfigError, match="the batch was read without labels"):
@@ -514,8 +514,8 @@ def test_targets_that_are_refused(story: Checkpoint, shared: Path) -> None:
         explain_voita(story, batch, block_bytes=0)
 
 
-def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, shared: Path) -> None:
-    text = texts(shared)[0]
+def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, oracles: Path) -> None:
+    text = texts(oracles)[0]
     plain = sentence(story, text)
     likeliest = explain_voita(story, plain)
     labels = likeliest.classes[:, :1].T.clone()
@@ -527,9 +527,9 @@ def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, shared:
         close(found.heads[place].raw[3], heads.raw[3], 1e-12)
 
 
-def test_registered_rule_sets(story: Checkpoint, shared: Path) -> None:
+def test_registered_rule_sets(story: Checkpoint, oracles: Path) -> None:
     rule_set = RULE_SETS.get("voita")
-    batch = sentence(story, texts(shared)[0])
+    batch = sentence(story, texts(oracles)[0])
     found = rule_set.explain(story, batch, target="top1", steps="each")
     expected = explain_voita(story, batch)
     assert torch.equal(found.counts, expected.explained.float())
