@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headscope.formats.torch_files import read_tensors, read_torch
 from tests.makers.cut_fixtures import CUTS
 from tests.makers.shared import SHIPPED, shared_folder
 
@@ -39,7 +40,11 @@ def test_what_ships_is_cut_out_of_the_whole(name: str, shared: Path, tmp_path: P
 
 
 def content(path: Path) -> Any:
-    """What a file holds, however the installed zlib packs it."""
+    """What a file holds, however the installed versions of zlib and torch pack it."""
     if path.suffix == ".npz":
         return dict(np.load(path))
+    if path.suffix == ".pt":
+        read = read_torch(path)
+        arrays = {key: tensor.numpy() for key, tensor in read_tensors(path, read["model"]).items()}
+        return {"args": vars(read["args"]), **arrays}
     return path.read_bytes()

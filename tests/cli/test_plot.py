@@ -20,6 +20,7 @@ from headscope.report.readers.run import RunError
 from headscope.report.readers.sentence import SentenceAttention
 from headscope.results import write_pickle
 from tests.makers.runs import make_run
+from tests.makers.shared import SHIPPED
 from tests.oracles import mhr, native
 
 LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
@@ -100,14 +101,14 @@ def test_measures_and_matrices_that_headscope_pickled(run_dir: Path) -> None:
         plot("heads", folder / "similarity_cka_matrices.pkl", "--out", out, "--force")
 
 
-def test_alphas_of_a_checkpoint(tmp_path: Path, shared: Path) -> None:
-    theirs, ours = shared / "oracles/mhr/alpha/checkpoint_best.pt", tmp_path / "train" / "best"
+def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
+    theirs, ours = SHIPPED / "mhr/alpha/checkpoint_best.pt", tmp_path / "train" / "best"
     NATIVE.save(mhr.small(), ours)
     for path in (theirs, ours):
         plot("alphas", path, "--out", tmp_path / "x.svg", "--force")
         content = (tmp_path / "x.svg").read_text(encoding="utf-8")
         assert path.name in content and "ckpt:" in content and "cross · layer 1" in content
-    written = mhr.generated(shared, "alphas_eval")
+    written = mhr.generated(SHIPPED, "alphas_eval")
     matrices = alpha_matrices(checkpoint_alphas(theirs))
     assert len(matrices) == 9
     np.testing.assert_array_equal(matrices["cross", 2], written["decoder"][2]["enc_attn"])
@@ -122,15 +123,15 @@ def test_alphas_of_a_checkpoint(tmp_path: Path, shared: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["heads", "similarity", "functions", "compare", "attention"])
-def test_a_checkpoint_in_the_place_of_a_run(command: str, tmp_path: Path, shared: Path) -> None:
-    path = shared / "oracles/mhr/alpha/checkpoint_best.pt"
+def test_a_checkpoint_in_the_place_of_a_run(command: str, tmp_path: Path) -> None:
+    path = SHIPPED / "mhr/alpha/checkpoint_best.pt"
     words = {"compare": (path,), "attention": ("--heads", "cross.0.0", "--index", 0)}.get(command, ())
     with pytest.raises(
         RunError, match=r"is a checkpoint \(fairseq\), .*measure the checkpoint first: `headscope analyze"
     ):
         plot(command, path, *words, "--out", tmp_path / "x.svg")
     path = tmp_path / "broken.pt"
-    path.write_bytes((shared / "oracles/mhr/alpha/checkpoint_best.pt").read_bytes()[:5000])
+    path.write_bytes((SHIPPED / "mhr/alpha/checkpoint_best.pt").read_bytes()[:5000])
     with pytest.raises(CheckpointError, match=r"broken.pt is truncated or broken"):
         plot("alphas", path, "--out", tmp_path / "x.svg")
 

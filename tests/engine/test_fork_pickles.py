@@ -69,24 +69,25 @@ def same(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 def test_the_fork_writes_the_same(shared: Path) -> None:
-    found = mhr_pickles(*mhr.theirs(shared), rows="generate", limit=1024)
+    found = mhr_pickles(*mhr.theirs(shared / "oracles"), rows="generate", limit=1024)
     assert set(found) == {f"mhr/{name}.pkl" for name in (*FILES, "confs_eval/checkpoint_best-pairwise")}
     for name, theirs in FILES.items():
-        ours, reference = found[f"mhr/{name}.pkl"], mhr.generated(shared, theirs)
+        ours, reference = found[f"mhr/{name}.pkl"], mhr.generated(shared / "oracles", theirs)
         assert list(ours) == list(reference) and modules(ours).keys() == modules(reference).keys()
         for module, value in modules(reference).items():
             same(modules(ours)[module], value)
 
 
-def test_one_row_is_the_mean_of_sentences_alone(shared: Path) -> None:
-    found = mhr_pickles(*mhr.theirs(shared), limit=1024)
-    reference = np.load(shared / "oracles" / "mhr" / "alpha" / "oracle" / "tf_stats.npz")
+def test_one_row_is_the_mean_of_sentences_alone(oracles: Path) -> None:
+    its, texts = mhr.theirs(oracles)
+    found = mhr_pickles(its, texts, limit=1024)
+    reference = np.load(oracles / "mhr" / "alpha" / "oracle" / "tf_stats.npz")
     kinds = ["conf_base", "conf_advanced", "conf_pairwise", "cos", "l2"]
     for (name, nested), kind in zip(found.items(), [*kinds, "alphas"], strict=True):
         if kind == "alphas":
             continue
         for module, rows in modules(nested).items():
-            assert rows.dtype == np.float64 and len(rows) == 1 and rows[0, -1] == (200 if "conf" in name else 1)
+            assert rows.dtype == np.float64 and len(rows) == 1 and rows[0, -1] == (texts.count if "conf" in name else 1)
             expected = reference[f"{kind}/{module}"].mean(axis=0)
             np.testing.assert_allclose(rows[0, :-1], expected.ravel(), atol=1e-5)
 
@@ -114,7 +115,7 @@ def test_shapes_and_types_with_layers_of_any_size(rows: Any) -> None:
 def test_padding_counts_as_the_fork_counts_it(shared: Path) -> None:
     """One padded batch of 16 sentences, teacher-forced: Σ over b, i, j of 1 + cosine as the fork's criterion has it."""
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/loss_reference.json").read_text())["cosine_only"]
-    its, texts = mhr.theirs(shared)
+    its, texts = mhr.theirs(shared / "oracles")
     first = Corpus("first", 16, "0" * 40, lambda: islice(iter(texts), 16), True, False)
     found = mhr_pickles(its, first, rows="batch", limit=1024)
     for module, (vector,) in modules(found["mhr/cosine_similarities_eval/checkpoint_best.pkl"]).items():

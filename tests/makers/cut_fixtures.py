@@ -1,12 +1,13 @@
 """What ships of the checkpoints and numbers of the original programs: `tests/data/oracles`.
 
-`python -m tests.makers.cut_fixtures` cuts it anew out of the shared folder: a few sentences, all layers, and of the
-vocabularies the pieces that these sentences have. That changes no logit, which depends on the embeddings of its own
-piece and of those that are read; sums over the vocabulary (likelihoods, losses) would change, and are left out.
+`python -m tests.makers.cut_fixtures` cuts it anew out of the shared folder: two sentences of each program, all layers,
+and of the vocabularies the pieces that these sentences have. That changes no logit, which depends on the embeddings of
+its own piece and of those that are read; sums over the vocabulary (likelihoods, losses) would change, and are left out.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.makers.shared import SHIPPED, shared_folder
 
 STORY_SENTENCES = (0, 1)
 STORY_SITES = ("enc_self", "dec_self", "dec_enc")
 STORY_TOKENS = ("src_tok_abs", "dst_tok_abs", "dst_tok_abs_nocrop", "R_enc_out", "src_tok", "dst_tok")
+MHR_SENTENCES = (0, 2)
+MHR_SPECIAL = 4  # pieces that come before those of fairseq's dictionary file
 
 
 def cut_story(whole: Path, out: Path) -> None:
@@ -61,6 +65,46 @@ def cut_story_numbers(whole: Path, out: Path, source: list[int], target: list[in
         np.savez_compressed(out / path.name, **{name: relevance[name] for name in relevance.files if name in names})
 
 
+def cut_mhr(whole: Path, out: Path) -> None:
+    """The model, its sentences, what it computes for them, its alphas as the fork wrote them, a schedule of swaps."""
+    for folder in ("data", "alpha/oracle", "alpha/generate"):
+        (out / folder).mkdir(parents=True)
+    for name in ("data/swap.json", "alpha/generate/alphas_eval.pkl"):
+        shutil.copyfile(whole / name, out / name)
+    logits = np.load(whole / "alpha/oracle/tf_logits.npz")
+    source = kept(range(MHR_SPECIAL), *(logits[f"src_{n}"] for n in MHR_SENTENCES))
+    target = kept(range(MHR_SPECIAL), *(logits[f"{name}_{n}"] for name in ("prev", "tgt") for n in MHR_SENTENCES))
+    for language, rows in (("de", source), ("en", target)):
+        listed = [row - MHR_SPECIAL for row in rows[MHR_SPECIAL:]]
+        copy_lines(whole / f"data/dict.{language}.txt", out / f"data/dict.{language}.txt", listed)
+        copy_lines(whole / f"data/test.bpe.{language}", out / f"data/test.bpe.{language}", MHR_SENTENCES)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        checkpoint = torch.load(whole / "alpha" / "checkpoint_best.pt", weights_only=True)
+    state = checkpoint["model"]
+    state["encoder.embed_tokens.weight"] = state["encoder.embed_tokens.weight"][source]
+    tied = state["decoder.embed_tokens.weight"][target]
+    state |= {"decoder.embed_tokens.weight": tied, "decoder.output_projection.weight": tied}
+    torch.save(checkpoint, out / "alpha" / "checkpoint_best.pt")
+    cut_mhr_numbers(whole / "alpha" / "oracle", out / "alpha" / "oracle", source, target)
+
+
+def cut_mhr_numbers(whole: Path, out: Path, source: list[int], target: list[int]) -> None:
+    """Logits, attention weights, and the confidences and distances of heads."""
+    logits, attention, stats = (np.load(whole / f"tf_{name}.npz") for name in ("logits", "attention", "stats"))
+    arrays: dict[str, Any] = {}
+    for new, n in enumerate(MHR_SENTENCES):
+        arrays[f"src_{new}"] = renumbered(logits[f"src_{n}"], source)
+        arrays[f"prev_{new}"] = renumbered(logits[f"prev_{n}"], target)
+        arrays[f"logits_{new}"] = logits[f"logits_{n}"][:, target]
+    np.savez_compressed(out / "tf_logits.npz", **arrays)
+    modules = [name.removeprefix("0/") for name in attention.files if name.startswith("0/")]
+    arrays = {
+        f"{new}/{module}": attention[f"{n}/{module}"] for new, n in enumerate(MHR_SENTENCES) for module in modules
+    }
+    np.savez_compressed(out / "tf_attention.npz", **arrays)
+    np.savez_compressed(out / "tf_stats.npz", **{name: stats[name][list(MHR_SENTENCES)] for name in stats.files})
+
+
 def kept(*ids: Iterable[int]) -> list[int]:
     """The pieces that stay, in their order."""
     return sorted({int(number) for numbers in ids for number in numbers})
@@ -77,7 +121,7 @@ def copy_lines(whole: Path, out: Path, rows: Iterable[int]) -> None:
     out.write_text("".join(f"{lines[row]}\n" for row in rows), encoding="utf-8")
 
 
-CUTS = {"story-of-heads": cut_story}
+CUTS = {"mhr": cut_mhr, "story-of-heads": cut_story}
 
 if __name__ == "__main__":
     whole = shared_folder({"CI": "1", **os.environ}) / "oracles"

@@ -28,9 +28,9 @@ def polar(a: Tensor) -> Tensor:
     return a @ (vectors @ torch.diag(values.rsqrt()) @ vectors.T)
 
 
-def fork_batch(shared: Path) -> tuple[Transformer, Tensor, dict[tuple[Site, int], Tensor]]:
+def fork_batch(oracles: Path) -> tuple[Transformer, Tensor, dict[tuple[Site, int], Tensor]]:
     """The reference model, its summed loss on the reference's batch of 16 sentences, and the contexts of all heads."""
-    its, corpus = mhr.theirs(shared)
+    its, corpus = mhr.theirs(oracles)
     model, batch = its.model.train(), collate(mhr.pairs(its, corpus), np.arange(16))
     seen: dict[tuple[Site, int], Tensor] = {}
     places = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}

@@ -19,9 +19,9 @@ from headscope.training.data.prepare import pairs_of
 from tests.oracles import native
 
 
-def theirs(shared: Path) -> tuple[TransformerCheckpoint, Corpus]:
-    """The reference checkpoint and the 200 sentences."""
-    folder = shared / "oracles" / "mhr"
+def theirs(oracles: Path) -> tuple[TransformerCheckpoint, Corpus]:
+    """The reference checkpoint and its sentences, of which the whole has 200."""
+    folder = oracles / "mhr"
     its = open_checkpoint(
         str(folder / "alpha" / "checkpoint_best.pt"), device="cpu", companions=Companions(dicts=folder / "data")
     )
@@ -37,9 +37,9 @@ def pairs(its: TransformerCheckpoint, corpus: Corpus) -> Pairs:
     return pairs_of(sources, targets, np.arange(len(targets)) + 1, its.source, its.target)
 
 
-def generated(shared: Path, name: str) -> Any:
+def generated(oracles: Path, name: str) -> Any:
     """A pickle that the fork wrote; ours to trust."""
-    return pickle.loads((shared / "oracles" / "mhr" / "alpha" / "generate" / f"{name}.pkl").read_bytes())
+    return pickle.loads((oracles / "mhr" / "alpha" / "generate" / f"{name}.pkl").read_bytes())
 
 
 def small(seed: int = 0, **options: str) -> TransformerCheckpoint:

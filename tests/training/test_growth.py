@@ -92,7 +92,7 @@ def test_the_forks_window_is_the_one_it_was_seen_to_open() -> None:
 def test_the_forks_loss_and_gradients_are_the_references(shared: Path) -> None:
     """Every setting of loss_reference.json; losses and totals agree to the last digits of single precision."""
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/loss_reference.json").read_text())
-    model, entropy, contexts = oracle.fork_batch(shared)
+    model, entropy, contexts = oracle.fork_batch(shared / "oracles")
     its = matrices_of(model)
     checked = 0
     for name, expected in reference.items():

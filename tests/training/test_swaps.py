@@ -19,6 +19,7 @@ from headscope.training.swaps.fork import ForkHead, ForkSwap, swap_heads_like_fo
 from headscope.training.swaps.head_scores import head_scores
 from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
 from headscope.training.swaps.swaps import Swap, swap_heads
+from tests.makers.shared import SHIPPED
 from tests.oracles import growth, mhr, native
 from tests.oracles.swaps import differing, head_rows, state
 
@@ -118,8 +119,8 @@ def test_what_does_not_fit_is_refused_before_anything_moves(text: str, message: 
 LAYOUT = {(site, layer): 8 for site in Site for layer in range(3)}
 
 
-def test_the_forks_file_is_read(shared: Path) -> None:
-    found = read_schedule(shared / "oracles/mhr/data/swap.json", LAYOUT)
+def test_the_forks_file_is_read() -> None:
+    found = read_schedule(SHIPPED / "mhr/data/swap.json", LAYOUT)
     assert {epoch: [str(each) for each in swaps] for epoch, swaps in found.items()} == {
         3: ["cross.0.0 ↔ cross.2.0", "cross.0.1 ↔ cross.2.1", "cross.0.2 ↔ cross.2.5",
             "encoder-self.1.6 ↔ encoder-self.1.3"]
@@ -252,24 +253,32 @@ def test_which_heads_are_chosen() -> None:
     assert drawn != pairs("hard", 8)
 
 
-@pytest.mark.parametrize("score", ["base", "advanced", "pairwise"])
-def test_the_forks_scores_are_the_references(score: str, shared: Path) -> None:
-    """Of 200 sentences in padded batches, against the fork's batches of one."""
-    reference = np.load(shared / "oracles/mhr/alpha/oracle/tf_stats.npz")
-    its, corpus = mhr.theirs(shared)
+def fork_scores(oracles: Path, score: str) -> dict[Site, dict[int, torch.Tensor]]:
+    """Of all sentences of the oracle, in padded batches."""
+    its, corpus = mhr.theirs(oracles)
     pairs = mhr.pairs(its, corpus)
     groups = plan_batches(pairs, tokens=2048, chance=np.random.default_rng(0))
-    found = head_scores(its.model, training_batches(pairs, groups), score=score)
-    for site, layers in found.items():
+    return head_scores(its.model, training_batches(pairs, groups), score=score)
+
+
+@pytest.mark.parametrize("score", ["base", "advanced", "pairwise"])
+def test_the_forks_scores_are_the_references(score: str, oracles: Path) -> None:
+    """In padded batches, against the fork's batches of one."""
+    reference = np.load(oracles / "mhr/alpha/oracle/tf_stats.npz")
+    for site, layers in fork_scores(oracles, score).items():
         for layer, values in layers.items():
             expected = reference[f"conf_{score}/{growth.KEYS[site].format(layer)}"].mean(axis=0)
             np.testing.assert_allclose(values.numpy(), expected, rtol=2e-5)
-    if score == "pairwise":
-        chosen = CHOICES["hard"](SwapScores(Site.CROSS, found[Site.CROSS], 2, torch.Generator()))
-        expected = np.stack([reference[f"conf_pairwise/decoder.{n}.enc_attn"].mean(axis=0) for n in range(3)])
-        order = [f"cross.{n // 8}.{n % 8}" for n in np.argsort(expected.ravel())]
-        assert [str(each) for each in chosen] == [f"{order[-2]} ↔ {order[1]}", f"{order[-1]} ↔ {order[0]}"]
-        assert str(chosen[0]) == "cross.1.0 ↔ cross.0.3"  # with the last cell 2.1 would be ahead of 1.0
+
+
+def test_hard_swaps_of_the_forks_scores(shared: Path) -> None:
+    reference = np.load(shared / "oracles/mhr/alpha/oracle/tf_stats.npz")
+    scores = fork_scores(shared / "oracles", "pairwise")[Site.CROSS]
+    chosen = CHOICES["hard"](SwapScores(Site.CROSS, scores, 2, torch.Generator()))
+    expected = np.stack([reference[f"conf_pairwise/decoder.{n}.enc_attn"].mean(axis=0) for n in range(3)])
+    order = [f"cross.{n // 8}.{n % 8}" for n in np.argsort(expected.ravel())]
+    assert [str(each) for each in chosen] == [f"{order[-2]} ↔ {order[1]}", f"{order[-1]} ↔ {order[0]}"]
+    assert str(chosen[0]) == "cross.1.0 ↔ cross.0.3"  # with the last cell 2.1 would be ahead of 1.0
 
 
 @pytest.mark.parametrize(
@@ -291,10 +300,10 @@ def fork_swap(first: tuple[str, str, str, int], second: tuple[str, str, str, int
     return ForkSwap(ForkHead(*first), ForkHead(*second))
 
 
-def test_the_fork_exchanges_whole_matrices_for_heads_0_only(shared: Path) -> None:
-    its, _ = mhr.theirs(shared)
+def test_the_fork_exchanges_whole_matrices_for_heads_0_only() -> None:
+    its, _ = mhr.theirs(SHIPPED)
     model, before = its.model, state(its.model)
-    (first, *others), *_ = read_fork_schedule(shared / "oracles/mhr/data/swap.json").values()
+    (first, *others), *_ = read_fork_schedule(SHIPPED / "mhr/data/swap.json").values()
     swap_heads_like_fork(model, [first])
     moved = differing(before, state(model))
     parts = {f"decoder.layers.{n}.cross_attention." for n in (0, 2)}
