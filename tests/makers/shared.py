@@ -19,6 +19,6 @@ def shared_folder(environment: Mapping[str, str], beside: Path = BESIDE) -> Path
     if not folder.is_dir():
         missing = f"the checkpoints of the original programs are not in {folder}; HEADSCOPE_SHARED names their folder"
         if environment.get("HEADSCOPE_SHARED") or environment.get("CI"):
-            pytest.fail(missing)
+            pytest.fail(missing, pytrace=False)  # a traceback would print the environment
         pytest.skip(missing)
     return folder
