@@ -111,7 +111,11 @@ def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
     written = mhr.generated(SHIPPED, "alphas_eval")
     matrices = alpha_matrices(checkpoint_alphas(theirs))
     assert len(matrices) == 9
-    np.testing.assert_array_equal(matrices["cross", 2], written["decoder"][2]["enc_attn"])
+    stacks = {"encoder-self": ("encoder", "self_attn"), "decoder-self": ("decoder", "self_attn")}
+    stacks |= {"cross": ("decoder", "enc_attn")}
+    for (site, layer), matrix in matrices.items():
+        stack, name = stacks[site]
+        np.testing.assert_array_equal(matrix, written[stack][layer][name])
     plain = tmp_path / "plain"
     with pytest.raises(RunError, match=r"plain has no alpha matrices: it is a native checkpoint"):
         its = mhr.small()
