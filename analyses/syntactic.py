@@ -115,6 +115,7 @@ class Syntactic(Analysis):
         for place in aggregates.places("accuracy"):
             table = self._place(aggregates, place)
             tables.append(table)
+            row: Any
             for row in table.itertuples():
                 head = HeadId(*place, row.head)
                 if row.margin == row.margin and row.margin > best.get(head, (-2.0,))[0]:

@@ -268,6 +268,7 @@ def _table(sweep: Sweep) -> Any:
     table.add_column("method", no_wrap=True)
     for name in (*(["λ"] if priced else []), "kept", "seeds", metric, "± sd", "difference", "p ≤", "loss", "min"):
         table.add_column(name, justify="right", no_wrap=True)
+    row: Any
     for row in rows.itertuples():
         whole = row.method == "unpruned"
         table.add_row(

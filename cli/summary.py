@@ -51,6 +51,7 @@ def _sharpest(finished: Finished) -> Table:
     table = _table("most confident heads", "head", "confidence", "95 %", "functions")
     ranked = finished.study.heads.dropna(subset=["confidence"])
     heads = ranked.nlargest(MOST, "confidence")
+    row: Any
     for row in heads.itertuples():
         name = str(HeadId(Site(row.site), int(row.layer), int(row.head)))
         table.add_row(
@@ -72,6 +73,7 @@ def _rankings(finished: Finished) -> Table:
     """The rankings, the most faithful first; `chance` is the mean area of random orders ± its standard deviation."""
     title = "rankings by faithfulness: area between removing the most and the least important heads first"
     table = _table(title, "", "ranking", "area", "95 %", "chance", "with ablation", "with itself, shuffled")
+    row: Any
     for row in finished.study.tables["faithfulness_rankings"].itertuples():
         table.add_row(
             str(row.place),

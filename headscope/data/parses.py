@@ -184,7 +184,7 @@ def _identifier(cell: str) -> int | tuple[int, str, int] | None:
     from conllu.parser import parse_id_value
 
     try:
-        return cast("int | tuple[int, str, int] | None", parse_id_value(cell))
+        return parse_id_value(cell)
     except (ParseException, ValueError):  # ValueError: a number of thousands of digits
         return None
 

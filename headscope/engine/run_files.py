@@ -172,7 +172,7 @@ def nested_measures(study: AnalysisResult) -> dict[str, Any]:
 
 
 def _by_place(heads: pd.DataFrame, name: str) -> list[tuple[tuple[Site, int], Array]]:
-    grouped = heads.groupby(["site", "layer"], sort=False)[name]
+    grouped: Any = heads.groupby(["site", "layer"], sort=False)[name]
     return [((Site(site), int(layer)), np.array(column, dtype=float)) for (site, layer), column in grouped]
 
 

@@ -183,7 +183,7 @@ def _open_tokenizer(path: str, options: dict[str, bool]) -> tuple[Any, str]:
     """The tokenizer, or None and the reason."""
     try:
         with _quiet(path):
-            tokenizer = AutoTokenizer.from_pretrained(path, **options)
+            tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
     except CheckpointError as error:
         complete = _has_vocabulary(path)
         return None, str(error).removeprefix(f"{path} ") if complete else "it has no vocabulary file"
@@ -202,9 +202,11 @@ def _folder(path: str) -> Path:
     folder = Path(path)
     if folder.is_dir():
         return folder
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
-    return Path(cached_file(path, "config.json", local_files_only=True)).parent
+    config = cached_file(path, "config.json", local_files_only=True)
+    assert config is not None  # it raises OSError where there is none
+    return Path(config).parent
 
 
 def _digest(path: str) -> str:

@@ -228,7 +228,7 @@ def _target(target: Side) -> dict[str, Any]:
     return {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
 
 
-class _OnlyNumbers(LogitsProcessor):  # type: ignore[misc]
+class _OnlyNumbers(LogitsProcessor):
     """Ends `generate` at the first step whose scores are no numbers; -inf stands for what must not be said."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from headscope.attribution.objectives.predictions import precise
 from headscope.relevance.gradient.autograd_functions import ActiveRules, with_gradient
 from headscope.relevance.gradient.rules import Rules, constant_deviation, identity_rule
 
-_CLASSES = {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
+_CLASSES: set[Any] = {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
 _TORCH = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.ReLU6)
 ACTIVATIONS: tuple[type[nn.Module], ...] = (*_CLASSES, *_TORCH)
 _ABSENT = object()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -61,6 +62,7 @@ def alpha_matrices(run: AnalysisRun) -> Matrices:
         keys = {key: key.split("/") for key in run.matrices}
         return {(site, int(layer)): run.matrices[key] for key, (site, layer, _) in keys.items()}
     found = {}
+    layer: Any
     for (site, layer), table in run.table("alphas", "source", "alpha").groupby(["site", "layer"], sort=False):
         count = run.layout[str(site)][int(layer)]
         if len(table) != count * count or not table["source"].between(0, count - 1).all():

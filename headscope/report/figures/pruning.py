@@ -252,7 +252,7 @@ def function_counts(run: PruningRun, its: pd.DataFrame) -> pd.DataFrame:
         rows[(kept, size)] = mine["kind"].value_counts() / len(cells)
     order = sorted(rows, key=lambda each: -each[0])
     table = pd.DataFrame([rows[each] for each in order], index=pd.Index([kept for kept, _ in order])).fillna(0.0)
-    names = [*head_functions(), *sorted(set(table) - {*head_functions(), SEVERAL, NONE}), SEVERAL, NONE]
+    names = [*head_functions(), *sorted(set(table.columns) - {*head_functions(), SEVERAL, NONE}), SEVERAL, NONE]
     return table[[name for name in names if name in table]]
 
 
@@ -317,7 +317,7 @@ def _gates_panel(table: pd.DataFrame) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         wide = table.pivot(index="update", columns=["site", "layer", "head"], values="open")
         for site in [site for site in SITES if site in set(table["site"])]:
-            its = wide[site]
+            its = wide[[site]]
             axes.plot(its.index, its, color=SITES[site], lw=0.5, alpha=0.45)
             axes.plot(its.index, its.mean(axis=1), color=SITES[site], lw=1.8)
         axes.set_ylim(-0.03, 1.03)

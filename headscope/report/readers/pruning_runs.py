@@ -99,7 +99,7 @@ def _sweep(path: Path) -> PruningRun:
     meta, cells = _json(path / "sweep.json"), _table(path / "sweep.csv", SWEEP)
     if not len(cells):
         raise RunError(f"sweep {path.name}: sweep.csv has no row yet")
-    sites = [name for name in cells if name.startswith("kept_")]
+    sites = [name for name in cells.columns if name.startswith("kept_")]
     if not all(pd.api.types.is_numeric_dtype(cells[name]) for name in sites):
         raise RunError(f"sweep {path.name}: sweep.csv is malformed: {', '.join(sites)} must hold numbers")
     if cells[["kept", "of", *sites]].isna().any(axis=None):
