@@ -49,7 +49,7 @@ def ours(checkpoint: Checkpoint, layer_index: LayerIndex | None, batch: Batch) -
         return ablation(its.f, its.gates)
 
 
-def plain(checkpoint: Checkpoint, outputs: list[nn.Linear], batch: Batch) -> Tensor:
+def plain(checkpoint: Checkpoint, outputs: list[nn.Module], batch: Batch) -> Tensor:
     """The loop over all heads [b N], each with a whole forward pass of the model's own eager attention."""
     place = checkpoint.attention_sites.order[0]
     damages = []
@@ -108,7 +108,8 @@ def main() -> None:
     print(f"finding the seats, once a run: {time.process_time() - spent:.2f} s CPU")
     outputs = [found.of[place.site, place.layer].output for place in checkpoint.attention_sites.order]
     read = list(batches(corpus, checkpoint, tokens=given.tokens, limit=512, losses=Omissions()))
-    sides = {"plain": partial(plain, checkpoint, outputs), "ours": partial(ours, checkpoint, found)}
+    sides: dict[str, Callable[[Batch], Tensor]] = {"plain": partial(plain, checkpoint, outputs)}
+    sides["ours"] = partial(ours, checkpoint, found)
     if given.peers:
         read = read[:1]
         sides |= {name: make(checkpoint) for name, make in PEERS.items() if find_spec(name)}

@@ -54,7 +54,7 @@ def ours(checkpoint: TransformerCheckpoint, batch: Side, *, beam: int, longest: 
     config = replace(checkpoint.search, rule="fairseq", beam=beam, power=1.0, spread=None)
     config = replace(config, max_ratio=0.0, max_extra=longest, min_ratio=0.0, min_extra=1)
     mask = None if bool(batch.real.all()) else batch.real
-    special = {"start": target.start, "end": target.end, "pad": target.pad}
+    special: dict[str, Any] = {"start": target.start, "end": target.end, "pad": target.pad}
     found = search(checkpoint.model, batch.ids, mask, config=config, **special)
     return [list(best[0].ids) for best in found]
 
@@ -97,7 +97,7 @@ def main() -> None:
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(Path(folder) / "model").eval()
     work = batches(checkpoint, given.source, sentences=given.sentences, size=given.batch)
     how = {"beam": given.beam, "longest": given.longest}
-    special = {"end": checkpoint.target.end, "pad": checkpoint.target.pad}
+    special: dict[str, Any] = {"end": checkpoint.target.end, "pad": checkpoint.target.pad}
 
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for each in range(given.rounds + 1):

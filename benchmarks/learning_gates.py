@@ -55,7 +55,7 @@ def plain(checkpoint: Checkpoint, data: TrainingExamples, parameters: list[nn.Pa
             logits, labels = model(**given).logits[asked], batch.labels[asked]
             loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
             tokens = len(labels)
-        (loss / max(tokens, 1)).backward()  # type: ignore[no-untyped-call]
+        (loss / max(tokens, 1)).backward()
         nn.utils.clip_grad_norm_(parameters, RECIPE.clip)
         adam.step()
 

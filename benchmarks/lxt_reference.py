@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 import torch
 from lxt.efficient import monkey_patch
@@ -17,7 +18,7 @@ from lxt.efficient import monkey_patch
 OUTPUT = {"llama": "self_attn.o_proj", "gpt2": "attn.c_proj", "bert": "attention.output.dense"}
 
 
-def relevances(kind: str, given: dict) -> torch.Tensor:
+def relevances(kind: str, given: dict[str, Any]) -> torch.Tensor:
     """[layer b h] of the largest logit at each real position, all together."""
     modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     configuration = importlib.import_module(f"transformers.models.{kind}.configuration_{kind}")
@@ -46,7 +47,8 @@ def relevances(kind: str, given: dict) -> torch.Tensor:
     logits = model(inputs_embeds=states, attention_mask=given["mask"]).logits
     (logits.max(dim=-1).values * given["mask"]).sum().backward()
     heads = given["heads"]
-    return torch.stack([(x * x.grad).unflatten(-1, (heads, -1)).sum(dim=(1, 3)) for x in seen]).detach()
+    products = [x * x.grad for x in seen if x.grad is not None]
+    return torch.stack([product.unflatten(-1, (heads, -1)).sum(dim=(1, 3)) for product in products]).detach()
 
 
 def main() -> None:

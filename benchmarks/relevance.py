@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -60,14 +61,14 @@ def main() -> None:
     corpus = list(batches(read, checkpoint, tokens=given.tokens, limit=512, losses=Omissions()))
     works: dict[tuple[str, ...], Callable[[], None]] = {(): lambda: forward(checkpoint, corpus)}
     for names in SIDES:
-        works[names] = lambda names=names: explain(checkpoint, corpus, names)  # type: ignore[misc]
+        works[names] = partial(explain, checkpoint, corpus, names)
     best = dict.fromkeys(works, float("inf"))
     for number in range(given.rounds + 1):
-        for names, work in works.items():
+        for side, work in works.items():
             began = time.process_time()
             work()
             if number:  # the first round warms up
-                best[names] = min(best[names], time.process_time() - began)
+                best[side] = min(best[side], time.process_time() - began)
     print(f"{checkpoint.model_type}, {read.count} sentences, torch {torch.__version__}, CPU seconds")
     print(f"eager forward: {best[()]:.2f} s")
     for names in SIDES:

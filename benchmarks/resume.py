@@ -131,8 +131,9 @@ def settings(out: Path, **more: Any) -> TrainConfig:
         "bleu_sentences": 3,
         "beam": 2,
     }
-    texts = {f"{part}{side}": out.parent / f"{part}{side}" for part in ("", "valid_") for side in ("source", "target")}
-    return TrainConfig(out=out, **texts, **values | more)
+    names = [f"{part}{side}" for part in ("", "valid_") for side in ("source", "target")]
+    values |= {name: out.parent / name for name in names}
+    return TrainConfig(out=out, **values | more)
 
 
 def text(folder: Path, chance: random.Random) -> None:

@@ -92,13 +92,14 @@ def variant_run(asked: argparse.Namespace, out: Path) -> TrainingRun:
 
 def update_all(run: TrainingRun, batches: Sequence[TrainingBatch]) -> float:
     """Seconds of an update for each batch, the first one left out."""
+    variant: Any = run.variant
     began = 0.0
     for number, batch in enumerate(batches):
         began = clock(run.device) if number == 1 else began
-        run.variant.before_update(run, run.moment)
+        variant.before_update(run, run.moment)
         run.update([batch])
         run.moment = replace(run.moment, update=run.moment.update + 1)
-        run.variant.after_update(run, run.moment)
+        variant.after_update(run, run.moment)
     return clock(run.device) - began
 
 
@@ -127,14 +128,16 @@ def marian(run: TrainingRun) -> Any:
         bos_token_id=its.start,
         forced_eos_token_id=None,
     )
-    return transformers.MarianMTModel(made).to(run.device)
+    model: Any = transformers.MarianMTModel(made)
+    return model.to(run.device)
 
 
 class Ready(transformers.Trainer):
     """Takes batches as they are, in their order."""
 
     def _get_train_sampler(self, *_: Any) -> Any:
-        return SequentialSampler(self.train_dataset)
+        dataset: Any = self.train_dataset
+        return SequentialSampler(dataset)
 
 
 class Clock(transformers.TrainerCallback):

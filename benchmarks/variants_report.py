@@ -255,9 +255,11 @@ def draw(out: Path, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     done = [path for arm in arms if ((path := out / "runs" / f"{arm.name}-1") / "result.json").exists()]
     wanted: list[tuple[str, str, Callable[[], Figure] | None]] = []
     for arm, site in (("mixing", Site.DECODER_SELF), ("swap-manual", Site.CROSS), ("swap-soft", Site.CROSS)):
-        both = [of_site(runs[name], site) for name in ("baseline", arm)] if {"baseline", arm} <= runs.keys() else []
         text = f"Confidence of {site} heads, baseline (A) and {arm} (B), seed 1, {TEST}"
-        wanted.append((f"confidence-{arm}-{site}.png", text, partial(compare_figure, *both) if both else None))
+        figure = None
+        if {"baseline", arm} <= runs.keys():
+            figure = partial(compare_figure, of_site(runs["baseline"], site), of_site(runs[arm], site))
+        wanted.append((f"confidence-{arm}-{site}.png", text, figure))
     for arm in ("mixing", "mixing-free"):
         text = f"Matrices of {arm}, seed 1 ({'with' if arm == 'mixing' else 'without'} the nuclear-norm loss)"
         wanted.append((f"alphas-{arm}.png", text, partial(alphas_figure, runs[arm]) if arm in runs else None))

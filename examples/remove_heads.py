@@ -11,10 +11,8 @@ import sys
 
 import headscope as hs
 
-if len(sys.argv) > 3:
-    checkpoint, source, target = sys.argv[1:4]
-else:
-    checkpoint, source, target = hs.assets.trained(), hs.assets.captions("en"), hs.assets.captions("de")
+shipped = [hs.assets.trained(), hs.assets.captions("en"), hs.assets.captions("de")]
+checkpoint, source, target = map(str, sys.argv[1:4] or shipped)
 
 model = hs.load(checkpoint)
 number = len(model.heads) // 3

@@ -52,7 +52,7 @@ def test_nothing_below_the_api_imports_it() -> None:
 
 
 def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
-    assert hs.load and all(getattr(hs, name) is not None for name in hs.__all__)
+    assert callable(hs.load) and all(getattr(hs, name) is not None for name in hs.__all__)
     assert all(isinstance(getattr(hs, name), types.FunctionType) for name in ("analyze", "evaluate", "plot", "train"))
     with pytest.raises(AttributeError, match="no attribute 'anlyze'"):
         hs.anlyze  # noqa: B018
@@ -155,7 +155,7 @@ def test_sentences_of_a_list_may_end_in_a_line_feed(pair: hs.Model) -> None:
 def test_parses_of_a_file_may_belong_to_a_list(tmp_path: Path) -> None:
     parses, text = hs.assets.sample("conllu"), hs.assets.sample("en").read_text(encoding="utf-8").splitlines()
     model = hs.load(hs.assets.trained())
-    options = {"only": "syntactic", "max_sentences": 20, "min_instances": 2, "bootstrap": 10}
+    options: dict[str, Any] = {"only": "syntactic", "max_sentences": 20, "min_instances": 2, "bootstrap": 10}
     studies = [model.analyze(given, parse=parses, **options) for given in (text, None)]
     assert_frame_equal(studies[0].table("syntactic"), studies[1].table("syntactic"))
 
@@ -272,13 +272,15 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
     several = pair.translations(SOURCES[:4], beam=3, nbest=2)
     assert [best[0].text for best in several] == expected[:4]
     assert all(first.score >= second.score for first, second in several)
+    model: Any = pair
     with pytest.raises(ConfigError, match="unknown option of translate 'beams'; did you mean 'beam'"):
-        pair.translate(SOURCES[:1], beams=3)
+        model.translate(SOURCES[:1], beams=3)
 
 
 # What goes wrong.
 
-WRONG: list[tuple[Callable[[hs.Model], Any], type[HeadscopeError], str]] = [
+untyped: Any = hs  # the calls below are wrong on purpose, some of them in their types
+WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
     (lambda m: m.analyze("A dog runs."), DataError, "no file 'A dog runs.'; a sentence itself belongs in a list"),
     (lambda m: m.analyze([]), DataError, "the list of sentences is empty"),
     (lambda m: m.analyze(["a", " "]), DataError, "sentence 2 of the list is empty"),
@@ -321,15 +323,15 @@ WRONG: list[tuple[Callable[[hs.Model], Any], type[HeadscopeError], str]] = [
     (lambda m: m.gated({("cross", 1): torch.ones(7)}).__enter__(), ConfigError, "7 gates for cross.1, which has 8"),
     (lambda m: m.gated(7).__enter__(), ConfigError, "a int names no heads"),
     (lambda m: hs.load("no/such/thing/at/all"), CheckpointError, "there is no file or directory"),
-    (lambda m: hs.load(7), ConfigError, "a int cannot be loaded; give a checkpoint's path"),
+    (lambda m: untyped.load(7), ConfigError, "a int cannot be loaded; give a checkpoint's path"),
     (lambda m: hs.load(torch.nn.Linear(2, 2)), ConfigError, "a Linear cannot be loaded"),
     (lambda m: hs.load(in_memory("gpt2")[0], device="cpu"), ConfigError, "device= is for checkpoints on disk"),
     (lambda m: hs.load(hs.assets.trained(), tokenizer=1), ConfigError, "tokenizer= is for a model in memory"),
     (lambda m: hs.load(hs.assets.trained(), dtype="int8"), ConfigError, "unknown dtype 'int8'"),
     (lambda m: hs.load(hs.assets.trained(), bpe="x"), ConfigError, "^bpe means nothing for a native checkpoint"),
     (lambda m: hs.load(in_memory("gpt2")[0]).analyze(["a"]), CheckpointError, "GPT2LMHeadModel in memory cannot read"),
-    (lambda m: hs.prune(m, "rank", out="x"), ConfigError, "prune takes a checkpoint's path"),
-    (lambda m: hs.prune("x", "rnak", out="x"), ConfigError, "unknown way to prune 'rnak'; did you mean 'rank'"),
+    (lambda m: untyped.prune(m, "rank", out="x"), ConfigError, "prune takes a checkpoint's path"),
+    (lambda m: untyped.prune("x", "rnak", out="x"), ConfigError, "unknown way to prune 'rnak'; did you mean 'rank'"),
     (lambda m: hs.prune("x", "rank", out="x", kepe=3), ConfigError, "unknown option of prune rank 'kepe'"),
     (lambda m: hs.train("bseline", out="x"), ConfigError, "unknown .* 'bseline'; did you mean 'baseline'"),
     (lambda m: hs.train(out="x", lrate=3.0), ConfigError, "unknown option of train baseline 'lrate'"),

@@ -81,7 +81,7 @@ def test_a_sentence_of_parses_ends(tmp_path: Path) -> None:
 # Translation.
 
 
-def test_a_very_long_line_is_cut_where_the_model_sets_no_limit() -> None:
+def test_a_very_long_line_is_cut_where_the_model_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = checkpoints.small()
     assert checkpoint.source_limit is None and checkpoint.reads(None) == LONGEST == 1024
     seen: list[int] = []
@@ -91,7 +91,7 @@ def test_a_very_long_line_is_cut_where_the_model_sets_no_limit() -> None:
         seen.append(ids.shape[1])
         return encode(ids, *rest)
 
-    checkpoint.model.encode = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(checkpoint.model, "encode", watched)
     cut: list[int] = []
     line = "a " * 100_000
     found = list(translate_lines(checkpoint, ["a b", line], options=TranslateOptions(), tokens=50, cut=cut.append))
@@ -235,7 +235,7 @@ def test_numbers_of_configs_are_bounded() -> None:
         ({"max_len_b": 10**6}, "--max-len-b is 1000000; it must be at most 65,536"),
     ):
         with pytest.raises(ConfigError, match=message):
-            EvaluateConfig(checkpoint="x", source=Path("x"), **options)  # type: ignore[arg-type]
+            EvaluateConfig(checkpoint="x", source=Path("x"), **options)
     with pytest.raises(ConfigError, match="--nbest is 2000; it must be at most 1,000"):
         TranslateOptions(best=2000, beam=5)
     check_numbers(EvaluateConfig(checkpoint="x", source=Path("x"), seed=int(MOST["seed"])))
@@ -287,6 +287,7 @@ def test_one_process_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_large_seeds_stay_what_they_are() -> None:
-    rows = [{"seed": None, "x": 1}, {"seed": int(MOST["seed"]), "x": 2}, {"seed": 2**60 + 1, "x": 3}]
+    seeds = (None, int(MOST["seed"]), 2**60 + 1)
+    rows: list[dict[str, Any]] = [{"seed": seed, "x": number} for number, seed in enumerate(seeds, start=1)]
     table = with_seeds(rows)
     assert list(table) == ["seed", "x"] and table["seed"].tolist()[1:] == [2**63 - 2**31, 2**60 + 1]

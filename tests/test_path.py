@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,12 +24,12 @@ MOST = 2
 def stack() -> list[str]:
     """Modules of headscope on the way here, the outermost first, without repetitions."""
     names: list[str] = []
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = NAMES.get(Path(frame.f_code.co_filename).resolve())
         if name is not None and (not names or names[-1] != name):
             names.append(name)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return names[::-1]
 
 

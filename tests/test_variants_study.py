@@ -3,6 +3,8 @@
 import importlib
 import json
 import shutil
+from pathlib import Path
+from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -11,14 +13,16 @@ from headscope.heads import HeadId, Site
 from headscope.training.swaps.schedule import read_schedule
 from tests.makers.modules import ROOT
 
+Study = tuple[ModuleType, ModuleType]
+
 
 @pytest.fixture
-def study(monkeypatch):
+def study(monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("variants_study"), importlib.import_module("variants_report")
 
 
-def test_verdicts_need_the_published_direction_beyond_the_spread_of_seeds(study):
+def test_verdicts_need_the_published_direction_beyond_the_spread_of_seeds(study: Study) -> None:
     judged = study[1].judged
     assert judged([], 1) == "no numbers yet"
     assert judged([0.25], 1) == "open, one seed only: +0.25, that direction"
@@ -29,7 +33,7 @@ def test_verdicts_need_the_published_direction_beyond_the_spread_of_seeds(study)
     assert judged([0.0, 1.0, 2.0], 1).endswith("no more than seeds differ")
 
 
-def test_the_schedule_is_read_by_train_and_leaves_heads_where_they_were(study, tmp_path):
+def test_the_schedule_is_read_by_train_and_leaves_heads_where_they_were(study: Study, tmp_path: Path) -> None:
     layout = {(Site.CROSS, layer): 8 for layer in range(3)}
     path = tmp_path / "swaps.json"
     path.write_text(json.dumps(study[0].swap_schedule(5)))
@@ -41,9 +45,10 @@ def test_the_schedule_is_read_by_train_and_leaves_heads_where_they_were(study, t
     assert sorted(study[0].swap_schedule(4)) == ["2", "3"], "an odd number of exchanges would leave them elsewhere"
 
 
-def finished(out, arm, seed, bleu, cpu, spread):
+def finished(out: Path, arm: str, seed: int, bleu: float, cpu: float, spread: float) -> None:
     run, analysis = out / "runs" / f"{arm}-{seed}", out / "analysis" / f"{arm}-{seed}"
-    run.mkdir(parents=True), analysis.mkdir(parents=True)
+    run.mkdir(parents=True)
+    analysis.mkdir(parents=True)
     result = {"arm": arm, "seed": seed, "bleu": bleu, "valid_nll": 2.0, "parameters": 1000, "seconds": 9.0}
     result |= {"cpu_seconds": cpu, "threads": 1, "ended": "2026-01-02", "bleu_signature": "tok:13a"}
     (run / "result.json").write_text(json.dumps(result))
@@ -56,7 +61,7 @@ def finished(out, arm, seed, bleu, cpu, spread):
     (analysis / "run.json").write_text(json.dumps(about))
 
 
-def test_the_report_is_made_of_whatever_is_finished(study, tmp_path):
+def test_the_report_is_made_of_whatever_is_finished(study: Study, tmp_path: Path) -> None:
     study_, report = study
     (tmp_path / "study.json").write_text(json.dumps({"epochs": 5, "max_sentences": None, "recipe": {"lr": 0.002}}))
     report.report(tmp_path, study_.ARMS)
@@ -67,13 +72,13 @@ def test_the_report_is_made_of_whatever_is_finished(study, tmp_path):
     finished(tmp_path, "mae", 2, 33.0, 115.0, 0.25)
     report.report(tmp_path, study_.ARMS)
     table = pd.read_csv(tmp_path / "table.csv").set_index("arm")
-    assert table.loc["swap-manual", ["seeds", "bleu", "time_ratio"]].tolist() == pytest.approx([2, 31.5, 1.1])
+    assert list(table.loc["swap-manual", ["seeds", "bleu", "time_ratio"]]) == pytest.approx([2, 31.5, 1.1])
     assert table.loc["swap-manual", "bleu_sd"] == pytest.approx(0.5**0.5)
     assert table.loc["mae", "seeds"] == 1
-    assert pd.isna(table.loc["mae", "bleu_sd"])
+    assert pd.isna(table["bleu_sd"]["mae"])
     rows = pd.read_csv(tmp_path / "runs.csv").set_index(["arm", "seed"])
     assert rows.loc[("swap-manual", 2), "confidence_spread.cross"] == pytest.approx(0.125)
-    assert pd.isna(rows.loc[("swap-manual", 1), "confidence_spread.cross"]), "its analysis is not complete"
+    assert pd.isna(rows["confidence_spread.cross"][("swap-manual", 1)]), "its analysis is not complete"
     text = (tmp_path / "table.md").read_text()
     assert (
         "| MHR swaps by schedule | 2 | 31.50 ± 0.71 | 2.0000 ± 0.0000 | 1,000 | 110 ± 0 | 1.10 ± 0.00 | 9 ± 0 |" in text
@@ -84,7 +89,7 @@ def test_the_report_is_made_of_whatever_is_finished(study, tmp_path):
     assert (tmp_path / "figures" / "training.png").exists()
 
 
-def test_seeds_are_added_to_a_table_whose_runs_are_elsewhere(study, tmp_path):
+def test_seeds_are_added_to_a_table_whose_runs_are_elsewhere(study: Study, tmp_path: Path) -> None:
     study_, report = study
     (tmp_path / "study.json").write_text(json.dumps({"epochs": 5, "max_sentences": None, "recipe": {"lr": 0.002}}))
     for seed in (1, 2, 3):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,7 @@ def capture(model: nn.Module, wanted: Iterable[str] = ("weights",)) -> Iterator[
         yield captured
 
 
-def capture_once(model: nn.Module, wanted: Iterable[str] = ("weights",), **inputs: Tensor) -> Captured:
+def capture_once(model: nn.Module, wanted: Iterable[str] = ("weights",), **inputs: Any) -> Captured:
     """`capture` around one forward pass without gradients."""
     with torch.no_grad(), capture(model, wanted) as captured:
         model(**inputs)

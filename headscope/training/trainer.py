@@ -197,7 +197,7 @@ def _criterion(run: TrainingRun, variant: Variant) -> nn.Module:
     made.extra = lambda batch: variant.extra_loss(run, batch)
     whole: nn.Module = made
     if config.compile:
-        made.sums = torch.compiler.disable(made.sums)  # type: ignore[method-assign, no-untyped-call]
+        made.sums = torch.compiler.disable(made.sums)  # type: ignore[method-assign]
         whole.compile(dynamic=True)
     if run.processes.world == 1:
         return whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,8 +40,10 @@ def test_numbers_of_every_matrix() -> None:
         if not h:
             continue
         places += 1
-        a = attention.mixing.alpha.detach().numpy()
+        mixing: Any = attention.mixing
+        a = mixing.alpha.detach().numpy()
         mine = entries[(entries.site == site.value) & (entries.layer == layer)]
+        entry: Any
         for entry in mine.itertuples():
             assert entry.alpha == a[entry.head, entry.source]
         assert len(mine) == h * h
@@ -88,6 +91,7 @@ def test_nuclear_norms_are_those_of_the_original(shared: Path) -> None:
         "decoder-self": "decoder.{}.self_attn",
         "cross": "decoder.{}.enc_attn",
     }
+    row: Any
     for row in modules.itertuples():
         assert row.nuclear_norm == pytest.approx(norms[names[row.site].format(row.layer)], abs=1e-3)
     assert len(modules) == 9

@@ -31,7 +31,8 @@ def corpus(count: int = 23) -> Corpus:
         [" ".join(WORDS[n] for n in torch.randint(len(WORDS), (int(size),), generator=generator)) for size in sizes]
         for sizes in torch.randint(1, 8, (count, 2), generator=generator)
     ]
-    return Corpus("x", count, "0" * 40, lambda: iter(Sentence(n, *t, None) for n, t in enumerate(texts)), True, False)
+    sentences = [Sentence(n, source, target) for n, (source, target) in enumerate(texts)]
+    return Corpus("x", count, "0" * 40, lambda: iter(sentences), True, False)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,8 @@ def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
     ]
     assert len(gates) == len(places) == 6 and len(tokens) > 9
     for site, layer, mixture in places[:4]:
-        entropies, best, mean, counts = [], np.zeros(mixture.experts), np.zeros(mixture.experts), {}
+        entropies, best, mean = [], np.zeros(mixture.experts), np.zeros(mixture.experts)
+        counts: dict[tuple[int, int], int] = {}
         for sentence in corpus():
             its, ids, special = gates_of(checkpoint, mixture, sentence)
             for position, number in enumerate(ids):
@@ -146,6 +148,7 @@ def test_experts_that_tie_share_their_gates(checkpoint: Any) -> None:
 
     found = study(changed(checkpoint, twin), "experts")
     seen = set()
+    gates: Any
     for gates in found.tables["experts_gates"].itertuples():
         experts = found.tables["experts"]
         share = experts[(experts.site == gates.site) & (experts.layer == gates.layer)].share.tolist()
@@ -161,11 +164,13 @@ def test_numbers_do_not_hang_on_batches(checkpoint: Any) -> None:
 
 
 def test_one_expert_costs_something(checkpoint: Any) -> None:
+    row: Any
+    random: Any
     row, random = study(checkpoint, "one_expert").tables["one_expert"].itertuples()
     nll = {}
     for mode in ("soft", "argmax"):
         total = count = 0.0
-        with using(experts_of(checkpoint.model), mode), torch.no_grad():  # type: ignore[arg-type]
+        with using(experts_of(checkpoint.model), mode), torch.no_grad():
             for sentence in corpus():
                 source = checkpoint.encode([sentence.source], side="source", limit=99)[0]
                 target = checkpoint.encode([sentence.target], side="target", limit=99)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def gates(kind: str) -> list[tuple[int, int, dict[gate_gradients.Place, torch.Te
     its, found = speakers.checkpoint(kind), []
     for sentence in speakers.corpus(kind):
         one = asked(kind, sentence)
-        gradients = gate_gradients.position_gates(its.model, lambda one=one: one.loss(its))
+        gradients = gate_gradients.position_gates(its.model, partial(one.loss, its))
         found.append((sentence.number % FOLDS, len(one.labels), gradients))
     return found
 
@@ -98,7 +98,7 @@ def test_gradient_and_taylor(kind: str, granularity: str) -> None:
     absolute, square = expected(kind, granularity)
     same(column(found, "raw", "gradient"), absolute, kind=kind)
     same(column(found, "taylor"), square, kind=kind)
-    scaled = {}
+    scaled: dict[HeadId, float] = {}
     for site, layer in {(head.site, head.layer) for head in absolute}:
         mine = {head: value for head, value in absolute.items() if (head.site, head.layer) == (site, layer)}
         length = sum(value**2 for value in mine.values()) ** 0.5
@@ -228,7 +228,7 @@ def test_closed_heads_have_no_gradient_and_the_others_theirs() -> None:
         for sentence in speakers.corpus(kind):
             one = asked(kind, sentence)
             count += len(one.labels)
-            gradients = gate_gradients.position_gates(its.model, lambda one=one: one.loss(its))
+            gradients = gate_gradients.position_gates(its.model, partial(one.loss, its))
             for head in total:
                 total[head] += gradients[head.site, head.layer][head.head].sum().item()
     assert found[off[0]] == 0
@@ -282,7 +282,7 @@ class Explaining(Analysis):
 def test_an_analysis_may_make_passes_of_its_own(kind: str) -> None:
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     flags = [parameter.requires_grad for parameter in its.model.parameters()]
-    analyses = [Explaining, *choose_analyses(only=["gradient"])]
+    analyses: list[type[Analysis]] = [Explaining, *choose_analyses(only=["gradient"])]
     found = analyze(its, corpus, analyses=analyses, options=run_options(detail=True), replicates=11, detail=True)
     signed = column(found, "signed", "gradient")
     same({head: 2 * value for head, value in column(found, "half").items()}, signed, kind=kind)

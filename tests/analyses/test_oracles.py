@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def _repeated(kind: str, checkpoint: HuggingFaceCheckpoint) -> list[Seen]:
     """The repeated random tokens, one sequence at a time."""
     if kind == "bert":
         return []
-    found = []
+    found: list[Seen] = []
     for batch in random_batches(checkpoint, seed=SEED, limit=97):
         for row in range(0, len(batch.indices)):
             source = batch.source.ids[row].tolist()
@@ -196,6 +197,7 @@ def test_offsets(trial: Trial) -> None:
             same(trial.found("offset_share", place, head), trial.mean(terms))
             rows = table[(table.site == place[0].value) & (table.layer == place[1]) & (table["head"] == head)]
             assert dict(zip(rows.offset, rows["count"], strict=True)) == dict(sum(counts, Counter()))
+            row: Any
             for row in rows.itertuples():
                 terms = [(float(one[row.offset]), sum(one.values())) for one in counts]
                 same((row.share, row.share_low, row.share_high), trial.mean(terms))
@@ -204,8 +206,8 @@ def test_offsets(trial: Trial) -> None:
 def test_relations(trial: Trial) -> None:
     if trial.kind == "t5":
         assert set(trial.study.tables["syntactic"].site) == {"encoder-self"}
-    best: dict[tuple, float] = {}
-    rows = list(trial.study.tables["syntactic"].itertuples())
+    best: dict[tuple[Any, ...], float] = {}
+    rows: list[Any] = list(trial.study.tables["syntactic"].itertuples())
     places = [
         p
         for p in trial.places
@@ -227,8 +229,8 @@ def test_relations(trial: Trial) -> None:
         same((row.margin, row.margin_low, row.margin_high), trial.mean(margin))
         key = (*place, row.head)
         best[key] = max(best.get(key, -2.0), row.margin)
-    for (site, layer, head), margin in best.items():
-        assert trial.found("syntactic_margin", (site, layer), head)[0] == margin
+    for (site, layer, head), largest in best.items():
+        assert trial.found("syntactic_margin", (site, layer), head)[0] == largest
 
 
 @pytest.mark.parametrize(
@@ -313,6 +315,7 @@ def test_distinctness(trial: Trial) -> None:
                 (table.site == place[0].value) & (table.layer == place[1]) & (table.matrix == f"W_{letter.upper()}")
             ]
             assert list(zip(rows.head_a, rows.head_b, strict=True)) == [(i, j) for i in heads for j in heads if i < j]
+            row: Any
             for row in rows.itertuples():
                 a, b = weights[row.head_a], weights[row.head_b]
                 same((row.cosine, row.overlap), (distinctness.cosine(a, b), distinctness.overlap(a, b)))
@@ -351,7 +354,7 @@ def test_slices_that_nearly_lack_rank(condition: float) -> None:
 
 def test_capture_is_what_transformers_computes(trial: Trial) -> None:
     """The oracles start from captured weights; here these are compared (transformers' softmax is float32)."""
-    model = trial.checkpoint.model
+    model: Any = trial.checkpoint.model
     one = trial.seen[3]
     inputs = {"input_ids": torch.tensor([one.source])}
     if one.target is not None:
@@ -388,7 +391,7 @@ def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: obje
         has_target=first.target is not None,
         has_parses=first.parse is not None,
     )
-    given = run_options(**{"ranks": torch.tensor(RANKS), **options})  # type: ignore[arg-type]
+    given = run_options(**{"ranks": torch.tensor(RANKS), **options})
     return analyze(
         tiny.checkpoint(kind, 1),
         corpus,
@@ -443,7 +446,8 @@ def test_queries_of_a_source_without_text_do_not_count() -> None:
         for site in ("cross", "encoder-self"):
             found, expected = (s.heads[column][s.heads.site == site].to_numpy() for s in (one, alone))
             np.testing.assert_allclose(found, expected, atol=CLOSE)
-    assert not np.allclose(*(s.heads.confidence[s.heads.site == "decoder-self"] for s in (one, alone)))
+    found, expected = (s.heads.confidence[s.heads.site == "decoder-self"].to_numpy() for s in (one, alone))
+    assert not np.allclose(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["bert", "mistral"])
@@ -543,9 +547,9 @@ def test_baseline_of_tied_offsets_is_the_smaller_one() -> None:
 def test_heads_that_do_nothing_have_no_likeness() -> None:
     """A context that never changes has no CKA, a projection of zeros no subspace; other heads keep theirs."""
     checkpoint = tiny.checkpoint("bert", 1)
-    attention = checkpoint.model.encoder.layer[0].attention.self
+    model: Any = checkpoint.model
     with torch.no_grad():
-        attention.value.weight[5:10] = 0
+        model.encoder.layer[0].attention.self.value.weight[5:10] = 0
     study = analyze(
         checkpoint,
         tiny.corpus(1),

@@ -33,14 +33,15 @@ def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
     """Keys of zero give every key the same score; the other layers of the model do not tie."""
     its = copy.copy(speakers.checkpoint(kind))
     its.model = copy.deepcopy(its.model)
+    model: Any = its.model
     corpus = speakers.corpus(kind)
     assert not [text for text in study(its, corpus, "entropy").remarks if text.startswith("entropy")]
     if kind == "gpt2":
-        projection, width = its.model.transformer.h[1].attn.c_attn, its.model.config.n_embd
+        projection, width = model.transformer.h[1].attn.c_attn, model.config.n_embd
         flat = [projection.weight[:, width : 2 * width], projection.bias[width : 2 * width]]
         place = (Site.DECODER_SELF, 1)
     else:
-        site, layer, _, module = next(iter(its.model.attention_modules()))
+        site, layer, _, module = next(iter(model.attention_modules()))
         flat, place = list(module.key.parameters()), (site, layer)
     with torch.no_grad():
         for part in flat:

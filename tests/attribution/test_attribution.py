@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from headscope.engine.declarations import checked_options
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import gated, masked
 from headscope.model.prefix_cache import resumable_layers
@@ -26,7 +28,7 @@ from tests.oracles import gate_games, speakers, tiny
 from tests.oracles.gate_games import Game
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
-from tests.oracles.speakers import SPEAKERS, asked
+from tests.oracles.speakers import SPEAKERS, Asked, asked
 
 pytestmark = pytest.mark.slow
 
@@ -60,15 +62,25 @@ def same(found: Sequence[float], expected: Sequence[float], *, kind: str, exact:
     assert found == pytest.approx(expected, abs=within)
 
 
+def minus_loss(one: Asked, its: Checkpoint) -> float:
+    return -float(one.loss(its))
+
+
+def logits_of(one: Asked, its: Checkpoint, ids: Tensor) -> float:
+    """Σ of the logits of `ids` [t]."""
+    logits = one.logits(its)
+    return sum(logits[t, w].item() for t, w in enumerate(ids))
+
+
 def over_corpus(kind: str, measure: Callable[[Game, Sentence], Sequence[float]]) -> list[float]:
     """Σ over sentences of a measure of −loss, divided by Σ of predicted tokens."""
     its, total, count = speakers.checkpoint(kind), torch.zeros(()).double(), 0
     for sentence in speakers.corpus(kind):
         one = asked(kind, sentence)
-        game = gate_games.under_gates(its.model, its.layout, lambda one=one: -float(one.loss(its)))
+        game = gate_games.under_gates(its.model, its.layout, partial(minus_loss, one, its))
         total = total + torch.tensor(measure(game, sentence), dtype=torch.float64)
         count += len(one.labels)
-    return (total / count).tolist()  # type: ignore[no-any-return]
+    return (total / count).tolist()
 
 
 def size_of(kind: str) -> int:
@@ -143,15 +155,13 @@ def test_integrated_gradients(kind: str) -> None:
 
 def test_what_the_intact_model_says() -> None:
     """`top1`: logits of the ids that the intact model finds likeliest."""
-    its, total, count = speakers.checkpoint("gpt2"), 0.0, 0
+    its, total, count = speakers.checkpoint("gpt2"), torch.zeros(()).double(), 0
     heads = list(all_heads(its.layout))
     for sentence in speakers.corpus("gpt2"):
         one = asked("gpt2", sentence)
         with torch.no_grad():
             ids = one.logits(its).argmax(dim=-1)
-        game = gate_games.under_gates(
-            its.model, its.layout, lambda one=one, ids=ids: sum(one.logits(its)[t, w].item() for t, w in enumerate(ids))
-        )
+        game = gate_games.under_gates(its.model, its.layout, partial(logits_of, one, its, ids))
         total = total + torch.tensor(gate_games.ablation(game, len(heads)), dtype=torch.float64)
         count += len(ids)
     same(column(study("gpt2", "ablation", objective="top1"), "ablation"), (total / count).tolist(), kind="gpt2")
@@ -165,9 +175,12 @@ def test_representation() -> None:
     def vector(sentence: Sentence, gates: Sequence[float]) -> Tensor:
         ids = its.tokenizer(sentence.source, return_tensors="pt")["input_ids"]
         found: list[Tensor] = []
-        gate_games.under_gates(
-            its.model, its.layout, lambda: found.append(its.model(ids).last_hidden_state[0].mean(dim=0)) or 0.0
-        )(gates)
+
+        def keep() -> float:
+            found.append(its.model(ids).last_hidden_state[0].mean(dim=0))
+            return 0.0
+
+        gate_games.under_gates(its.model, its.layout, keep)(gates)
         return found[0]
 
     distances, projected = torch.zeros(size).double(), 0.0
@@ -307,6 +320,7 @@ def test_they_run_with_the_other_importances() -> None:
 def test_an_encoder_without_its_decoder() -> None:
     """A two-sided model and no target: heads of the encoder only, by the encoder's own states."""
     its, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=5)
+    model: Any = its.model
     found = analyze(
         its,
         corpus,
@@ -322,7 +336,8 @@ def test_an_encoder_without_its_decoder() -> None:
         def vector(gates: Sequence[float], ids: Tensor = ids) -> Tensor:
             layout = {place: heads for place, heads in its.layout.items() if place[0] is Site.ENCODER_SELF}
             with torch.no_grad(), gated(its.model, gate_games.by_place(gates, layout)):  # type: ignore[arg-type]
-                return its.model.get_encoder()(ids).last_hidden_state[0].mean(dim=0)  # type: ignore[no-any-return]
+                states: Tensor = model.get_encoder()(ids).last_hidden_state
+                return states[0].mean(dim=0)
 
         whole = vector([1.0] * 14)
         for head in range(14):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -196,8 +197,8 @@ def test_checkpoints_that_are_none(headscope: Command, text: Path, tmp_path: Pat
 def test_a_vision_model_is_shown_but_reads_no_text(headscope: Command, text: Path, tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTModel
 
-    sizes = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 17}
-    ViTModel(ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
+    sizes: dict[str, Any] = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
+    ViTModel(ViTConfig(**sizes, intermediate_size=17, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
     status, shown, _ = headscope("show", tmp_path / "vit")
     assert status == 0 and "encoder-self   2        3" in shown
     ran = headscope("analyze", tmp_path / "vit", "--source", text, "--out", tmp_path / "run")
@@ -282,7 +283,8 @@ COMMANDS = [
 
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_the_list_of_commands_shows_the_first_line_of_their_help(name: str) -> None:
-    command = typer.main.get_command(main.app).get_command(None, name)
+    app: Any = typer.main.get_command(main.app)
+    command = app.get_command(None, name)
     assert str(command.help).splitlines()[0] == main.COMMANDS[name]
 
 

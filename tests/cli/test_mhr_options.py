@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -29,7 +30,7 @@ REGISTERED = re.findall(
 
 def options_of(command: str) -> set[str]:
     """The long options of a command; a variant stands for all of them."""
-    found = typer.main.get_command(main.app)
+    found: Any = typer.main.get_command(main.app)
     for word in command.replace("VARIANT", "baseline").split():
         found = found.get_command(None, word)
     return {name for each in found.params for name in (*each.opts, *each.secondary_opts)}

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from headscope.errors import CheckpointError, ConfigError, HeadscopeError, Outpu
 from headscope.formats.native import NATIVE
 from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.readers.checkpoint import checkpoint_alphas
-from headscope.report.readers.run import RunError
+from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.readers.sentence import SentenceAttention
 from headscope.results import write_pickle
 from tests.makers.runs import make_run
@@ -177,9 +178,9 @@ def test_what_is_refused(run_dir: Path) -> None:
 
 
 def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
+    asked: dict[str, Any] = {}
 
-    def stand_in(run, **options):
+    def stand_in(run: AnalysisRun, **options: Any) -> SentenceAttention:
         asked.update(options, run=run.name)
         weights = np.full((len(options["heads"]), 2, 3), 1 / 3)
         return SentenceAttention(weights, ["a", "b"], ["x", "y", "zz"], list(map(str, options["heads"])))

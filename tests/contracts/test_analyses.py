@@ -93,7 +93,8 @@ def same_numbers(one: AnalysisResult, other: AnalysisResult, *, within: float) -
 
 def check(its: AnalysisResult, checkpoint: HuggingFaceCheckpoint, corpus: Corpus) -> None:
     """One row per head; every number finite or NaN, inside its interval; labels of heads that exist."""
-    ids = [HeadId(Site(row.site), row.layer, row.head) for row in its.heads.itertuples()]
+    rows: list[Any] = list(its.heads.itertuples())
+    ids = [HeadId(Site(row.site), row.layer, row.head) for row in rows]
     layout = checkpoint.layout
     assert len(set(ids)) == len(ids) > 0
     assert all(head.head < layout[head.site, head.layer] for head in ids)
@@ -224,7 +225,8 @@ def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind:
             yield
 
     def found(cls: type[Analysis]) -> AnalysisResult:
-        passes.clear(), ended.clear()
+        passes.clear()
+        ended.clear()
         return study(kind, cls, its=(checkpoint, corpus))
 
     handle = base_of(checkpoint.model).register_forward_hook(lambda *_: ended.append(1))
@@ -275,7 +277,8 @@ def test_gates_are_no_obstacle(name: str) -> None:
 def ragged() -> tuple[HuggingFaceCheckpoint, Corpus]:
     """BERT whose second layer has two of three heads left."""
     checkpoint, corpus = made.__wrapped__("bert")
-    attention = checkpoint.model.encoder.layer[1].attention
+    model: Any = checkpoint.model
+    attention = model.encoder.layer[1].attention
     for projection in (attention.self.query, attention.self.key, attention.self.value):
         projection.weight, projection.bias = (
             nn.Parameter(each[:10].detach().clone()) for each in (projection.weight, projection.bias)

@@ -110,7 +110,7 @@ def test_it_is_recognised_and_opened(name: str, tmp_path: Path) -> None:
     assert [other for other, candidate in FORMATS if candidate.recognise(path)] == [name]
     checkpoint = opened(path)
     assert (checkpoint.format, checkpoint.path, checkpoint.in_memory) == (name, str(path), False)
-    assert checkpoint.digest == opened(path).digest and sum(checkpoint.layout.values())
+    assert checkpoint.digest == opened(path).digest and sum(checkpoint.layout.values()) > 0
 
 
 def test_what_is_saved_is_the_same_when_it_is_opened(name: str, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_folding_gives_the_same_model(name: str) -> None:
     masks = {"source_mask": source_mask, "target_mask": target_mask}
     expected = model(source, target, **masks)
     for _, _, _, attention in model.attention_modules():
+        assert attention.mixing is not None
         if not attention.mixing.foldable:
             with pytest.raises(NotImplementedError, match="not foldable"):
                 attention.mixing.fold(attention.output.weight)
@@ -175,7 +176,7 @@ def test_capture_sees_heads_before_mixing(name: str) -> None:
 
 
 def test_alpha_is_the_sum_of_heads_with_the_weights_of_its_row() -> None:
-    alpha = build_mixing("alpha", heads=3, d_value=5, d_model=7, options={}).double()
+    alpha: Any = build_mixing("alpha", heads=3, d_value=5, d_model=7, options={}).double()
     with torch.no_grad():
         alpha.alpha.copy_(torch.randn(3, 3))
     context = torch.randn(2, 3, 4, 5).double()
@@ -187,7 +188,7 @@ def test_alpha_is_the_sum_of_heads_with_the_weights_of_its_row() -> None:
 
 def test_folding_alpha_block_by_block() -> None:
     """W_O · (A ⊗ I): mhr.md §1.1."""
-    alpha = build_mixing("alpha.v1", heads=3, d_value=5, d_model=7, options={})
+    alpha: Any = build_mixing("alpha.v1", heads=3, d_value=5, d_model=7, options={})
     with torch.no_grad():
         alpha.alpha.copy_(torch.randn(3, 3))
     w_o = torch.randn(7, 15)

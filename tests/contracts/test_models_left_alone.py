@@ -82,14 +82,15 @@ def uneven(model: nn.Module) -> nn.Module:
 
 def state_of(model: nn.Module) -> dict[str, Any]:
     """Everything about a model that a block could leave changed."""
-    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    forwards: list[Any] = [part.forward for part in model.modules()]
     tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return {
         "implementations": {key: config._attn_implementation for key, config in configs.items()},
         "configs": {key: config.to_json_string() for key, config in configs.items()},
         "hooks": [[len(getattr(part, table)) for table in tables] for part in model.modules()],
         "attributes": [sorted(vars(part)) for part in model.modules()],
-        "forwards": [part.forward.__func__ for part in model.modules()],
+        "forwards": [forward.__func__ for forward in forwards],
         "training": [part.training for part in model.modules()],
         "frozen": [parameter.requires_grad for parameter in model.parameters()],
         "gradients": [parameter.grad is None for parameter in model.parameters()],

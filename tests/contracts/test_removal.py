@@ -96,7 +96,8 @@ def saved(architecture: Architecture, folder: Path) -> HuggingFaceCheckpoint:
     opened = open_checkpoint(str(folder), dtype=dtype_of(architecture))
     assert isinstance(opened, HuggingFaceCheckpoint)
     if not architecture.sdpa:
-        opened.model.set_attn_implementation("eager")
+        model: Any = opened.model
+        model.set_attn_implementation("eager")
     return opened
 
 
@@ -343,7 +344,8 @@ def test_one_architecture_is_pruned_twice() -> None:
         twice = export.build(once, plan_removal(once.attention_sites, second))
         data = texts(once, None, None, sentences=4)
         assert verify(once, twice, second, data).difference <= 1e-10
-        kept = twice.model.config.kept_heads  # type: ignore[union-attr]
+        pruned: Any = twice.model
+        kept = pruned.config.kept_heads
         for (site, layer), count in checkpoint.layout.items():
             gone = {head.head for head in first if (head.site, head.layer) == (site, layer)}
             expected = [] if layer == 0 else [head for head in range(count) if head not in gone]

@@ -19,7 +19,7 @@ from headscope.model.prefix_cache import PrefixCache, resumable_layers
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, assert_near, build, inputs_of
 from tests.oracles import native
 
-LENGTHS = {"lengths": (3, 7, 5), "targets": (5, 2, 4)}
+LENGTHS: dict[str, Any] = {"lengths": (3, 7, 5), "targets": (5, 2, 4)}
 SHARED_LAYERS = {"albert"}  # one module is all layers: computed in full
 
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda its: its.name)
@@ -143,7 +143,8 @@ def test_what_lies_below_is_not_computed(name: str) -> None:
 
 def test_native_models_and_a_layer_without_heads() -> None:
     source, target, source_mask, target_mask = native.texts()
-    for options in ({}, {"norm": "pre"}, {"self_mixing": "alpha"}):
+    every: list[dict[str, Any]] = [{}, {"norm": "pre"}, {"self_mixing": "alpha"}]
+    for options in every:
         model = native.model(**options)
         layout = {place: heads for place, heads in find_attention(model).layout.items() if heads}
 

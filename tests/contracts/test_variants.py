@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
@@ -42,20 +40,6 @@ PAIRS = [
 TOGETHER = [*PAIRS, "disagreement+mixing+swap"]
 
 
-class StopsAfter:
-    """Interrupts a training after an update."""
-
-    def __init__(self, update: int) -> None:
-        self.update = update
-
-    def updated(self, run: Any, sums: Any) -> None:
-        if run.moment.update == self.update:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def validated(self, run: Any, found: Any, *, best: bool) -> None:
-        pass
-
-
 def needed(name: str) -> dict[str, Any]:
     return {key: value for part in name.split("+") for key, value in NEEDED.get(part, {}).items()}
 
@@ -67,7 +51,7 @@ def trained(
     folder.mkdir(exist_ok=True)
     cls = find_variant(name)
     config = lessons.config(folder, **{"log_every": 1000, "max_epochs": 2, **shared})
-    listener = None if stop is None else StopsAfter(stop)
+    listener = None if stop is None else lessons.StopsAfter(stop)
     found = train(config, cls(cls.Options(**options)), listener=listener, resume=resume)
     if not (found.folder / "last").exists():
         return found.reason, {}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,12 +105,12 @@ class Fake:
         Fake.built += 1
         self.options = options
 
-    def bulk_process(self, documents: list) -> list:
+    def bulk_process(self, documents: list[Any]) -> list[object]:
         import stanza
 
         return [self.parse(stanza, document.text) for document in documents]
 
-    def parse(self, stanza, text: str) -> object:
+    def parse(self, stanza: Any, text: str) -> object:
         rows, end = [], 0
         for n, form in enumerate(text.split(), start=1):
             start = text.index(form, end)
@@ -134,7 +135,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
 
 
 def test_key_of_the_cache(fake: type[Fake], resources: Path, tmp_path: Path) -> None:
-    def run(lines: list[str], **options: object) -> list[Parse]:
+    def run(lines: list[str], **options: Any) -> list[Parse]:
         return list(parse_with_stanza(lines, **{"resources": resources, "cache_dir": tmp_path, **options}))
 
     first = run(["a b", "c"])
@@ -175,7 +176,7 @@ def test_corrupt_cache_is_rebuilt(
 
 
 def test_unfinished_run_leaves_no_file(fake: type[Fake], resources: Path, tmp_path: Path) -> None:
-    parses = parse_with_stanza(["a", "b", "c"], resources=resources, cache_dir=tmp_path, batch=1)
+    parses: Any = parse_with_stanza(["a", "b", "c"], resources=resources, cache_dir=tmp_path, batch=1)
     next(parses)
     assert [file.suffix for file in tmp_path.iterdir()] == [".tmp"]
     parses.close()
@@ -200,16 +201,11 @@ def test_default_cache_and_resources(
 def test_tokens_that_do_not_lie_in_the_line(
     fake: type[Fake], resources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fake, "parse", lambda self, stanza, text: Fake.parse_elsewhere(stanza))
-    monkeypatch.setattr(
-        fake,
-        "parse_elsewhere",
-        lambda stanza: stanza.Document(
-            [[{"id": 1, "text": "x", "head": 0, "deprel": "root", "misc": "start_char=0|end_char=1"}]],
-            text="x",
-        ),
-        raising=False,
-    )
+    def elsewhere(self: Fake, stanza: Any, text: str) -> Any:
+        word = {"id": 1, "text": "x", "head": 0, "deprel": "root", "misc": "start_char=0|end_char=1"}
+        return stanza.Document([[word]], text="x")
+
+    monkeypatch.setattr(fake, "parse", elsewhere)
     assert list(parse_with_stanza(["abc"], resources=resources, cache_dir=tmp_path)) == [Parse("abc", (), ())]
 
 

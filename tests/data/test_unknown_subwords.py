@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -103,7 +104,7 @@ def test_a_warning_begins_above_two_per_cent() -> None:
 @pytest.mark.parametrize("metrics", [("perplexity",), ("bleu",), ("bleu", "perplexity")])
 def test_evaluation_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: tuple[str, ...]) -> None:
     monkeypatch.setattr("headscope.evaluation.quality.open_configured", lambda *_, **__: checkpoints.small())
-    texts = {"source": lines(tmp_path / "a", TEXT), "target": lines(tmp_path / "b", OTHER)}
+    texts: dict[str, Any] = {"source": lines(tmp_path / "a", TEXT), "target": lines(tmp_path / "b", OTHER)}
     found = run_evaluation(EvaluateConfig(checkpoint="x", metrics=metrics, bootstrap=20, **texts))
     wanted = {"source": {"pieces": 12, "unknown": 4, "share": 0.333333}}
     if "perplexity" in metrics:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -93,7 +94,7 @@ def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
 
 @pytest.mark.usefixtures("last_key")
 def test_one_file_adds_an_option_and_a_figure_to_the_api() -> None:
-    model = hs.load(hs.assets.trained(), device="cpu")
+    model: Any = hs.load(hs.assets.trained(), device="cpu")
     given = {"only": "last_key", "bootstrap": 10}
     one, all_keys = (model.analyze(SOURCES, **given, last_keys=count) for count in (1, 9))
     assert (all_keys.heads["last_key"] > one.heads["last_key"]).all()

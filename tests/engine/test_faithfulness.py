@@ -104,9 +104,9 @@ def test_plan_measures_each_mask_once() -> None:
     for (name, order), places in plan.curves.items():
         assert [len(plan.masks[place]) for place in places] == list(plan.removed), (name, order)
     assert {plan.masks[place] for place in plan.singles.values()} == {(head,) for head in HEADS}
-    order = ordered(TRUE)
+    heads = ordered(TRUE)
     for place, count in zip(plan.curves["true", ORDERS[0]], plan.removed, strict=True):
-        assert set(plan.masks[place]) == set(order[:count])
+        assert set(plan.masks[place]) == set(heads[:count])
 
 
 def test_areas_against_a_slow_sum() -> None:
@@ -153,7 +153,7 @@ def test_shuffled_weights_come_back() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(KeyError), randomised(model, seed=3):
-        weight = model[0].weight
+        weight = model.get_parameter("0.weight")
         assert not torch.equal(weight, before["0.weight"])
         assert torch.equal(weight.flatten().sort().values, before["0.weight"].flatten().sort().values)
         raise KeyError

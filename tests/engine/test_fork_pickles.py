@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -127,14 +128,16 @@ def test_padding_counts_as_the_fork_counts_it(shared: Path) -> None:
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_padding_is_embedded_as_fairseq_does(positions: str) -> None:
     """Row 1 of the table, trained where tables are shared, and row 1 of learned positions; sinusoids are 0 there."""
-    sizes = {"positions": positions, "max_positions": 97, "position_offset": 2, "embedding_norm": True}
+    sizes: dict[str, Any] = {"positions": positions, "max_positions": 97, "position_offset": 2, "embedding_norm": True}
     its = mhr.small(vocabulary=19, whole={"share_embeddings": True, "tie_output": True}, **sizes)
     embedded: dict[str, list[torch.Tensor]] = {"encoder": [], "decoder": []}
     for name, stack in (("encoder", its.model.encoder), ("decoder", its.model.decoder)):
+        assert stack is not None
         stack.embeddings.register_forward_hook(lambda _, __, x, kept=embedded[name]: kept.append(x))
     mhr_pickles(its, corpus(), rows="batch", limit=512, size=BatchSize(41))
     for name, stack in (("encoder", its.model.encoder), ("decoder", its.model.decoder)):
-        parts = stack.embeddings
+        assert stack is not None
+        parts: Any = stack.embeddings
         expected = parts.tokens.weight[1] * 13**0.5
         if positions == "learned":
             expected = expected + parts.positions.weight[1]
@@ -196,8 +199,9 @@ def test_batches_are_cut_as_fairseq_cuts_them() -> None:
 def test_sentences_with_one_key_are_in_no_mean() -> None:
     """`advanced` of such a sentence is divided by 0 in the fork; the mean of a corpus is over the others."""
     lines = [Sentence(n, source, "w7 w4", None) for n, source in enumerate(("w5 w6", "w5 w7 w8", "w9"))]
-    texts, fewer = (Corpus("x", n, "0" * 40, lambda n=n: iter(lines[:n]), True, False) for n in (3, 2))
+    texts, fewer = (Corpus("x", n, "0" * 40, partial(iter, lines[:n]), True, False) for n in (3, 2))
     its = mhr.small()
+    assert its.source is not None
     its.source = replace(its.source, suffix=())
     whole, part = (mhr_pickles(its, each, limit=512) for each in (texts, fewer))
     for place in ("encoder.0.self_attn", "decoder.0.enc_attn"):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ import transformers
 
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
+from headscope.data.parses import Parse
 from headscope.heads import Site
 from tests.oracles import confidence, distance, entropy, positional, rare_words, sink, syntactic
 from tests.oracles.seen import Call, Seen, Term
@@ -49,9 +51,10 @@ class Theirs:
     """transformers alone."""
 
     def __init__(self) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
-        self.model = transformers.AutoModel.from_pretrained(MODEL, attn_implementation="eager").eval()
-        self.pieces = self.tokenizer.convert_ids_to_tokens(range(self.model.config.vocab_size))
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(MODEL)
+        self.model: Any = transformers.AutoModel.from_pretrained(MODEL, attn_implementation="eager").eval()
+        ids = list(range(self.model.config.vocab_size))
+        self.pieces = list(self.tokenizer.convert_ids_to_tokens(ids))
         self.special = {self.tokenizer.cls_token_id, self.tokenizer.sep_token_id}
 
     def watch(self, number: int, text: str, row: Row | None = None) -> Seen:
@@ -76,9 +79,9 @@ def theirs() -> Theirs:
     return Theirs()
 
 
-def run(out: Path, **options: object) -> tuple[pd.DataFrame, dict]:
+def run(out: Path, **options: Any) -> tuple[pd.DataFrame, dict[str, Any]]:
     """heads.csv and run.json of a run with few replicates and no pictures."""
-    run_analysis(AnalyzeConfig(checkpoint=str(MODEL), out=out, bootstrap=29, figures=False, **options))  # type: ignore[arg-type]
+    run_analysis(AnalyzeConfig(checkpoint=str(MODEL), out=out, bootstrap=29, figures=False, **options))
     return pd.read_csv(out / "heads.csv"), json.loads((out / "run.json").read_text())
 
 
@@ -138,6 +141,9 @@ def compare_relations(out: Path, seen: list[Seen], minimum: int) -> None:
         for one in seen
         if one.units
     }
+    relation: Any
+    label: Any
+    row: Any
     for (relation, label), rows in table.groupby(["relation", "label"]):
         ends = [(one.number, *pair) for one in seen for pair in syntactic.instances(one, relation, label[-1])]
         offsets = Counter(end - start for _, start, end in ends)
@@ -256,7 +262,7 @@ def test_stanza(tmp_path: Path, shared: Path, theirs: Theirs, monkeypatch: pytes
     compare_relations(tmp_path / "run", seen, 5)
 
 
-def _rows(parses: Iterable) -> Iterator[Row]:
+def _rows(parses: Iterable[Parse]) -> Iterator[Row]:
     for parse in parses:
         arcs = [(r.relation, r.head, r.dependent) for r in parse.relations]
         yield Row(parse.text, [(token.start, token.end) for token in parse.tokens], arcs)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headscope.api import demo
+from headscope.api.analysis import run_analysis
 from headscope.assets import captions
 from headscope.formats.native import NATIVE
 from tests.oracles import checkpoints, fairseq
@@ -150,12 +152,12 @@ def short_demo(inputs: Path) -> Iterator[None]:
     for language in ("en", "de"):
         lines = captions(language).read_text(encoding="utf-8").splitlines()[:12]
         (inputs / f"captions.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    analyze, few = demo.run_analysis, {"max_sentences": 4, "bootstrap": 10, "also": (), "figures": False}
+    few: dict[str, Any] = {"max_sentences": 4, "bootstrap": 10, "also": (), "figures": False}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "captions", lambda language: inputs / f"captions.{language}")
         patch.setattr(demo, "LEARN", 6)
         patch.setattr(demo, "UPDATES", 2)
-        patch.setattr(demo, "run_analysis", lambda config, **more: analyze(replace(config, **few), **more))
+        patch.setattr(demo, "run_analysis", lambda config, **more: run_analysis(replace(config, **few), **more))
         yield
 
 

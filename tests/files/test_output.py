@@ -274,5 +274,5 @@ def test_what_the_system_says_is_found_in_what_libraries_raise(tmp_path: Path) -
     with pytest.raises(OutputError, match=r"cannot write .*: (Not a directory|File exists)"):
         write_atomically(tmp_path / "file" / "x", lambda path: path.write_text("x"))
     with pytest.raises(KeyError):
-        write_atomically(tmp_path / "x", lambda path: {}["x"])
+        write_atomically(tmp_path / "x", lambda path: dict[str, str]()["x"])
     assert contents(tmp_path, KIND).files == ("file",)

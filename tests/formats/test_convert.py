@@ -71,7 +71,8 @@ def hf_logits(folder: Path, *, two_sided: bool, dtype: torch.dtype) -> torch.Ten
     previous = torch.tensor([PREVIOUS])
     inputs = {"input_ids": torch.tensor([[*(number % 19 for number in SOURCE[:-1]), 2]]), "decoder_input_ids": previous}
     with torch.no_grad():
-        return model(**(inputs if two_sided else {"input_ids": previous}), use_cache=False).logits[0]
+        logits: torch.Tensor = model(**(inputs if two_sided else {"input_ids": previous}), use_cache=False).logits
+    return logits[0]
 
 
 @pytest.mark.parametrize("name", EXPRESSED)
@@ -213,13 +214,13 @@ def test_native_models_that_transformers_cannot_express(tmp_path: Path, options:
 
 def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headscope.formats.huggingface import from_native as tohf
+    from headscope.model.native.folding import folded_weights
 
     options = EXPRESSED["M2M100, all shared"][1]
     checkpoint = opened(written(tmp_path / "in", options))
-    right = tohf.folded_weights
 
     def wrong(model: Any) -> Any:
-        state = right(model)
+        state = folded_weights(model)
         return state | {"encoder.norm.bias": state["encoder.norm.bias"] + 0.01}
 
     monkeypatch.setattr(tohf, "folded_weights", wrong)

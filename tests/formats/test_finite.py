@@ -63,7 +63,8 @@ def saved(folder: Path, kind: str = "gpt2", **wrong: float) -> Path:
         for name, value in wrong.items():
             weight = made.model.get_parameter(name.replace("__", "."))
             weight.view(-1)[weight.numel() // 2] = value
-    made.model.float().save_pretrained(folder)
+    model: Any = made.model.float()
+    model.save_pretrained(folder)
     made.tokenizer.save_pretrained(folder)
     return folder
 
@@ -106,7 +107,7 @@ def test_every_command_stops_with_one_line(
 def test_a_native_file_is_named(tmp_path: Path) -> None:
     made = checkpoints.small()
     with torch.no_grad():
-        made.model.decoder.layers[2].ffn.inner.bias[3] = NAN
+        made.model.get_parameter("decoder.layers.2.ffn.inner.bias")[3] = NAN
     NATIVE.save(made, tmp_path / "native")
     with pytest.raises(CheckpointError, match=r"in decoder\.layers\.2\.ffn\.inner\.bias; the file is damaged"):
         open_checkpoint(str(tmp_path / "native"), device="cpu")
@@ -189,7 +190,7 @@ def overflowing(layer: int = 1) -> TransformerCheckpoint:
     made = checkpoints.small(seed=4)
     made.model.float()
     with torch.no_grad():
-        made.model.decoder.layers[layer].ffn.outer.weight.fill_(3e38)
+        made.model.get_parameter(f"decoder.layers.{layer}.ffn.outer.weight").fill_(3e38)
     return made
 
 
@@ -211,8 +212,8 @@ def test_a_context_that_is_not_finite_is_named_by_its_site_and_layer() -> None:
     made = checkpoints.small(seed=4)
     made.model.float()
     with torch.no_grad():
-        made.model.encoder.layers[1].self_attention.query.weight.fill_(3e20)
-        made.model.encoder.layers[1].self_attention.key.weight.fill_(3e20)
+        for part in ("query", "key"):
+            made.model.get_parameter(f"encoder.layers.1.self_attention.{part}.weight").fill_(3e20)
     with pytest.raises(NumericalError, match=r"at the attention of encoder-self\.1 \(encoder\.layers\.1\.self"):
         analyze(made, pairs(), analyses=[ANALYSES.get("confidence")], options=RunOptions())
 
@@ -228,9 +229,8 @@ def test_likelihoods_and_translations_stop_with_the_layer() -> None:
 @pytest.mark.parametrize("objective", ["loss", "top1", "log-probability", "representation"])
 def test_objectives_stop_with_the_layer(objective: str) -> None:
     made = overflowing()
-    its, other = (
-        pad_side(made.encode(some, side=name, limit=50)) for some, name in ((SOURCES, "source"), (TARGETS, "target"))
-    )  # type: ignore[arg-type]
+    its = pad_side(made.encode(SOURCES, side="source", limit=50))
+    other = pad_side(made.encode(TARGETS, side="target", limit=50))
     batch = Batch(torch.arange(len(SOURCES)), 0, its, other, labels=other.ids)
     with pytest.raises(NumericalError, match=WHERE):
         OBJECTIVES.get(objective)().outcome(made, batch)
@@ -241,7 +241,7 @@ def test_generation_of_transformers_stops_with_the_layer(beam: int) -> None:
     made = checkpoints.hugging("bart")
     made.model.float()
     assert made.layout  # the probe, which fails on such weights too
-    made.model.model.decoder.layers[1].fc2.weight.data.fill_(3e38)
+    made.model.get_parameter("model.decoder.layers.1.fc2.weight").data.fill_(3e38)
     with pytest.raises(NumericalError, match=r"model\.decoder\.layers\.1\.fc2, after cross\.1"):
         made.translations(["ah bi ck"], TranslateOptions(beam=beam))
 
@@ -252,17 +252,18 @@ def test_overflow_in_half_precision_is_named_by_the_command(
 ) -> None:
     """Finite in float32 and on the probe; a position behind the probe is what overflows."""
     made = checkpoints.hugging("gpt2")
+    model: Any = made.model
     with torch.no_grad():
-        made.model.transformer.wpe.weight[6] = 3e4
-        made.model.transformer.h[0].attn.c_proj.bias.fill_(5e4)
-        made.model.transformer.wpe.weight[:6] = -3e4
-    made.model.float().save_pretrained(tmp_path / "model")
+        model.transformer.wpe.weight[6] = 3e4
+        model.transformer.h[0].attn.c_proj.bias.fill_(5e4)
+        model.transformer.wpe.weight[:6] = -3e4
+    model.float().save_pretrained(tmp_path / "model")
     made.tokenizer.save_pretrained(tmp_path / "model")
     long = tmp_path / "long"
     long.write_text("ah bi ck ah bi ck ah bi\n")
     first, *rest = arguments
-    rest = [*rest, tmp_path / "out"] if rest else []
-    status, said = command(first, tmp_path / "model", "--source", long, "--dtype", "float16", "--device", "cpu", *rest)
+    out = [*rest, tmp_path / "out"] if rest else []
+    status, said = command(first, tmp_path / "model", "--source", long, "--dtype", "float16", "--device", "cpu", *out)
     assert (status, len(said.splitlines())) == (2, 1)
     assert "decoder-self.0" in said and "take --dtype float32 or bfloat16" in said and not (tmp_path / "out").exists()
 

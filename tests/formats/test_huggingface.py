@@ -167,7 +167,8 @@ def test_the_digest_is_that_of_the_bytes_and_not_of_the_place(copied: Callable[.
 
 def test_a_model_saved_without_its_task_head_opens_too(copied: Callable[..., Path]) -> None:
     folder = copied()
-    base_of(build(BY_NAME["bert"])).save_pretrained(folder)
+    base: Any = base_of(build(BY_NAME["bert"]))
+    base.save_pretrained(folder)
     assert type(opened(folder).model).__name__ == "BertModel"
 
 
@@ -315,7 +316,11 @@ def write(name: str, content: str) -> Break:
 
 
 def remove(pattern: str) -> Break:
-    return lambda folder: [path.unlink() for path in folder.glob(pattern)]
+    def removed(folder: Path) -> None:
+        for path in folder.glob(pattern):
+            path.unlink()
+
+    return removed
 
 
 def truncate(length: int, *, pickle: bool = False) -> Break:

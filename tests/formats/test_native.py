@@ -108,6 +108,7 @@ def test_types_survive_and_half_is_widened_on_a_cpu(tmp_path: Path, dtype: torch
     assert {tensor.dtype for tensor in load_file(tmp_path / "one" / WEIGHTS).values()} == {dtype}
     loaded = open_checkpoint(str(tmp_path / "one"), device="cpu")
     assert loaded.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert isinstance(loaded, TransformerCheckpoint)
     NATIVE.save(loaded, tmp_path / "two")
     assert content(tmp_path / "one") == content(tmp_path / "two")
     assert open_checkpoint(str(tmp_path / "one"), device="cpu", dtype="float64").dtype == torch.float64
@@ -125,7 +126,7 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
     target = loaded.encode(["x `y x"], side="target", limit=20)[0]
     assert (target.ids, target.special) == ([0, 4, 5, 4], [True, False, False, False])
     assert loaded.labels(["x `y x"], limit=20) == [[4, 5, 4, 2]]
-    assert loaded.target.decode([4, 5, 4, 2]) == "xy x"
+    assert loaded.target is not None and loaded.target.decode([4, 5, 4, 2]) == "xy x"
     together = loaded.translate(texts)
     alone = [loaded.translate([text])[0] for text in texts]
     assert [h.ids for each in together for h in each] == [h.ids for each in alone for h in each]
@@ -141,8 +142,9 @@ def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
     from headscope.model.capture import capture
 
     loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
-    sides = [pad_side(loaded.encode(["abc f", "f"], side=name, limit=9)) for name in ("source", "target")]
-    batch = Batch(torch.tensor([0, 1]), 0, *sides)
+    source = pad_side(loaded.encode(["abc f", "f"], side="source", limit=9))
+    target = pad_side(loaded.encode(["abc f", "f"], side="target", limit=9))
+    batch = Batch(torch.tensor([0, 1]), 0, source, target)
     with capture(loaded.model) as seen, torch.no_grad():
         loaded.forward(batch)
     assert {site for site, _ in seen.calls} == set(Site)

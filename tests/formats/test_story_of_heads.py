@@ -45,7 +45,8 @@ def opened(path: Path, **companions: Path) -> StoryCheckpoint:
 
 def logits(its: StoryCheckpoint, source: list[int] = SOURCE, target: list[int] = TARGET) -> np.ndarray:
     with torch.no_grad():
-        return its.model(torch.tensor([source]), torch.tensor([[0, *target[:-1]]]))[0].numpy()
+        found: np.ndarray = its.model(torch.tensor([source]), torch.tensor([[0, *target[:-1]]]))[0].numpy()
+    return found
 
 
 # What the original program computed
@@ -57,8 +58,8 @@ def test_the_original_gives_the_same_logits_and_weights(oracles: Path) -> None:
     reference, texts = np.load(folder / "forward.npz"), json.loads((folder / "sentences.json").read_text())["sentences"]
     for number, text in enumerate(texts):
         key = f"s{number:02}"
-        source, target = (its.encode([text[side]], side=name, limit=99)[0].ids for side, name in
-                          (("src", "source"), ("dst", "target")))  # fmt: skip
+        source = its.encode([text["src"]], side="source", limit=99)[0].ids
+        target = its.encode([text["dst"]], side="target", limit=99)[0].ids
         assert source == text["src_ids"] == reference[f"{key}/inp"].tolist()
         assert target == [0, *text["dst_ids"][:-1]]
         with capture(its.model) as seen, torch.no_grad():

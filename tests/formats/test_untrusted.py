@@ -273,7 +273,7 @@ def test_one_storage_does_not_become_thousands_of_tensors(tmp_path: Path) -> Non
 
 def test_ordinary_content_is_what_torch_loads(tmp_path: Path) -> None:
     shared = torch.arange(12.0).view(3, 4)
-    content = {
+    content: dict[str, Any] = {
         "args": argparse.Namespace(a=1, b="ü", c=[1.5, None, True], d=(2**40, b"x")),
         "model": OrderedDict(one=shared, transposed=shared.T, row=shared[1], empty=torch.empty(0, 3)),
         "types": {str(t): torch.ones(2, dtype=t) for t in (torch.float16, torch.bfloat16, torch.int8, torch.bool)},

@@ -19,8 +19,10 @@ def computed(checkpoint: FairseqCheckpoint) -> torch.Tensor:
     previous = torch.tensor([PREVIOUS])
     with torch.no_grad():
         if checkpoint.two_sided:
-            return checkpoint.model(torch.tensor([SOURCE]), previous)[0]
-        return checkpoint.model(target=previous)[0]
+            found: torch.Tensor = checkpoint.model(torch.tensor([SOURCE]), previous)
+        else:
+            found = checkpoint.model(target=previous)
+    return found[0]
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+Layout = dict[str, list[int]]
 LABELS = ["nsubj>", "nsubj<", "obj>", "obj<", "amod>", "amod<", "advmod>", "advmod<"]
 SIGNATURE = (
     "m:confidence.voita+entropy+positional.v1+syntactic.v1+rare_words.v1+similarity.v1|eos:excl|unit:piece|"
@@ -18,7 +21,7 @@ SIGNATURE = (
 
 def make_run(
     path: Path,
-    layout: dict[str, list[int]],
+    layout: Layout,
     *,
     seed: int = 1,
     tables: tuple[str, ...] = ("positional", "syntactic", "similarity"),
@@ -51,7 +54,7 @@ def make_run(
     return path
 
 
-def _places(layout):
+def _places(layout: Layout) -> list[tuple[str, int, int]]:
     return [
         (site, layer, head)
         for site, counts in layout.items()
@@ -60,7 +63,7 @@ def _places(layout):
     ]
 
 
-def _head_row(random, place, extra):
+def _head_row(random: np.random.Generator, place: tuple[str, int, int], extra: Sequence[str]) -> dict[str, Any]:
     site, layer, head = place
     confidence = float(np.clip(random.beta(2, 4), 0.05, 0.95))
     functions = []
@@ -83,7 +86,7 @@ def _head_row(random, place, extra):
     return row | {"syntactic_relation": best[0] if best else "", "functions": ";".join(functions)}
 
 
-def _offset_rows(random, head):
+def _offset_rows(random: np.random.Generator, head: pd.Series) -> list[dict[str, Any]]:
     modal = [int(f.partition(":")[2]) for f in head["functions"].split(";") if f.startswith("positional")]
     offsets = np.unique(np.clip(np.round(random.normal(0, 6, 40)), -30, 30).astype(int))
     shares = random.dirichlet(np.ones(len(offsets)))
@@ -98,7 +101,7 @@ def _offset_rows(random, head):
     ]
 
 
-def _relation_rows(random, head):
+def _relation_rows(random: np.random.Generator, head: pd.Series) -> list[dict[str, Any]]:
     rows = []
     for number, label in enumerate(LABELS):
         baseline = 0.2 + 0.05 * number
@@ -116,7 +119,7 @@ def _relation_rows(random, head):
     return rows
 
 
-def _similarity(random, layout):
+def _similarity(random: np.random.Generator, layout: Layout) -> dict[str, Any]:
     arrays = {}
     for site, counts in layout.items():
         for layer, count in enumerate(counts):

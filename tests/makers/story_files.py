@@ -12,7 +12,7 @@ TOLD: dict[str, Any] = {"res_steps": "nlda", "rescale_emb": False}  # what array
 HP: dict[str, Any] = TOLD | {"num_layers": 2, "num_heads": 2, "hid_size": 10, "normalize_out": True}
 
 
-def written(folder: Path, hp: dict[str, Any], arrays: dict[str, np.ndarray], words: tuple[int, int] = (7, 11)) -> Path:
+def written(folder: Path, hp: dict[str, Any], arrays: dict[str, Any], words: tuple[int, int] = (7, 11)) -> Path:
     folder.mkdir(exist_ok=True)
     np.savez(folder / "model.npz", **arrays)
     (folder / "hp.json").write_text(json.dumps(hp))

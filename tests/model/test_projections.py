@@ -98,7 +98,11 @@ def width_of(architecture: Architecture, heads: int) -> int:
     """Width of a head: written in the config, or the model's width over the heads."""
     sizes = architecture.sizes
     model = sizes.get("d_model") or sizes.get("hidden_size") or sizes.get("n_embd") or sizes.get("dim")
-    return int(sizes.get("head_dim") or sizes.get("d_kv") or model // heads)
+    width = sizes.get("head_dim") or sizes.get("d_kv")
+    if width is None:
+        assert model is not None
+        width = model // heads
+    return int(width)
 
 
 @every
@@ -175,7 +179,8 @@ def causal(name: str) -> nn.Module:
     """A model with 6 heads in 2 groups, of width 10."""
     given = {key: size for key, size in BY_NAME["llama"].sizes.items() if key != "head_dim"}
     config = AutoConfig.for_model(name, **{**given, "hidden_size": 60})
-    return sharpened(AutoModelForCausalLM.from_config(config).eval())
+    made: nn.Module = sharpened(AutoModelForCausalLM.from_config(config).eval())
+    return made
 
 
 def rows(slices: Slices | None) -> Sequence[Sequence[int]]:

@@ -206,7 +206,8 @@ def test_every_kind_of_pass_has_the_threads_that_suit_it(
     if large:
         monkeypatch.setattr(chosen, "LARGE", 0)
     seen: set[int] = set()
-    hook = small.model.encoder.layers[0].register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+    layer = small.model.get_submodule("encoder.layers.0")
+    hook = layer.register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -147,6 +147,7 @@ def test_a_new_model_starts_as_fairseq_starts_one() -> None:
     )
     square, wide = sqrt(6 / (96 + 96)), sqrt(6 / (96 + 160))
     for attention in (layer.self_attention, layer.cross_attention):
+        assert attention is not None
         for part, bound in (("query", square / sqrt(2)), ("key", square / sqrt(2)), ("value", square / sqrt(2))):
             weight = getattr(attention, part).weight
             assert 0.99 * bound < weight.abs().max() <= bound, part
@@ -167,6 +168,7 @@ def test_a_layer_without_heads_adds_its_bias_only() -> None:
 def test_tied_weights_are_one_parameter() -> None:
     whole = {"share_embeddings": True, "tie_output": True}
     model = native.model(vocabulary=7, whole=whole)
+    assert model.encoder is not None
     assert model.output.weight is model.encoder.embeddings.tokens.weight is model.decoder.embeddings.tokens.weight
     assert set(model.tied()) == {"output.weight", "encoder.embeddings.tokens.weight"}
 
@@ -219,6 +221,7 @@ def test_a_gate_of_zero_is_a_head_without_output_columns(name: str) -> None:
         with gated(model, [head]):
             closed = model(source, target, **masks)
         output = projections(model)[head.site, head.layer].output
+        assert output is not None
         kept = output.weight.detach().clone()
         with torch.no_grad():
             output.weight[:, output.units[head.head]] = 0

@@ -45,8 +45,8 @@ def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
 
 def hugging(kind: str) -> HuggingFaceCheckpoint:
     """A model of transformers with its task head, and the tokenizer of `oracles.tiny`."""
-    special = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
-    sizes = {**special, "vocab_size": len(tiny.PIECES)}
+    sizes: dict[str, Any] = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
+    sizes["vocab_size"] = len(tiny.PIECES)
     torch.manual_seed(7)
     if kind in ("bert", "bert-without-head"):
         config = transformers.BertConfig(
@@ -59,16 +59,14 @@ def hugging(kind: str) -> HuggingFaceCheckpoint:
         )
         model: Any = transformers.BertForMaskedLM(config) if kind == "bert" else transformers.BertModel(config)
     elif kind == "gpt2":
-        config = transformers.GPT2Config(**sizes, n_embd=15, n_layer=2, n_head=3, n_positions=61)
-        model = transformers.GPT2LMHeadModel(config)
+        gpt2 = transformers.GPT2Config(**sizes, n_embd=15, n_layer=2, n_head=3, n_positions=61)
+        model = transformers.GPT2LMHeadModel(gpt2)
     else:
-        both = {"d_model": 30, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 61}
-        heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 5}
-        wide = {"encoder_ffn_dim": 17, "decoder_ffn_dim": 19, "init_std": 0.3}
-        last = {"decoder_start_token_id": tiny.END, "forced_eos_token_id": None}
-        model = transformers.BartForConditionalGeneration(
-            transformers.BartConfig(**sizes, **both, **heads, **wide, **last)
-        )
+        sizes |= {"d_model": 30, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 61}
+        sizes |= {"encoder_attention_heads": 3, "decoder_attention_heads": 5}
+        sizes |= {"encoder_ffn_dim": 17, "decoder_ffn_dim": 19, "init_std": 0.3}
+        sizes |= {"decoder_start_token_id": tiny.END, "forced_eos_token_id": None}
+        model = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes))
         model.generation_config.forced_eos_token_id = None
     with torch.no_grad():
         for parameter in model.parameters():

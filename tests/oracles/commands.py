@@ -106,7 +106,7 @@ class _Bytes(io.StringIO):
     """Standard output that takes bytes too."""
 
     @property
-    def buffer(self) -> io.BytesIO:  # type: ignore[override]
+    def buffer(self) -> io.BytesIO:
         return io.BytesIO()
 
 

@@ -16,7 +16,7 @@ def voita(seen: Seen, place: Place, head: int, keep: bool) -> Term:
 
 
 def _without_last_cell(seen: Seen, place: Place, head: int) -> np.ndarray:
-    weights = seen.calls[place].weights[head].copy()
+    weights: np.ndarray = seen.calls[place].weights[head].copy()
     weights[-1, -1] = 0.0
     return weights
 

@@ -7,7 +7,7 @@ import math
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,12 @@ def _stack(o: dict[str, Any], w: dict[str, Tensor], side: str, ids: list[int], m
         x = x + torch.cat([angles.sin(), angles.cos()], dim=1)
     x = _norm(w, f"{side}.layernorm_embedding", x)
     pre = bool(o.get(f"{side}_normalize_before"))
-    act = {"relu": F.relu, "gelu": F.gelu, "gelu_fast": lambda y: F.gelu(y, approximate="tanh")}[o["activation_fn"]]
+    activations: dict[str, Callable[[Tensor], Tensor]] = {
+        "relu": F.relu,
+        "gelu": F.gelu,
+        "gelu_fast": lambda y: F.gelu(y, approximate="tanh"),
+    }
+    act = activations[o["activation_fn"]]
     for layer in range(o[f"{side}_layers"]):
         name = f"{side}.layers.{layer}"
         parts: list[tuple[str, Any]] = [

@@ -25,7 +25,8 @@ KEYS = {
 def polar(a: Tensor) -> Tensor:
     """U·Vᵀ of A = U·Σ·Vᵀ, as A·(AᵀA)^(-1/2)."""
     values, vectors = torch.linalg.eigh(a.T @ a)
-    return a @ (vectors @ torch.diag(values.rsqrt()) @ vectors.T)
+    root: Tensor = vectors @ torch.diag(values.rsqrt()) @ vectors.T
+    return a @ root
 
 
 def fork_batch(oracles: Path) -> tuple[Transformer, Tensor, dict[tuple[Site, int], Tensor]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
-from dataclasses import replace
+import signal
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from headscope.training.composed import find_variant
 from headscope.training.config import TrainConfig
 from headscope.training.data.batches import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
+from headscope.training.train_loop import Silent
 from headscope.training.trainer import make_run
 
 SIZES: dict[str, Any] = {
@@ -22,11 +25,11 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def texts(folder: Path, *, lines: int = 40) -> dict[str, Path]:
+def texts(folder: Path, *, lines: int = 40) -> dict[str, Any]:
     """A parallel text of short lines and its first sixth again for validation."""
     chance = random.Random(0)
     words = ["lo", "mira", "tek", "sun", "apo", "vel", "kor", "dim", "ras", "ney"]
-    found = {}
+    found: dict[str, Any] = {}
     for name, count in (("", lines), ("valid_", lines // 6)):
         chance.seed(0)
         said = [" ".join(chance.choices(words, k=chance.randint(2, 9))) for _ in range(count)]
@@ -55,10 +58,26 @@ def lesson(run: TrainingRun) -> list[TrainingBatch]:
     return [collate(run.data.train, groups[moment.update_in_epoch % len(groups)])]
 
 
+@dataclass
+class StopsAfter(Silent):
+    """A listener that presses Ctrl-C after an update."""
+
+    update: int
+
+    def updated(self, run: TrainingRun, sums: object) -> None:
+        if run.moment.update == self.update:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def variant(run: TrainingRun) -> Any:
+    """The variant of a run, with the hooks and attributes that the run itself does not ask for."""
+    return run.variant
+
+
 def updates(run: TrainingRun, count: int = 1) -> None:
     """So many updates, hooks included, within one epoch."""
     for _ in range(count):
-        run.variant.before_update(run, run.moment)
+        variant(run).before_update(run, run.moment)
         sums, _ = run.update(lesson(run))
         moment = run.moment
         run.moment = replace(
@@ -67,7 +86,7 @@ def updates(run: TrainingRun, count: int = 1) -> None:
             update_in_epoch=moment.update_in_epoch + 1,
             sentences=moment.sentences + sums.sentences,
         )
-        run.variant.after_update(run, run.moment)
+        variant(run).after_update(run, run.moment)
 
 
 def weights(run: TrainingRun) -> dict[str, Tensor]:

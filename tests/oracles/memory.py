@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import headscope as hs
-from tests.oracles import speakers
+from tests.oracles import speakers, tiny
 
 N = 13
 SOURCES, TARGETS = (
@@ -29,5 +29,5 @@ def loaded(kind: str) -> hs.Model:
 
 def sentences() -> list[str]:
     """Sentences of words that the tokenizer knows."""
-    words = speakers.PIECES[5:]
+    words = tiny.PIECES[5:]
     return [" ".join(words[(3 * i + j) % len(words)] for j in range(3 + i)) for i in range(5)]

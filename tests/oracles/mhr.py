@@ -42,7 +42,7 @@ def generated(oracles: Path, name: str) -> Any:
     return pickle.loads((oracles / "mhr" / "alpha" / "generate" / f"{name}.pkl").read_bytes())
 
 
-def small(seed: int = 0, **options: str) -> TransformerCheckpoint:
+def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
     """A small model with random alphas; ids 0 to 3 are start, padding, end and unknown."""
     torch.manual_seed(seed)
     model = native.model(self_mixing="alpha.v1", cross_mixing="alpha.v1", **options)

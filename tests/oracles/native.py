@@ -15,22 +15,20 @@ from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 SOURCE, TARGET = 23, 19  # vocabularies
-STACK = dict(d_model=13, d_ffn=17, d_head=5, d_value=7)
+STACK: dict[str, Any] = dict(d_model=13, d_ffn=17, d_head=5, d_value=7)
 
 
 def config(*, decoder_only: bool = False, whole: dict[str, Any] | None = None, **stack: Any) -> TransformerConfig:
     """Two encoder layers and three decoder layers with different head counts; `stack` overrides both sides."""
     both = STACK | stack
+    shallow: dict[str, Any] = {"self_heads": (3, 2)}
     if decoder_only:
-        return TransformerConfig(
-            decoder=StackConfig(**({"vocabulary": TARGET, "self_heads": (3, 2)} | both)), **(whole or {})
-        )
+        return TransformerConfig(decoder=StackConfig(**(shallow | {"vocabulary": TARGET} | both)), **(whole or {}))
     cross_mixing = {"cross_mixing": both["self_mixing"]} if both.get("self_mixing") else {}
+    deep: dict[str, Any] = {"self_heads": (2, 0, 3), "cross_heads": (3, 2, 1)}
     return TransformerConfig(
-        encoder=StackConfig(**({"vocabulary": SOURCE, "self_heads": (3, 2)} | both)),
-        decoder=StackConfig(
-            **({"vocabulary": TARGET, "self_heads": (2, 0, 3), "cross_heads": (3, 2, 1)} | both | cross_mixing)
-        ),
+        encoder=StackConfig(**(shallow | {"vocabulary": SOURCE} | both)),
+        decoder=StackConfig(**(deep | {"vocabulary": TARGET} | both | cross_mixing)),
         **(whole or {}),
     )
 
@@ -68,7 +66,8 @@ def logits(made: Transformer, source: list[int] | None, target: list[int]) -> Te
     x = _stack(state, "decoder", its.decoder, target, memory, zero=its.start == "zero")
     if "before_output.weight" in state:
         x = x @ state["before_output.weight"].T
-    return x @ state["output.weight"].T + state.get("output.bias", torch.zeros(1, dtype=x.dtype))
+    projected: Tensor = x @ state["output.weight"].T
+    return projected + state["output.bias"] if "output.bias" in state else projected
 
 
 def _stack(
@@ -136,11 +135,12 @@ def _attention(state: dict[str, Tensor], name: str, its: StackConfig, x: Tensor,
             seen = t + 1 if causal else len(y)
             scores = torch.stack([query[t] @ key[s] for s in range(seen)]) / math.sqrt(its.d_head)
             weights = scores.exp() / scores.exp().sum()
-            rows.append(sum(weights[s] * value[s] for s in range(seen)))
+            rows.append(sum((weights[s] * value[s] for s in range(seen)), torch.zeros_like(value[0])))
         contexts.append(torch.stack(rows))
     alpha = state.get(f"{name}.mixing.alpha")
     if alpha is not None and heads:
-        contexts = [sum(alpha[i, j] * contexts[j] for j in range(heads)) for i in range(heads)]
+        zero = torch.zeros_like(contexts[0])
+        contexts = [sum((alpha[i, j] * contexts[j] for j in range(heads)), zero) for i in range(heads)]
     out = state.get(f"{name}.output.bias", torch.zeros(its.d_model, dtype=x.dtype)).expand(len(x), -1)
     for head, context in enumerate(contexts):
         out = out + context @ state[f"{name}.output.weight"][:, head * wide : (head + 1) * wide].T

@@ -27,7 +27,7 @@ class Node:
     value: Tensor
     parents: list[Node] = field(default_factory=list)
     divide: Callable[[Tensor], list[Tensor]] = lambda relevance: []
-    relevance: Tensor | None = None
+    relevance: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 @dataclass
@@ -189,7 +189,7 @@ def _stack(
                 inner = tape.activates(inner, function)
                 y = tape.maps([inner], [state[f"{name}.outer.weight"]], state[f"{name}.outer.bias"])
             else:
-                keys = memory if part == "cross_attention" else y
+                keys = memory if part == "cross_attention" and memory is not None else y
                 where = ("cross" if part == "cross_attention" else side, layer)
                 y = _attention(tape, state, name, its, where, y, keys)
             x = tape.adds(x, y) if its.norm == "pre" else _norm(tape, state, f"{name}_norm", its, tape.adds(x, y))

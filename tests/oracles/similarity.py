@@ -29,7 +29,7 @@ def l2(seen: Seen, place: Place, pair: tuple[int, int], keep: bool) -> Term:
 
 
 def _kl(p: np.ndarray, q: np.ndarray) -> float:
-    return sum(a * log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+    return float(sum(a * log(a / b) for a, b in zip(p, q, strict=True) if a > 0))
 
 
 def jensen_shannon(seen: Seen, place: Place, pair: tuple[int, int], keep: bool) -> Term:

@@ -6,7 +6,7 @@ from headscope.heads import Site
 from tests.oracles.seen import Place, Seen, Term
 
 
-def _later(seen: Seen, place: Place, head: int, keep: bool) -> list:
+def _later(seen: Seen, place: Place, head: int, keep: bool) -> list[list[float]]:
     rows = seen.rows(place, head, keep)
     return [row for t, row, _ in rows if t > 0 or place[0] is Site.CROSS]
 

@@ -24,7 +24,9 @@ from tests.oracles import native, tiny
 from tests.oracles.tiny import END, MASK, PAD, PIECES, START
 
 V = len(PIECES)
-_IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
+_CLASSES: dict[str, Any] = {"num_labels": 7}  # what the annotations of a config leave out
+_START: dict[str, Any] = {"decoder_start_token_id": PAD}
+_IDS: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
 
 
 def _bert(cls: Any = transformers.BertForMaskedLM) -> Any:
@@ -36,8 +38,8 @@ def _bert(cls: Any = transformers.BertForMaskedLM) -> Any:
             num_attention_heads=3,
             intermediate_size=11,
             max_position_embeddings=97,
-            num_labels=7,
             pad_token_id=PAD,
+            **_CLASSES,
         )
     )
 
@@ -75,7 +77,7 @@ def _t5() -> Any:
         relative_attention_max_distance=17,
         pad_token_id=PAD,
         eos_token_id=END,
-        decoder_start_token_id=PAD,
+        **_START,
     )
     return transformers.T5ForConditionalGeneration(config)
 

@@ -22,7 +22,7 @@ def logits(arrays: Arrays, hp: Mapping[str, Any], source: list[int], target: lis
     memory = stack(arrays, hp, "enc", x + signal(len(source), d), None)
     y = np.concatenate([np.zeros((1, d)), table[target[:-1]] * scale]) + signal(len(target), d)
     y = stack(arrays, hp, "dec", y, memory)
-    found = y @ (table.T if hp.get("dwwt") else arrays["loss_xent_lm/logits/W:0"])
+    found: Array = y @ (table.T if hp.get("dwwt") else arrays["loss_xent_lm/logits/W:0"])
     return found + arrays["loss_xent_lm/logits/b:0"] if hp.get("loss_bias") else found
 
 

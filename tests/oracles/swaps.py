@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from headscope.model.native.transformer import Transformer
 
 def head_rows(model: Transformer, name: str, head: int) -> dict[str, Tensor]:
     """Copies of what one head of an attention module has, by the name of the weight."""
-    module = model.get_submodule(name)
+    module: Any = model.get_submodule(name)
     found = {}
     for part, width in (("query", module.d_head), ("key", module.d_head), ("value", module.d_value)):
         for kind in ("weight", "bias"):

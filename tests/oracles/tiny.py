@@ -104,6 +104,7 @@ def _gemma() -> Any:
 
 
 def _t5() -> Any:
+    special: dict[str, Any] = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD}
     config = transformers.T5Config(
         vocab_size=53,
         d_model=13,
@@ -114,9 +115,7 @@ def _t5() -> Any:
         num_heads=7,
         relative_attention_num_buckets=8,
         relative_attention_max_distance=17,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
+        **special,
     )
     return transformers.T5Model(config)
 

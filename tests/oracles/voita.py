@@ -73,7 +73,8 @@ class Program:
             for j in range(d):
                 for i in range(d):
                     a[j, i] += c[j] * -0.5 * (v + norm.eps) ** -1.5 * 2 * c[i] / d
-            return norm.weight[:, None] * (a - a.mean(dim=1, keepdim=True))
+            weight: Tensor = norm.weight
+            return weight[:, None] * (a - a.mean(dim=1, keepdim=True))
 
         return self.rows(lambda row: norm(row), relevance, x, None if self.exact_norm else published)
 
@@ -197,7 +198,8 @@ class Walk:
     """One sentence through a native Transformer, forwards with everything kept, and back for one position."""
 
     def __init__(self, model: Any, source: Tensor | None, target: Tensor) -> None:
-        self.model, self.kept = model, []
+        self.model = model
+        self.kept: list[tuple[Any, list[dict[str, Any]], Tensor]] = []
         self.memory = None if source is None else self._stack(model.encoder, source, None, causal=False)
         self.states = self._stack(model.decoder, target, self.memory, causal=True)
         self.logits = model.logits(self.states)
@@ -218,7 +220,7 @@ class Walk:
                 steps.append({"layer": number, "kind": kind, "module": module, "norm": norm, "pre": layer.pre,
                               "x": x, "given": given, "summed": summed, **its})  # fmt: skip
                 x = summed if layer.pre else norm(summed)
-        out = x if stack.norm is None else stack.norm(x)
+        out: Tensor = x if stack.norm is None else stack.norm(x)
         self.kept.append((stack, steps, x))
         return out
 
@@ -226,7 +228,7 @@ class Walk:
         if kind == "ffn":
             hidden = module.activation(module.inner(x))
             return {"hidden": hidden, "out": module.outer(hidden)}
-        there = memory if kind == "cross" else x
+        there = memory if kind == "cross" and memory is not None else x
         q, k, v = (
             part(states).view(len(states), module.heads, width).transpose(0, 1)
             for (part, width), states in zip(module.inputs(), (x, there, there), strict=True)
@@ -234,7 +236,7 @@ class Walk:
         hidden = torch.ones(q.shape[1], k.shape[1]).tril().bool() if causal else None
 
         def scores(a: Tensor, b: Tensor) -> Tensor:
-            found = a @ b.mT * a.shape[-1] ** -0.5
+            found: Tensor = a @ b.mT * a.shape[-1] ** -0.5
             return found if hidden is None else found.masked_fill(~hidden, -1e300)
 
         context = torch.softmax(scores(q, k), dim=-1) @ v

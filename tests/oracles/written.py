@@ -47,7 +47,7 @@ def matrix(kind: str, its: Checkpoint, place: Place, part: int) -> Tensor:
     """W_Q, W_K, W_V or W_O [outputs inputs] of one place."""
     family = kind.partition("-")[0]
     name = NAMES[family][place[0]]
-    model: Any = its.model
+    model = its.model
     if family == "gpt2":
         if part == 3:
             return model.get_parameter(name.format(place[1], "c_proj.weight")).detach().T
@@ -65,7 +65,7 @@ def head_slice(kind: str, its: Checkpoint, place: Place, part: int, head: int) -
         if kind == "native-pre":
             name = NAMES["native"][place[0]].format(place[1], "mixing")
             alpha = module.get_submodule(name).alpha.detach()  # mixed[i] = Σ_j alpha[i, j] context[j]
-            return sum(alpha[i, head] * blocks[i] for i in range(heads))
+            return sum((alpha[i, head] * blocks[i] for i in range(heads)), torch.zeros_like(blocks[0]))
         return blocks[head]
     groups = 2 if kind == "llama" and part else heads
     return whole.reshape(groups, -1, whole.shape[1])[head * groups // heads]

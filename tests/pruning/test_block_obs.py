@@ -41,7 +41,7 @@ def blocks_of(size: int, count: int) -> Tensor:
     return torch.arange(size).view(count, -1)
 
 
-def moments(inputs: Tensor) -> dict[str, Tensor]:
+def moments(inputs: Tensor) -> dict[str, Any]:
     return {"mean": inputs.mean(dim=0), "second": inputs.T @ inputs / len(inputs)}
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from headscope.engine.base import RunOptions
-from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
 from headscope.pruning.closed_form import scoring
+from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
@@ -165,11 +165,10 @@ def test_groups_share_a_score_and_every_size_is_a_prefix_of_the_order(name: str,
 
 def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     collected = []
-    original = scoring.collect_moments
 
     def counted(*arguments: Any, **options: Any) -> Any:
         collected.append(options["objective"])
-        return original(*arguments, **options)
+        return collect_moments(*arguments, **options)
 
     monkeypatch.setattr(scoring, "collect_moments", counted)
     context = context_of("bert")
@@ -208,7 +207,7 @@ def test_models_without_labels_are_judged_by_their_representation() -> None:
 
 @pytest.mark.parametrize("name", ["obs", "obs-task", "obs-measured", "flap", "wanda", "output-norm"])
 def test_the_command_ranks_by_them(name: str, tmp_path: Path) -> None:
-    small: Checkpoint = checkpoints.small()
+    small = checkpoints.small()
     NATIVE.save(small, tmp_path / "whole")
     (tmp_path / "a").write_text("a b c\nb c\nd e f g\na\n" * 3, encoding="utf-8")
     (tmp_path / "b").write_text("a b\nb c a\nd e f g d\na b\n" * 3, encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def test_mixed_heads_are_seen_before_a_mixing_that_is_folded() -> None:
     for projection in output_projections(checkpoint):
         (place,) = projection.places
         assert projection.mixing_folded
-        plain = checkpoint.model.get_submodule(projection.owner).weight.detach().numpy()  # type: ignore[union-attr]
+        plain = checkpoint.model.get_submodule(projection.owner).get_parameter("weight").detach().numpy()
         rows = after[place] @ plain.T
         its = found.of(projection)
         assert its is not None and its.tokens == len(rows)
@@ -159,7 +159,7 @@ def test_processes_share_a_corpus_and_halves_add_up() -> None:
     sentences = list(corpus)
     parts = [sentences[:4], sentences[4:]]
     halves = [
-        collect_moments(checkpoint, replace(corpus, count=len(part), read=lambda part=part: iter(part)), objective="")
+        collect_moments(checkpoint, replace(corpus, count=len(part), read=partial(iter, part)), objective="")
         for part in parts
     ]
     alike(reduce(Moments.merge, halves), moments("marian", objective=""))
@@ -263,7 +263,7 @@ def test_layers_that_share_a_module_share_moments() -> None:
     assert its is not None and its.tokens == sum(part.tokens for part in parts)
     near(its.products, sum(part.products for part in parts))
     assert its.fisher is not None
-    near(its.fisher, sum(part.fisher for part in parts))  # type: ignore[misc]
+    near(its.fisher, sum(part.fisher for part in parts))
     assert not torch.allclose(parts[0].products, parts[1].products)
 
 

@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 
 from headscope.cli import main
 from headscope.errors import CheckpointError, ConfigError, OutputError
-from headscope.formats.base import open_checkpoint
+from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.fairseq.checkpoint import FairseqCheckpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import masked
-from headscope.model.removal_plan import keeping, plan_removal
+from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
@@ -411,11 +411,11 @@ def test_an_output_that_holds_something_or_the_input_is_refused(tmp_path: Path) 
 
 def test_a_model_that_computes_something_else_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "whole")
-    plan_right = remove.plan_removal
 
     def plan_wrong(places: Any, heads: list[HeadId], **options: Any) -> Any:
-        right, wrong = plan_right(places, heads, **options), plan_right(places, [HeadId(Site.CROSS, 0, 1)], **options)
-        return remove.RemovalPlan(right.removed, wrong.kept, wrong.groups)
+        right = plan_removal(places, heads, **options)
+        wrong = plan_removal(places, [HeadId(Site.CROSS, 0, 1)], **options)
+        return RemovalPlan(right.removed, wrong.kept, wrong.groups)
 
     monkeypatch.setattr(remove, "plan_removal", plan_wrong)
     with pytest.raises(CheckpointError, match="nothing was saved"):
@@ -428,12 +428,11 @@ def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch:
     """The check of what was written is on its own: the model in memory is right, its copy on disk is not."""
     path = saved(tmp_path / "whole") if kind == "transformer" else bert(tmp_path / "whole")
     heads = "cross.0.0" if kind == "transformer" else "encoder-self.0.0"
-    write = remove.write_checkpoint
 
     def spoilt(checkpoint: Any, folder: Path, companions: Any) -> Any:
         with torch.no_grad():
             next(checkpoint.model.parameters()).mul_(1.5)
-        return write(checkpoint, folder, companions)
+        return write_checkpoint(checkpoint, folder, companions)
 
     monkeypatch.setattr(remove, "write_checkpoint", spoilt)
     with pytest.raises(CheckpointError, match="what was saved computes something else"):

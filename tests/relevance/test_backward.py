@@ -102,15 +102,19 @@ def _check(model: Any, forward: Callable[[], Tensor], name: str, tape: oracle.Ta
         got = float(found[SITES[side], layer].raw[0, 0, head])
         assert abs(got - expected) < 2e-6 * scale, (side, layer, head)  # transformers computes these norms in float32
         if each.query.relevance.any():
-            qk = float(found[SITES[side], layer].qk_share[0, 0, head]) / 2
+            qk_share = found[SITES[side], layer].qk_share
+            assert qk_share is not None
+            qk = float(qk_share[0, 0, head]) / 2
             assert abs(qk - float(each.query.relevance.sum())) < 2e-6 * scale
 
 
 @pytest.mark.parametrize("name", ["cp", "attnlrp", "epsilon"])
 def test_llama(name: str) -> None:
     """Grouped keys and values, rotary positions, root-mean-square norms, gated feed-forward."""
-    sizes = {"hidden_size": 42, "intermediate_size": 11, "num_hidden_layers": 3, "num_attention_heads": 6}
-    config = LlamaConfig(**sizes, num_key_value_heads=2, head_dim=10, vocab_size=53, attn_implementation="eager")
+    sizes: dict[str, Any] = {"hidden_size": 42, "intermediate_size": 11, "num_hidden_layers": 3}
+    sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 53}
+    sizes["attn_implementation"] = "eager"
+    config = LlamaConfig(**sizes)
     model = _sharp(LlamaForCausalLM(config))
     ids = [7, 31, 5, 43, 11]
     tape = oracle.Tape("attnlrp" if name == "attnlrp" else "cp", rules(name).epsilon)
@@ -121,11 +125,10 @@ def test_llama(name: str) -> None:
 @pytest.mark.parametrize("name", ["cp", "attnlrp", "epsilon"])
 def test_t5(name: str) -> None:
     """Biases of distances, scores without scaling, gated-gelu, encoder and decoder."""
-    sizes = {"d_model": 13, "d_kv": 5, "d_ff": 11, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 7}
-    special = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
-    model = _sharp(
-        T5ForConditionalGeneration(T5Config(**sizes, **special, vocab_size=53, feed_forward_proj="gated-gelu"))
-    )
+    sizes: dict[str, Any] = {"d_model": 13, "d_kv": 5, "d_ff": 11, "num_layers": 2, "num_decoder_layers": 3}
+    sizes["num_heads"] = 7
+    sizes |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
+    model = _sharp(T5ForConditionalGeneration(T5Config(**sizes, vocab_size=53, feed_forward_proj="gated-gelu")))
     source, target = [7, 31, 5, 43, 11], [0, 17, 23]
     tape = oracle.Tape("attnlrp" if name == "attnlrp" else "cp", rules(name).epsilon)
     out = oracle.t5(model, tape, source, target)
@@ -152,9 +155,10 @@ def test_gradient_is_the_ordinary_one() -> None:
     source, target, source_mask, target_mask = models.texts()
 
     def forward() -> Tensor:
-        return made(source, target, source_mask=source_mask, target_mask=target_mask)
+        logits: Tensor = made(source, target, source_mask=source_mask, target_mask=target_mask)
+        return logits
 
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[tuple[Site, int], Tensor] = {}
     modules = {(site, layer): module for site, layer, _, module in made.attention_modules() if module.heads}
     hooks = [
         module.output.register_forward_pre_hook(lambda _, given, at=at: inputs.__setitem__(at, given[0]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headscope.model.mixing.experts import experts_of
@@ -17,7 +19,7 @@ def test_factors_of_experts_are_constants() -> None:
     source, target, *_ = models.texts()
     rule_sets = {name: each.rules for name, each in RULE_SETS if isinstance(each, Backward)}
     seen = []
-    module = made.decoder.layers[2].cross_attention
+    module: Any = made.get_submodule("decoder.layers.2.cross_attention")
     hook = module.output.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     assert experts_of(made)
     with recording(made, rule_sets) as recorded:

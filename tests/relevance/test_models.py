@@ -149,8 +149,9 @@ def _state(model: nn.Module) -> list[Any]:
     ]
     flags = [parameter.requires_grad for parameter in model.parameters()]
     variables = [attention._PRODUCTS.get(), attention._TAPS.get(), attention._BEFORE_MIXING.get()]
+    config: Any = model.config
     modes = torch.overrides._get_current_function_mode_stack()
-    return [parts, flags, variables, len(modes), torch.is_grad_enabled(), model.config._attn_implementation]
+    return [parts, flags, variables, len(modes), torch.is_grad_enabled(), config._attn_implementation]
 
 
 def test_mixture_of_experts_router_is_refused() -> None:
@@ -282,6 +283,6 @@ def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
         ({"steps": "all"}, "--steps 'all' is not known; choose sum or each"),
     ],
 )
-def test_options_that_are_refused(options: dict[str, str], message: str) -> None:
+def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run("bert", **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def native(norm: str = "pre", *, seed: int = 0, two_sided: bool = True, **option
     sizes |= {"final_norm": norm == "pre", "self_heads": (2, 3)} | options
     start = sizes.pop("start", "token")
     encoder = StackConfig(vocabulary=13, **sizes) if two_sided else None
-    decoder = StackConfig(vocabulary=17, **sizes, **({"cross_heads": (3, 2)} if two_sided else {}))
+    decoder = StackConfig(vocabulary=17, **sizes, cross_heads=(3, 2) if two_sided else ())
     model = Transformer(TransformerConfig(encoder=encoder, decoder=decoder, start=start, output_bias=True))
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
@@ -234,11 +235,11 @@ def test_gates_are_as_if_folded_into_the_output_projection() -> None:
         found = whole_batch(model, VoitaSettings())
     assert model.encoder is not None
     with torch.no_grad():
-        for module, values in (
-            (model.decoder.layers[1].self_attention, gates[Site.DECODER_SELF, 1]),
-            (model.decoder.layers[0].cross_attention, gates[Site.CROSS, 0]),
+        for weight, values in (
+            (model.get_parameter("decoder.layers.1.self_attention.output.weight"), gates[Site.DECODER_SELF, 1]),
+            (model.get_parameter("decoder.layers.0.cross_attention.output.weight"), gates[Site.CROSS, 0]),
         ):
-            module.output.weight.mul_(values.repeat_interleave(3))
+            weight.mul_(values.repeat_interleave(3))
     expected = whole_batch(model, VoitaSettings())
     for place, heads in expected.heads.items():
         close(found.heads[place].raw, heads.raw, 1e-12)
@@ -260,7 +261,7 @@ def test_positions_together_and_in_small_blocks_are_positions_one_by_one(mode: A
         one = explain(
             model,
             lambda: model(SOURCE[:1], TARGET[:1]),
-            lambda logits, p=p: one_unit(logits, p),
+            partial(one_unit, p=p),
             settings=settings,
         )
         for place, heads in one.heads.items():
@@ -359,8 +360,8 @@ def test_rms_norms_and_products_are_their_matrix_forms(signed: bool) -> None:
 # Hugging Face classes
 
 
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-ONE_SIDE = {"vocab_size": 53, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
+SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+ONE_SIDE: dict[str, Any] = {"vocab_size": 53, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
 GROUPED = {**ONE_SIDE, **SPECIAL, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
 BOTH_SIDES = {
     **{
@@ -413,7 +414,7 @@ def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
 
     hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
     for mode in ("alpha-beta", "eps"):
-        settings = VoitaSettings(mode=mode)  # type: ignore[arg-type]
+        settings = VoitaSettings(mode=mode)
         whole = explain(model, lambda: forward(slice(None), 7, 5), top, settings=settings)
         for b in range(3):
             n, m = int(reals[b]), int(lengths[b])
@@ -422,7 +423,8 @@ def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
             for place, heads in alone.heads.items():
                 close(whole.heads[place].raw[: len(heads.raw), b], heads.raw[:, 0], 1e-7)
             if mode == "alpha-beta":
-                total = sum(part.sum(dim=(-1, -2)) for part in (alone.source, alone.target) if part is not None)
+                parts = [part.sum(dim=(-1, -2)) for part in (alone.source, alone.target) if part is not None]
+                total = torch.stack(parts).sum(dim=0)
                 assert ((total > 0.995) & (total < 1 + 1e-9)).all()
     assert [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()] == hooks
 
@@ -431,7 +433,8 @@ def test_a_converted_model_has_the_same_relevance(tmp_path: Path) -> None:
     sizes = {"d_model": 6, "d_head": 3, "d_value": 3, "self_heads": (2, 2), "cross_heads": (2, 2), "final_norm": False}
     sizes |= {"positions": "learned", "max_positions": 23, "position_offset": 2, "embedding_norm": True}
     torch.manual_seed(12)
-    stack = {key: value for key, value in sizes.items() if key != "cross_heads"} | {"vocabulary": 13, "d_ffn": 11}
+    stack: dict[str, Any] = {key: value for key, value in sizes.items() if key != "cross_heads"}
+    stack |= {"vocabulary": 13, "d_ffn": 11}
     model = Transformer(
         TransformerConfig(
             encoder=StackConfig(**stack),
@@ -485,7 +488,8 @@ def test_what_has_no_rule_is_named() -> None:
             return torch.cumsum(x, dim=-1)
 
     model = native("pre", seed=13)
-    model.decoder.layers[0].ffn.activation = Odd()
+    ffn: Any = model.get_submodule("decoder.layers.0.ffn")
+    ffn.activation = Odd()
     with pytest.raises(CheckpointError, match="'cumsum in Odd'"):
         explain(model, lambda: model(SOURCE, TARGET), top)
 
@@ -541,7 +545,7 @@ def test_registered_rule_sets(story: Checkpoint, oracles: Path) -> None:
 def test_classes_and_sentence_vectors_are_explained_once() -> None:
     torch.manual_seed(14)
     ids, real = torch.randint(5, 53, (3, 7)), torch.arange(7) < torch.tensor([7, 4, 6])[:, None]
-    config = transformers.BertConfig(**ONE_SIDE, intermediate_size=17, num_labels=5)
+    config = transformers.BertConfig(**(ONE_SIDE | {"intermediate_size": 17, "num_labels": 5}))
     classifier = transformers.BertForSequenceClassification(config).double().eval()
     encoder = transformers.BertModel(config, add_pooling_layer=False).double().eval()
 

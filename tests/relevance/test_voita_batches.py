@@ -16,7 +16,7 @@ from headscope.model.threads import threads_for_pass
 from headscope.relevance.readout import Relevance
 from headscope.relevance.rulesets import RULE_SETS, Target
 from headscope.relevance.voita import length_groups as groups_module
-from headscope.relevance.voita.explain import explain_voita
+from headscope.relevance.voita.explain import explain_voita, recorded_voita
 from headscope.relevance.voita.length_groups import SIMILAR, length_groups
 from tests.oracles import checkpoints, native, tiny
 
@@ -87,10 +87,12 @@ def test_short_sentences_are_not_explained_at_the_length_of_long_ones(
 ) -> None:
     """The padding that the passes go through, in positions of both sides: a third of the batch's."""
     seen: list[Batch] = []
-    record = groups_module.recorded_voita
-    monkeypatch.setattr(
-        groups_module, "recorded_voita", lambda own, part, **more: (seen.append(part), record(own, part, **more))[1]
-    )
+
+    def watched(own: Checkpoint, part: Batch, **more: Any) -> Any:
+        seen.append(part)
+        return recorded_voita(own, part, **more)
+
+    monkeypatch.setattr(groups_module, "recorded_voita", watched)
     RULE_SETS.get("voita").explain(checkpoint, batch, target="top1", steps="each")
 
     def padding(part: Batch) -> int:

@@ -1,6 +1,7 @@
 """Every figure on a small, a large and a ragged run: the numbers drawn are the numbers of the tables."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from headscope.errors import ConfigError
@@ -39,11 +41,8 @@ MAGIC = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AnalysisRun]:
     root = tmp_path_factory.mktemp("runs")
-    tables = {"ragged": ("positional",)}
-    return {
-        name: load_run(make_run(root / name, layout, **({"tables": tables[name]} if name in tables else {})))
-        for name, layout in LAYOUTS.items()
-    }
+    tables: dict[str, Any] = {"ragged": {"tables": ("positional",)}}
+    return {name: load_run(make_run(root / name, layout, **tables.get(name, {}))) for name, layout in LAYOUTS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def texts(figure: Figure) -> list[str]:
 def meshes(figure: Figure) -> list[np.ndarray]:
     """The arrays of all maps, colour bars left out."""
     return [
-        np.ma.filled(artist.get_array(), np.nan)
+        np.ma.filled(np.ma.asarray(artist.get_array()), np.nan)
         for axes in figure.axes
         if not isinstance(getattr(axes, "_colorbar", None), Colorbar)
         for artist in axes.collections
@@ -111,11 +110,12 @@ def test_nothing_leaves_the_page_and_no_text_is_too_small(drawn: dict[str, dict[
             boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
             boxes += [text.get_window_extent(renderer) for text in figure.texts]
         for box in boxes:
+            assert box is not None
             assert box.x0 >= -1, kind
             assert box.y0 >= -1, kind
             assert box.x1 <= figure.bbox.x1 + 1, kind
             assert box.y1 <= figure.bbox.y1 + 1, kind
-        assert min(text.get_size() for text in figure.findobj(Text) if text.get_text()) >= 6, kind
+        assert min(float(text.get_fontsize()) for text in figure.findobj(Text) if text.get_text()) >= 6, kind
 
 
 @pytest.mark.parametrize("name", ["small", "large", "tiny", "ragged"])
@@ -124,8 +124,10 @@ def test_panels_do_not_overlap(drawn: dict[str, dict[str, Figure]], name: str) -
     for kind, figure in drawn[name].items():
         with rc_context(STYLE):
             renderer = FigureCanvasAgg(figure).get_renderer()
-            boxes = [axes.get_tightbbox(renderer).padded(-1) for axes in figure.axes]
-            boxes += [text.get_window_extent(renderer).padded(-1) for text in figure.texts]
+            drawn_boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
+            drawn_boxes += [text.get_window_extent(renderer) for text in figure.texts]
+            boxes = [box.padded(-1) for box in drawn_boxes if box is not None]
+            assert len(boxes) == len(drawn_boxes)
         for number, box in enumerate(boxes):
             for other in boxes[:number]:
                 assert not box.overlaps(other), kind
@@ -193,7 +195,8 @@ def test_a_head_without_a_value_is_grey_not_hatched(tmp_path: Path) -> None:
     table.loc[1, "confidence"] = np.nan
     table.to_csv(path / "heads.csv", index=False)
     figure = head_map(load_run(path), "confidence")
-    assert [patch.get_xy() for patch in figure.axes[0].patches] == [(1, 0)]
+    (patch,) = figure.axes[0].patches
+    assert isinstance(patch, Rectangle) and patch.get_xy() == (1, 0)
     assert not figure.axes[0].patch.get_hatch()
     last = grids_of(load_run(path), "confidence", sort=True)[0].heads[0, -1]
     assert last == 1
@@ -206,7 +209,7 @@ def test_functions_figure_counts_and_bands(runs: dict[str, AnalysisRun]) -> None
     labelled = run.heads["functions"].map(functions_of)
     assert len(cells.patches) == 72 + labelled.map(len).sum()  # a ground for each head, a band for each label
     families = labelled.map(lambda found: len({function.family for function in found}))
-    assert sum(bar.get_width() for bar in bars.patches) == families.sum()
+    assert sum(bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)) == families.sum()
     assert "no function found" in texts(figure)
 
 
@@ -215,7 +218,7 @@ def test_offsets_are_the_table_with_tails(runs: dict[str, AnalysisRun]) -> None:
     shares = offset_shares(run)
     table = run.table("positional").set_index(["site", "layer", "head"])
     for layer, head in ((0, 1), (3, 7), (5, 11)):
-        rows = table.loc[("encoder-self", layer, head)]
+        rows = table.loc[[("encoder-self", layer, head)]]
         row = shares["encoder-self", layer][head]
         assert row[0] == pytest.approx(rows.loc[rows["offset"] < -10, "share"].sum())
         assert row[-1] == pytest.approx(rows.loc[rows["offset"] > 10, "share"].sum())
@@ -271,7 +274,8 @@ def test_similarity_errors(runs: dict[str, AnalysisRun], tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"run small: unknown similarity 'cosin'; did you mean 'cosine'"):
         similarity_matrices(runs["small"], "cosin")
     path = make_run(tmp_path / "r", {"encoder-self": [3]})
-    np.savez(path / "similarity.npz", **{"encoder-self/0/cosine": np.eye(2)})
+    arrays: dict[str, Any] = {"encoder-self/0/cosine": np.eye(2)}
+    np.savez(path / "similarity.npz", **arrays)
     with pytest.raises(RunError, match=r"encoder-self/0/cosine of shape \(2, 2\), but the layer has 3 heads"):
         similarity_matrices(load_run(path))
 

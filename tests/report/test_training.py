@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -51,14 +52,15 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
         "Alphas: nuclear norm over heads", "Alphas: off-diagonal share", "Swaps by score: pairs in effect",
         "Swaps: exchanges so far", "Gates: G steps so far", "own number",
     ]  # fmt: skip
-    lines = [line.get_xydata().tolist() for line in panels["BLEU of the validation text"].lines]
+    lines = [np.asarray(line.get_xydata()).tolist() for line in panels["BLEU of the validation text"].lines]
     assert lines == [[[50, 1.5], [150, 3.5]]] * 4
     assert len(panels["Loss: training (thin) and validation"].lines) == 8
     encoder, cross, opening = panels["Alphas: nuclear norm over heads"].lines
-    assert encoder.get_ydata().tolist() == [1, 1.1, 1.2] and encoder.get_linestyle() == "-"
-    assert cross.get_ydata().tolist() == [1, 1.2, 1.4] and cross.get_linestyle() == ":"
-    assert list(opening.get_xdata()) == [100, 100]
-    assert [line.get_xydata().tolist() for line in panels["Gates: entropy"].lines] == [[[100, 1.9], [150, 1.8]]]
+    assert np.asarray(encoder.get_ydata()).tolist() == [1, 1.1, 1.2] and encoder.get_linestyle() == "-"
+    assert np.asarray(cross.get_ydata()).tolist() == [1, 1.2, 1.4] and cross.get_linestyle() == ":"
+    assert np.asarray(opening.get_xdata()).tolist() == [100, 100]
+    (entropy,) = panels["Gates: entropy"].lines
+    assert np.asarray(entropy.get_xydata()).tolist() == [[100, 1.9], [150, 1.8]]
     words = " ".join(text.get_text() for text in figure.texts)
     assert all(name in words for name in ("plain", "mixing", "swap", "mae", "m:train.swap", "31 training sentences"))
 
@@ -67,7 +69,7 @@ def test_other_axes_and_equal_names(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     both = [course(tmp_path / "run", "baseline"), course(tmp_path / "a" / "run", "baseline")]
     figure = training_figure([load_history(path) for path in both], axis="tokens")
-    assert figure.axes[0].lines[0].get_xdata().tolist() == [700, 1400, 2100]
+    assert np.asarray(figure.axes[0].lines[0].get_xdata()).tolist() == [700, 1400, 2100]
     assert {"run (1)", "run (2)"} <= {text.get_text() for text in figure.texts}
     with pytest.raises(ConfigError, match="--axis 'epochs' is not known; choose from update, tokens, seconds"):
         training_figure([load_history(both[0])], axis="epochs")

@@ -44,7 +44,7 @@ def overflowing(run: TrainingRun, *, times: int) -> None:
         left[0] -= 1
         return slope if left[0] < 0 else torch.full_like(slope, float("inf"))
 
-    run.variant.gates[-1].register_hook(hook)  # type: ignore[attr-defined]
+    lessons.variant(run).gates[-1].register_hook(hook)
 
 
 def moved(run: TrainingRun, before: dict[str, torch.Tensor]) -> set[str]:
@@ -63,7 +63,7 @@ def test_gates_are_tuned_alike_with_a_scaled_loss(tune: str, tmp_path: Path) -> 
         lessons.updates(run, 3)
         weights.append(lessons.weights(run))
         changed = differing(before, weights[-1])
-        assert run.variant.history(run)["gate_steps"] == 3 and any(GATE in name for name in changed)
+        assert lessons.variant(run).history(run)["gate_steps"] == 3 and any(GATE in name for name in changed)
         assert any("output" in name and GATE not in name for name in changed) is (tune == "gates+output")
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
 
@@ -77,7 +77,7 @@ def test_a_g_step_that_overflows_lowers_the_scale(tune: str, tmp_path: Path) -> 
     assert not moved(run, before)
     assert run.scaler.get_scale() == 2.0**14
     lessons.updates(run)
-    assert run.variant.history(run)["gate_steps"] == 1
+    assert lessons.variant(run).history(run)["gate_steps"] == 1
     assert moved(run, before)
 
 
@@ -150,7 +150,7 @@ def test_variants_name_their_own_options() -> None:
         ("mae", {"uniform": True}, []),
     ):
         cls = VARIANTS.get(name)
-        its = cls(cls.Options(**options))
+        its: Any = cls(cls.Options(**options))
         its.open = True
         assert its.remedies() == expected
 

@@ -74,7 +74,7 @@ def test_an_option_that_several_have_is_one(tmp_path: Path) -> None:
     assert compat.metadata["panel"] == "Disagreement, mixing, swap"
     assert "published program" in compat.metadata["help"] and "--cosine-sim-loss" in compat.metadata["help"]
     run = lessons.begin(tmp_path, ALL, swap_schedule=schedule(tmp_path / "swaps.json", (0, 0, 1, 0)), **FORK)
-    assert [part.options.compat for part in run.variant.parts] == ["fork"] * 3
+    assert [part.options.compat for part in lessons.variant(run).parts] == ["fork"] * 3
     with pytest.raises(ConfigError, match="--compat fork needs --gamma"):
         options(compat="fork")
     with pytest.raises(ConfigError, match="--dynamic-rest must be at least 1"):
@@ -114,7 +114,7 @@ def test_losses_are_added(tmp_path: Path) -> None:
         for part in getattr(run.variant, "parts", [run.variant]):
             if isinstance(part, LinearMixing):
                 part.seen = 1  # the fork's first batch of all is outside its window
-        run.variant.before_update(run, run.moment)
+        lessons.variant(run).before_update(run, run.moment)
         run.model.train()
         sums[name] = run.variant.step(run, lessons.lesson(run), run.gradients).loss
     (folder := tmp_path / "plain").mkdir()
@@ -136,7 +136,7 @@ def test_what_a_swap_does_to_matrices(compat: str, tmp_path: Path) -> None:
             for number, alpha in enumerate(alpha for its in matrices_of(run.model).values() for alpha in its):
                 alpha.add_(number + 1)
         before = lessons.weights(run)
-        run.variant.before_epoch(run, Moment(epoch=2))
+        lessons.variant(run).before_epoch(run, Moment(epoch=2))
         after = lessons.weights(run)
         moved = {key for key in differing(before, after) if "mixing" in key}
         keys = [f"decoder.layers.{n}.cross_attention.mixing.alpha" for n in (0, 1)]
@@ -180,8 +180,8 @@ def test_what_the_parts_refuse_is_refused_before_training(
 def test_histories_and_states_of_all_parts(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, ALL, swap_schedule=schedule(tmp_path / "s.json", (0, 0, 1, 0)), start_after=0.0)
     lessons.updates(run, 2)
-    run.variant.before_epoch(run, Moment(epoch=2))
-    noted = run.variant.history(run)
+    lessons.variant(run).before_epoch(run, Moment(epoch=2))
+    noted = lessons.variant(run).history(run)
     assert noted["swaps.schedule"] == 1 and noted["window"] == 1 and 0 < noted["disagreement"] < 1
     saved = run.variant.state_dict()
     assert saved["swap"]["scheduled"] == 1 and saved["mixing"]["seen"] > 0 and set(saved) == set(ALL.split("+"))

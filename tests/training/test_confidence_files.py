@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +57,7 @@ def test_rows_are_means_over_the_sentences_of_a_batch(method: str, tmp_path: Pat
     groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=1)[:3]
     for group in groups:
         run.update([collate(run.data.train, group)])
-    run.variant.after_epoch(run, Moment(epoch=1))
+    lessons.variant(run).after_epoch(run, Moment(epoch=1))
     found = read(tmp_path, 1)
     assert any(len({len(run.data.train.target[int(n)]) for n in group}) > 1 for group in groups)
     run.model.eval()
@@ -84,7 +82,7 @@ def test_base_and_advanced_are_the_forks_numbers_where_nothing_is_padded(tmp_pat
         run = lessons.begin(folder, "baseline", shared={"save_confidence": method, **STILL})
         batch = collate(run.data.train, np.array([0]))
         run.update([batch])
-        run.variant.after_epoch(run, Moment(epoch=4))
+        lessons.variant(run).after_epoch(run, Moment(epoch=4))
         found = read(folder, 4)
         run.model.eval()
         with torch.no_grad(), capture(run.model, ("weights",)) as heads:
@@ -135,21 +133,13 @@ def test_nothing_is_changed_by_watching(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_writes_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    class Stops:
-        def updated(self, run: Any, sums: Any) -> None:
-            if run.moment.update == 11:
-                os.kill(os.getpid(), signal.SIGINT)
-
-        def validated(self, run: Any, found: Any, *, best: bool) -> None:
-            pass
-
     options = {"swap_schedule": tmp_path / "swaps.toml", "start_after": 0.3}
-    options["swap_schedule"].write_text(
+    (tmp_path / "swaps.toml").write_text(
         '[[swap]]\nepoch = 2\nfirst = "cross.0.0"\nsecond = "cross.1.2"\n', encoding="utf-8"
     )
-    given = {"name": "mixing+swap", "options": options, "save_confidence": "pairwise"}
+    given: dict[str, Any] = {"name": "mixing+swap", "options": options, "save_confidence": "pairwise"}
     whole = go(tmp_path / "whole", **given).folder
-    assert go(tmp_path / "parts", **given, listener=Stops()).reason == "interrupted"
+    assert go(tmp_path / "parts", **given, listener=lessons.StopsAfter(11)).reason == "interrupted"
     assert not (tmp_path / "parts" / "run" / "confs" / "epoch-2.pkl").exists()
     parts = go(tmp_path / "parts", **given, resume=True).folder
     for epoch in (1, 2):
@@ -197,7 +187,7 @@ def test_the_figure_draws_the_mean_of_every_epoch_head_by_head(watched: Path) ->
         for place, epoch in enumerate(run.epochs):
             table = entry(pickle.loads((watched / "confs" / f"epoch-{epoch}.pkl").read_bytes()), site, layer)
             expected = np.average(table[:, :-1], axis=0, weights=table[:, -1])
-            np.testing.assert_allclose([line.get_ydata()[place] for line in lines], expected, rtol=1e-12)
+            np.testing.assert_allclose([np.asarray(line.get_ydata())[place] for line in lines], expected, rtol=1e-12)
     assert {axes.get_ylim() for axes in figure.axes} == {figure.axes[0].get_ylim()}
     texts = [text.get_text() for text in figure.texts]
     assert {"head 0", "head 1", "head 2"} <= set(texts) and any("train.baseline" in text for text in texts)

@@ -85,8 +85,8 @@ def test_the_most_responsible_of_equal_experts_is_any_of_them() -> None:
     """Gates that were never trained are even; a causal stack has one choice for all positions of a sentence."""
     even, tied = experts(heads=3), disturbed(experts(heads=3), seed=1)
     with torch.no_grad():
-        tied.gate.outer.weight.zero_()  # type: ignore[union-attr]
-        tied.gate.outer.bias.copy_(torch.tensor([0.3, -1.0, 0.3]))  # type: ignore[union-attr]
+        tied.gate.outer.weight.zero_()
+        tied.gate.outer.bias.copy_(torch.tensor([0.3, -1.0, 0.3]))
     torch.manual_seed(0)
     for made, expected in ((even, [1 / 3, 1 / 3, 1 / 3]), (tied, [0.5, 0.0, 0.5])):
         with using([made], "argmax"):
@@ -251,7 +251,7 @@ def test_f_steps_leave_gates_alone(size: int, tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", gate_norm="batch", gate_every=2, expert_heads=size)
     changed = step_once(run, epoch=1)
     assert changed and not any(GATE in key for key in changed)
-    assert not any(id(gate) in map(id, run.trained) for gate in run.variant.gates)
+    assert not any(id(gate) in map(id, run.trained) for gate in lessons.variant(run).gates)
 
 
 def test_g_steps_change_gates_only(tmp_path: Path) -> None:
@@ -259,7 +259,8 @@ def test_g_steps_change_gates_only(tmp_path: Path) -> None:
     disturbed(run.model)
     before = lessons.weights(run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(run.variant), "_descend", stopped(type(run.variant)._descend))
+        variant = lessons.variant(run)
+        patch.setattr(type(variant), "_descend", stopped(type(variant)._descend))
         with pytest.raises(Stop):
             run.model.train()
             run.moment = type(run.moment)(epoch=2)
@@ -268,9 +269,9 @@ def test_g_steps_change_gates_only(tmp_path: Path) -> None:
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed and all(GATE in key for key in changed)
     assert {key for key in before if GATE in key} == changed
-    assert not any(each.grad is not None and each.grad.any() for each in run.variant.rest)
+    assert not any(each.grad is not None and each.grad.any() for each in lessons.variant(run).rest)
     assert all(each.requires_grad for each in run.model.parameters())
-    assert run.variant.history(run)["gate_entropy"] > 0
+    assert lessons.variant(run).history(run)["gate_entropy"] > 0
 
 
 class Stop(Exception):
@@ -289,12 +290,12 @@ def test_plain_sgd_on_the_gates(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", shared={"dropout": 0.0}, gate_dropout=0.0, gate_every=1, gate_lr=0.5)
     disturbed(run.model)
     run.model.train()
-    before = [gate.detach().clone() for gate in run.variant.gates]
+    before = [gate.detach().clone() for gate in lessons.variant(run).gates]
     run.gradients(lessons.lesson(run))
-    slopes = [gate.grad.clone() for gate in run.variant.gates]
+    slopes = [gate.grad.clone() for gate in lessons.variant(run).gates]
     run.clear_gradients()
     run.variant.step(run, lessons.lesson(run), run.gradients)
-    for gate, was, slope in zip(run.variant.gates, before, slopes, strict=True):
+    for gate, was, slope in zip(lessons.variant(run).gates, before, slopes, strict=True):
         torch.testing.assert_close(gate.detach(), was - 0.5 * slope, rtol=0, atol=1e-12)
 
 

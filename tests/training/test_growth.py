@@ -144,15 +144,19 @@ def test_a_run_with_the_forks_cosine_loss_has_the_references_loss_and_gradients(
     for site, layer, _, module in run.model.attention_modules():
         key = oracle.KEYS[site].format(layer)
         for name, projection in (("qproj", module.query), ("vproj", module.value)):
+            assert projection.weight.grad is not None
             norm = float(projection.weight.grad.norm()) * sums.tokens
             assert norm == pytest.approx(expected[f"{name}_grad_norm"][key], rel=1e-4)
-    assert not run.model.encoder.embeddings.tokens.weight.grad[run.data.source.pad].any()
+    table = run.model.get_parameter("encoder.embeddings.tokens.weight")
+    assert table.grad is not None and run.data.source is not None
+    assert not table.grad[run.data.source.pad].any()
 
 
 def test_padding_of_a_new_model_begins_at_zero_as_the_forks(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "disagreement", compat="fork", shared={"vocabulary": "separate"})
     lessons.updates(run)
-    encoder, decoder = (stack.embeddings.tokens.weight for stack in (run.model.encoder, run.model.decoder))
+    encoder, decoder = (run.model.get_parameter(f"{side}.embeddings.tokens.weight") for side in ("encoder", "decoder"))
+    assert run.data.source is not None
     assert not encoder[run.data.source.pad].any() and decoder[run.data.target.pad].any()  # tied to the output
 
 
@@ -203,7 +207,7 @@ def test_options_of_disagreement_that_mean_nothing() -> None:
         ({"sites": ("encoder",)}, "--sites 'encoder' is not"),
     ):
         with pytest.raises(ConfigError, match=message):
-            DisagreementOptions(**options)  # type: ignore[arg-type]
+            DisagreementOptions(**options)
 
 
 def test_before_the_window_mixing_is_the_baseline_bit_for_bit(tmp_path: Path) -> None:
@@ -236,9 +240,9 @@ def test_an_open_window_adds_the_push_to_the_gradient(compat: str, tmp_path: Pat
             ratios=(1.0, 0.0, 2.0),
             compat=compat,
         )
-        run.variant.seen = 1  # the fork's first batch of all is outside
+        lessons.variant(run).seen = 1  # the fork's first batch of all is outside
         its = matrices_of(run.model)
-        run.variant.before_update(run, run.moment)
+        lessons.variant(run).before_update(run, run.moment)
         run.clear_gradients()
         run.model.train()
         batches = lessons.lesson(run) * 2
@@ -257,7 +261,7 @@ def test_a_window_that_opens_late_starts_adam_there(tmp_path: Path) -> None:
     lessons.updates(run, 7)
     steps = {int(run.optimizer.state[alpha]["step"]) for its in matrices_of(run.model).values() for alpha in its}
     assert steps == {3}
-    history = run.variant.history(run)
+    history = lessons.variant(run).history(run)
     assert history["window"] == 1 and history["nuclear_norm.cross"] > 1 and 0 < history["off_diagonal.cross"] < 1
 
 
@@ -267,7 +271,7 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
         (folder := tmp_path / str(number)).mkdir()
         run = lessons.begin(folder, "disagreement", shared={"dropout": 0.0}, weight=weight)
         run.clear_gradients()
-        sums.append((run.variant.step(run, lessons.lesson(run), run.gradients), run.variant.latest, run))
+        sums.append((run.variant.step(run, lessons.lesson(run), run.gradients), lessons.variant(run).latest, run))
     (plain, _, _), (found, cosine, run) = sums
     assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
     batch = lessons.lesson(run)[0]

@@ -50,7 +50,7 @@ def test_a_window_that_has_opened_stays_open(tmp_path: Path) -> None:
 
 
 def test_a_cosine_rate_stays_where_it_ended(tmp_path: Path) -> None:
-    options = {"schedule": "cosine", "lr": 0.01, "min_lr": 0.001}
+    options: dict[str, Any] = {"schedule": "cosine", "lr": 0.01, "min_lr": 0.001}
     first = run(tmp_path, max_updates=8, max_epochs=None, **options)
     for end in (11, 14):  # the plan outlives the second restart too
         rows = run(tmp_path, max_updates=end, max_epochs=None, resume=True, **options)
@@ -73,23 +73,12 @@ def test_a_cosine_rate_of_zero_is_not_prolonged(ends: dict[str, Any], tmp_path: 
 def test_an_earlier_end_cuts_the_run_short_and_changes_nothing_before_it(tmp_path: Path) -> None:
     """Interrupted in a run of three epochs, resumed to end after two."""
 
-    class Stops:
-        def updated(self, run: Any, sums: Any) -> None:
-            if run.moment.update == 2:
-                import os
-                import signal
-
-                os.kill(os.getpid(), signal.SIGINT)
-
-        def validated(self, run: Any, found: Any, *, best: bool) -> None:
-            pass
-
-    options = {"schedule": "cosine", "min_lr": 0.0}
+    options: dict[str, Any] = {"schedule": "cosine", "min_lr": 0.0}
     whole = run(tmp_path / "whole", max_epochs=3, **options)
     (tmp_path / "cut").mkdir()
     config = lessons.config(tmp_path / "cut", max_epochs=3, **SHORT, **options)
     cls = VARIANTS.get("baseline")
-    assert train(config, cls(cls.Options()), listener=Stops()).reason == "interrupted"
+    assert train(config, cls(cls.Options()), listener=lessons.StopsAfter(2)).reason == "interrupted"
     assert train(replace(config, max_epochs=2), cls(cls.Options()), resume=True).epoch == 2
     rows = run(tmp_path / "cut", max_epochs=2, resume=True, **options)
     assert len(rows) > 4 and [row["loss"] for row in rows] == [row["loss"] for row in whole[: len(rows)]]

@@ -197,7 +197,8 @@ def test_repeated_epochs_and_files_that_are_not_there(tmp_path: Path) -> None:
 
 def course(timing: SwapTiming, epochs: int) -> dict[int, str]:
     """What happens after each epoch."""
-    found, phase = {}, Phase()
+    found: dict[int, str] = {}
+    phase = Phase()
     for epoch in range(1, epochs + 1):
         action, phase = decide(phase, epoch + 1, timing)
         if action == "swap":

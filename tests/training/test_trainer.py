@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from headscope.training.train_loop import Silent
 from headscope.training.trainer import TrainingResult, make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.baseline import Baseline
+from tests.oracles import lessons
 from tests.oracles.smoothing import smoothed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,8 +120,8 @@ def test_the_criterion_and_its_gradients_are_those_of_loops(
     found = losses.smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
     assert [each.item() for each in found] == pytest.approx(list(wanted), rel=1e-12)
 
-    def criterion(*given: Tensor) -> Tensor:
-        return losses.smoothed_cross_entropy(*given, labels, smoothing=smoothing)[0]
+    def criterion(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return losses.smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)[0]
 
     inputs = [each.requires_grad_() for each in (states, weight, bias)]
     assert torch.autograd.gradcheck(criterion, inputs)
@@ -159,11 +160,11 @@ def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(tex
 
 def pairs(count: int) -> Pairs:
     chance = random.Random(count)
-    sides = [
+    source, target = (
         TokenizedTexts.of([[chance.randint(4, 30) for _ in range(chance.randint(1, 13))] for _ in range(count)])
         for _ in range(2)
-    ]
-    return Pairs(*sides, np.arange(count) + 1, start=1, end=2, prefix=(3,), suffix=(2,))
+    )
+    return Pairs(source, target, np.arange(count) + 1, start=1, end=2, prefix=(3,), suffix=(2,))
 
 
 @pytest.mark.parametrize("tokens", [1, 37, 101, 10**6])
@@ -526,23 +527,6 @@ def test_a_broken_state_is_told(texts: Path, tmp_path: Path) -> None:
         train(config, baseline(), resume=True)
 
 
-@dataclass
-class Asking:
-    """Presses Ctrl-C after some updates."""
-
-    after: int
-
-    def updated(self, run: TrainingRun, sums: Any) -> None:
-        import os
-        import signal
-
-        if run.moment.update == self.after:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def validated(self, run: TrainingRun, found: Any, *, best: bool) -> None:
-        pass
-
-
 @pytest.fixture
 def whole(texts: Path, tmp_path: Path) -> Iterator[TrainingResult]:
     yield train(small(texts, out=tmp_path / "whole", dropout=0.3), baseline())
@@ -550,7 +534,7 @@ def whole(texts: Path, tmp_path: Path) -> Iterator[TrainingResult]:
 
 def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: TrainingResult) -> None:
     config = small(texts, out=tmp_path / "run", dropout=0.3)
-    found = train(config, baseline(), listener=Asking(4))
+    found = train(config, baseline(), listener=lessons.StopsAfter(4))
     assert found.reason == "interrupted" and found.update == 4
     assert train(config, baseline(), resume=True).reason == "updates"
     both = [(folder / "last" / "model.safetensors").read_bytes() for folder in (config.out, whole.folder)]

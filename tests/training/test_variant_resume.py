@@ -58,23 +58,12 @@ def test_three_epochs_are_two_and_one(name: str, options: dict[str, Any], tmp_pa
 def test_an_interrupted_run_of_mixing_goes_on(tmp_path: Path) -> None:
     """Interrupted, not ended early: the window opens after a share of the run."""
 
-    class Stops:
-        def updated(self, run: Any, sums: Any) -> None:
-            if run.moment.update == 7:
-                import os
-                import signal
-
-                os.kill(os.getpid(), signal.SIGINT)
-
-        def validated(self, run: Any, found: Any, *, best: bool) -> None:
-            pass
-
     options = {"start_after": 0.3, "gamma": 0.1}
     whole = run(tmp_path / "whole", "mixing", options, epochs=2)
     (tmp_path / "parts").mkdir()
     cls = VARIANTS.get("mixing")
     config = lessons.config(tmp_path / "parts", max_epochs=2, **SHORT)
-    assert train(config, cls(cls.Options(**options)), listener=Stops()).reason == "interrupted"
+    assert train(config, cls(cls.Options(**options)), listener=lessons.StopsAfter(7)).reason == "interrupted"
     assert not differing(whole, run(tmp_path / "parts", "mixing", options, epochs=2, resume=True))
     assert any("alpha" in key and not torch.equal(its, torch.eye(3)) for key, its in whole.items())
 
@@ -83,11 +72,11 @@ def test_a_scheduled_swap_happens_before_its_epoch(tmp_path: Path) -> None:
     (tmp_path / "swaps.toml").write_text(SWAPS)
     its = lessons.begin(tmp_path, "swap", swap_schedule=tmp_path / "swaps.toml")
     before = lessons.weights(its)
-    its.variant.before_epoch(its, Moment(epoch=1))
+    lessons.variant(its).before_epoch(its, Moment(epoch=1))
     assert not differing(before, lessons.weights(its))
-    its.variant.before_epoch(its, Moment(epoch=2))
+    lessons.variant(its).before_epoch(its, Moment(epoch=2))
     swaps = [Swap(HeadId(Site.CROSS, 0, head), HeadId(Site.CROSS, 1, head)) for head in range(3)]
-    assert differing(before, lessons.weights(its)) and its.variant.history(its) == {"swaps.schedule": 3.0}
+    assert differing(before, lessons.weights(its)) and lessons.variant(its).history(its) == {"swaps.schedule": 3.0}
     swap_heads(its.model, swaps)
     assert not differing(before, lessons.weights(its))
 
@@ -96,10 +85,10 @@ def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
     its = lessons.begin(tmp_path, "swap", dynamic=("hard", "soft", "none"), score="uniqueness", dynamic_end=(3,))
     before = lessons.weights(its)
     for epoch, moved in ((1, True), (2, False), (3, False), (4, False)):
-        its.variant.after_epoch(its, Moment(epoch=epoch))
+        lessons.variant(its).after_epoch(its, Moment(epoch=epoch))
         changed = differing(before, lessons.weights(its))
         assert bool(changed) is moved and not any("cross" in name for name in changed)
-    history = its.variant.history(its)
+    history = lessons.variant(its).history(its)
     assert history["swaps.encoder-self"] == 2 and history["swapped.encoder-self"] == 0
     assert "swaps.cross" not in history
 
@@ -124,6 +113,7 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
         replicates=2,
     ).heads
     for score, name in names.items():
+        assert its.data.source is not None
         special = {"source_special": its.data.source.special_ids, "target_special": its.data.target.special_ids}
         found = head_scores(its.model, its.validation(), score=score, **special)
         assert set(found) == set(Site)
@@ -144,6 +134,7 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
     sums = {place: torch.zeros(3, dtype=torch.float64) for place in its.model.declared_attention().layout}
     count = 0
     pairs = its.data.valid
+    assert pairs is not None
     from headscope.training.data.batches import collate
 
     for number in range(len(pairs)):

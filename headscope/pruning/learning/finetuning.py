@@ -184,9 +184,9 @@ class Tuner:
             raise TrainingError(f"update {self.update + 1}: {error}, or a lower --lr") from None
         self._check("the loss", loss)
         if tokens and loss.requires_grad:
-            (loss / tokens).backward()  # type: ignore[no-untyped-call]
+            (loss / tokens).backward()
         if penalty is not None:
-            penalty.backward()  # type: ignore[no-untyped-call]
+            penalty.backward()
         self._descend()
         return float(nll) / max(tokens, 1)
 

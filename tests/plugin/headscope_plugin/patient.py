@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,5 +28,5 @@ class Patient(Variant):
     def after_update(self, run: Any, moment: Any) -> None:
         self.counted = min(moment.update, self.options.patient_for)
 
-    def history(self, run: Any) -> Mapping[str, float]:
+    def history(self, run: Any) -> dict[str, float]:
         return {"patient": float(self.counted)}
