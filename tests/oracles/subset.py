@@ -1,17 +1,40 @@
-"""Soft top-K by explicit loops (Li, Cotterell & Sachan 2021), always from the side that is kept."""
+"""Soft top-K by loops in decimal arithmetic: gates σ((score − τ) / T), with τ searched on the whole line."""
 
 from __future__ import annotations
 
-import math
+import decimal
+from decimal import Decimal
+
+CONTEXT = decimal.Context(prec=60, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
 
 
 def soft_top_k(scores: list[float], k: int, temperature: float) -> list[float]:
-    left, total = list(scores), [0.0] * len(scores)
-    for _ in range(k):
-        highest = max(left)
-        raised = [math.exp((score - highest) / temperature) for score in left]
-        shares = [value / sum(raised) for value in raised]
-        for place, share in enumerate(shares):
-            total[place] += share
-            left[place] += math.log(max(1 - share, 1.1754943508222875e-38))
-    return total
+    """Gates within [0, 1] of sum K; 0 < K < n."""
+    with decimal.localcontext(CONTEXT):
+        logits = [Decimal(score) / Decimal(temperature) for score in scores]
+        low, high = min(logits) - 1000, max(logits) + 1000
+        while high - low > Decimal("1e-30"):
+            middle = (low + high) / 2
+            if sum(sigmoid(logit - middle) for logit in logits) > k:
+                low = middle
+            else:
+                high = middle
+        return [float(sigmoid(logit - low)) for logit in logits]
+
+
+def sigmoid(x: Decimal) -> Decimal:
+    return 1 / (1 + (-x).exp())
+
+
+def derivative(scores: list[float], k: int, temperature: float, weights: list[float]) -> list[float]:
+    """d(Σ weight · gate) / d score by central differences of 1e-6 T."""
+    slopes = []
+    for changed in range(len(scores)):
+        ends = []
+        for sign in (1, -1):
+            moved = list(scores)
+            moved[changed] += sign * 1e-6 * temperature
+            gates = soft_top_k(moved, k, temperature)
+            ends.append(sum(weight * gate for weight, gate in zip(weights, gates, strict=True)))
+        slopes.append((ends[0] - ends[1]) / (2e-6 * temperature))
+    return slopes

@@ -1,4 +1,8 @@
-"""Differentiable subset pruning: exactly K heads (Li, Cotterell & Sachan 2021)."""
+"""Differentiable subset pruning: exactly K heads (Li, Cotterell & Sachan 2021).
+
+Deviation: gates of training are an exact relaxation within [0, 1] (`soft_top_k`), where the paper's sum of softmaxes
+may exceed 1, and Gumbel noise is added to the importances as there.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class SubsetOptions:
 
 
 class Subset(GateLearner):
-    """One importance for every unit of the whole model; heads compete in one softmax.
+    """One importance for every unit of the whole model; heads compete for K places.
 
     The start is Xavier's for a matrix of modules × units of a module. At the end the K largest stay.
     """
@@ -81,10 +85,10 @@ class Subset(GateLearner):
         return self.decide().double()
 
     def open_probability(self) -> Tensor:
-        """Not a probability proper: the soft top-K without noise at this temperature, at most 1."""
+        """Not a probability proper: the soft top-K without noise at this temperature."""
         if self.options.straight_through:
             return self.gates()
-        return soft_top_k(self.weights.detach(), self.k, temperature=self.temperature).clamp(0, 1)
+        return soft_top_k(self.weights.detach(), self.k, temperature=self.temperature)
 
     def decide(self) -> Tensor:
         return top_k(self.weights.detach(), self.k)
