@@ -98,8 +98,3 @@ def error_when_gone(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]
         if turn + 1 < len(steps):
             heapq.heappush(waiting, (steps[turn + 1].error, number, turn + 1))
     return scores
-
-
-def relative_error(error: float, energy: float) -> float:
-    """An error as a share of an energy; 0 where both are 0, as for a module that writes nothing."""
-    return error / energy if energy > 0 else 0.0

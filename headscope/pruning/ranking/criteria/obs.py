@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.pruning.closed_form.block_obs import RemovalStep
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.scoring import (
     error_when_gone,
     for_all_heads,
     moments_of,
-    relative_error,
     removal_order,
 )
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
@@ -19,10 +17,11 @@ from headscope.pruning.ranking.criterion import Criterion, ScoringContext, crite
 class OptimalBrainSurgeon(Criterion):
     """Heads whose part of the layer's output the others cannot take over stay (block optimal brain surgeon).
 
-    The squared error of a module's output after W_O was refitted without the head, over the energy of that output
-    (Hassibi and Stork 1993 for blocks; the division makes modules comparable and is a convention). Greedy: each head
-    is judged with all cheaper ones gone and the rest refitted, so the score is the sum of relative errors once it goes,
-    and scoring again in steps adds nothing.
+    The squared error of a module's output after W_O was refitted without the head (Hassibi and Stork 1993 for blocks).
+    Errors of different modules are compared as they are: modules write into the same residual stream. Relative to
+    the energy of each module's output, as is often done, they chose worse in every case tried (benchmarks/pruning).
+    Greedy: each head is judged with all cheaper ones gone and the rest refitted, so the score is the sum of errors once
+    it goes, and scoring again in steps adds nothing.
     """
 
     name = "obs"
@@ -33,7 +32,5 @@ class OptimalBrainSurgeon(Criterion):
         moments, orders = moments_of(context), []
         for projection in output_projections(context.checkpoint):
             if (sums := moments.of(projection)) is not None:
-                energy = sums.output_energy(projection.weight)
-                steps = removal_order(projection, sums, candidates=context.candidates)
-                orders.append((projection, [RemovalStep(n, relative_error(e, energy)) for n, e in steps]))
+                orders.append((projection, removal_order(projection, sums, candidates=context.candidates)))
         return for_all_heads(context, error_when_gone(orders))
