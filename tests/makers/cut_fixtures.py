@@ -112,7 +112,8 @@ def kept(*ids: Iterable[int]) -> list[int]:
 
 def renumbered(ids: Any, rows: list[int]) -> np.ndarray:
     """Ids of the whole vocabulary as ids of the pieces that stay."""
-    return np.searchsorted(rows, ids)
+    numbers: np.ndarray = np.searchsorted(rows, ids)
+    return numbers
 
 
 def copy_lines(whole: Path, out: Path, rows: Iterable[int]) -> None:

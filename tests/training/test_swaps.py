@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,7 @@ def test_which_heads_are_chosen() -> None:
     assert drawn != pairs("hard", 8)
 
 
-def fork_scores(oracles: Path, score: str) -> dict[Site, dict[int, torch.Tensor]]:
+def fork_scores(oracles: Path, score: str) -> Mapping[Site, Mapping[int, torch.Tensor]]:
     """Of all sentences of the oracle, in padded batches."""
     its, corpus = mhr.theirs(oracles)
     pairs = mhr.pairs(its, corpus)
