@@ -25,6 +25,9 @@ from headscope.cli.prune_rank import rank
 from headscope.cli.prune_sweep import sweep
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from headscope.pruning.closed_form.calibration import Compensated
     from headscope.pruning.removal.remove import Removed
 
 app = typer.Typer(
@@ -34,7 +37,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-HEADS = "Which heads"
+HEADS, COMPENSATION = "Which heads", "Compensation"
 
 
 @app.callback()
@@ -79,7 +82,7 @@ class Removal:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Text to compare and time on (.gz too); default: the sample that ships with headscope.",
+            help="Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
             rich_help_panel=DATA,
         ),
     ] = None
@@ -95,14 +98,56 @@ class Removal:
     ] = 5
 
 
+class Calibrated:
+    """How the heads that stay make up for those that go."""
+
+    compensate: Annotated[
+        str,
+        typer.Option(
+            metavar="none|mean|least-squares",
+            help="Refit what is left of the output projections on --source, in closed form: least-squares refits "
+            "weights and bias, mean moves the mean of removed heads into the bias.",
+            rich_help_panel=COMPENSATION,
+        ),
+    ] = "none"
+    calibration_sentences: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Sentences of --source to refit on.", rich_help_panel=COMPENSATION)
+    ] = 1000
+    damping: Annotated[
+        float,
+        typer.Option(help="Ridge of least-squares, a share of the mean second moment.", rich_help_panel=COMPENSATION),
+    ] = 1e-4
+    sequential: Annotated[
+        bool,
+        typer.Option(
+            "--sequential",
+            help="Refit module after module, for the contexts of the model pruned so far: two passes each.",
+            rich_help_panel=COMPENSATION,
+        ),
+    ] = False
+    valid_source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to measure intact, pruned and refitted model on; default: the last fifth of --source, "
+            "which is then not refitted on.",
+            rich_help_panel=COMPENSATION,
+        ),
+    ] = None
+    valid_target: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its translation.", rich_help_panel=COMPENSATION)
+    ] = None
+
+
 @app.command()
-@takes(Removal, RunningOptions, CompanionOptions, Ending)
+@takes(Removal, Calibrated, RunningOptions, CompanionOptions, Ending)
 def remove(given: dict[str, Any]) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 
     The output has the input's format. A Hugging Face class has one number of heads for all layers, so its
     folder is self-contained: headscope opens it, and transformers does with trust_remote_code=True, without
-    headscope. Differences, savings and times are printed and kept in pruning.json.
+    headscope. Differences, savings and times are printed and kept in pruning.json. With --compensate the masked model
+    is the one whose output projections are refitted.
     """
     from headscope.pruning.removal.remove import RemoveConfig, removal_record, run_removal
 
@@ -136,9 +181,13 @@ def show_removed(removed: Removed) -> None:
         faster = f"{each.speedup:.2f} × faster"
         table.add_row(title, f"{1e3 * each.before:.2f}", f"{1e3 * each.after:.2f}", faster)
     screen.print(table)
+    masked = "masked"
+    if removed.compensated is not None:
+        screen.print(_performance_table(removed.compensated))
+        masked = "masked" if removed.compensated.options.compensate == "none" else "refitted masked"
     lines = [
         f"{removed.path}: {len(removed.removal.removed)} heads removed ({removed.format}, {removed.export})",
-        f"masked and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
+        f"{masked} and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
         f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})",
     ]
     if proof.cached is not None:
@@ -150,6 +199,25 @@ def show_removed(removed: Removed) -> None:
     for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
+
+
+def _performance_table(compensated: Compensated) -> Table:
+    """The objective on held-out text of the intact, the pruned and the refitted model."""
+    from rich import box
+    from rich.table import Table
+
+    performance, held_out = compensated.performance, compensated.text.held_out
+    objective = performance["intact"].objective
+    title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    table.add_column({"representation": "cosine to the intact model"}.get(objective, objective), justify="right")
+    table.add_column("worse than intact by", justify="right")
+    rows = {"intact": "intact", "removed": "heads removed", "refitted": f"and {compensated.options.compensate}"}
+    for name, row in rows.items():
+        if name in performance:
+            table.add_row(row, f"{performance[name].value:.4f}", f"{performance[name].damage:.4f}")
+    return table
 
 
 _SIZES = {

@@ -49,6 +49,10 @@ class Corpus:
         """The first `count` sentences, or all where there are fewer; the digest stays that of the whole corpus."""
         return replace(self, count=min(self.count, count))
 
+    def after(self, count: int) -> Corpus:
+        """The sentences after the first `count`, with their own numbers; the digest stays that of the whole corpus."""
+        return replace(self, count=max(self.count - count, 0), read=lambda: islice(self.read(), count, None))
+
 
 def open_corpus(
     source: Lines | None,

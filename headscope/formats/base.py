@@ -254,11 +254,13 @@ class Export:
 
     `build` makes the checkpoint that is then saved; ConfigError where these heads cannot go. `whole_groups`: heads that
     share keys and values go together. `refine` turns what the export called `after` builds into what this one builds.
+    `adds_bias`: an output projection may have a bias that its class builds without.
     """
 
     name: str
     build: Callable[[Any, RemovalPlan], Checkpoint]
     whole_groups: bool = True
+    adds_bias: bool = False
     after: str | None = None
     refine: Callable[[Any, RemovalPlan], Checkpoint] | None = None
 

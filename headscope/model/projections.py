@@ -170,3 +170,17 @@ def _hooked(model: nn.Module, receive: Any) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+ADDED = "headscope_added_bias"
+
+
+def add_bias(module: nn.Module, values: Tensor) -> None:
+    """Give a linear layer that its class builds without a bias one [d]; `has_added_bias` tells it, also in copies."""
+    module.bias = nn.Parameter(values.detach().clone(), requires_grad=module.get_parameter("weight").requires_grad)
+    setattr(module, ADDED, True)
+
+
+def has_added_bias(module: nn.Module) -> bool:
+    """Whether `add_bias` gave this layer its bias."""
+    return bool(getattr(module, ADDED, False))

@@ -51,7 +51,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
     summary = "a directory with config.json (with a model_type) and *.safetensors or *.bin, or a hub id"
 
     exports = (
-        replace(SAME, name="self-contained"),
+        replace(SAME, name="self-contained", adds_bias=True),
         Export(
             name="native",
             build=lambda checkpoint, plan: in_plain_class(checkpoint.without_heads(plan), plan),

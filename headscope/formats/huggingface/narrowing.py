@@ -118,7 +118,8 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
 
     `table` names parts as seen from the model without its task head: `shapes` of parameters, `attributes` of
     attention modules, of `configs` that they read, `zeros` and `biases` (projections of layers without heads),
-    `empty` (those layers), `bias_heads` and `unshared` (T5). Parts that this class lacks are left aside.
+    `empty` (those layers), `bias_heads` and `unshared` (T5), `added_biases` (projections that have a bias, which their
+    class builds without). Parts that this class lacks are left aside.
     ValueError for a table that does not narrow. `empty` is the attention implementation of layers without heads.
     """
     base = model.base_model
@@ -135,6 +136,9 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     for name, values in table.get("configs", {}).items():
         if name in modules:
             _view(modules[name], {each: _known(modules[name].config, each, value) for each, value in values.items()})
+    for name in table.get("added_biases", []):
+        if name in modules and modules[name].bias is None:
+            modules[name].bias = nn.Parameter(modules[name].weight.new_zeros(modules[name].out_features))
     for name, width in table.get("zeros", {}).items():
         if name in modules:
             _replace(base, name, Zeros(_below(width, sum(modules[name].weight.shape))))

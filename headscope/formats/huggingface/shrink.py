@@ -21,7 +21,7 @@ from headscope.formats.huggingface.narrowing import narrow
 from headscope.formats.huggingface.selfcontained import EMPTY
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, base_of, find_attention
-from headscope.model.projections import Projections, Slices, projections
+from headscope.model.projections import Projections, Slices, has_added_bias, projections
 from headscope.model.removal_plan import RemovalPlan
 
 HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
@@ -49,6 +49,7 @@ class Narrowing:
     empty: list[str] = field(default_factory=list)
     bias_heads: dict[str, list[int]] = field(default_factory=dict)
     unshared: list[str] = field(default_factory=list)
+    added_biases: list[str] = field(default_factory=list)
 
     def table(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
         """As config.json holds it; `parameters` are the model's, before the cut."""
@@ -58,7 +59,7 @@ class Narrowing:
             for axis, indices in cuts:
                 shape[axis] = len(indices)
             shapes[name] = shape
-        rest = ("attributes", "configs", "zeros", "biases", "empty", "bias_heads", "unshared")
+        rest = ("attributes", "configs", "zeros", "biases", "empty", "bias_heads", "unshared", "added_biases")
         return {"shapes": shapes, **{name: getattr(self, name) for name in rest}}
 
 
@@ -112,6 +113,7 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
         if len(removal.kept[where]) < attention_site.heads:
             cutter.cut(within[identity], attention_site, parts.get(where), removal.kept[where], removal.groups[where])
     _position_biases(cutter.done, modules, within, attention_sites.calls, removal)
+    cutter.done.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
     return cutter.done
 
 

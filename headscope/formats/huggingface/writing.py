@@ -48,6 +48,11 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
             "--export native: the layers share one position bias, so the plain class needs the same heads removed "
             "from every layer; do that, or take self-contained"
         )
+    if config.narrowed["added_biases"]:
+        raise ConfigError(
+            f"--export native: the refit added biases to output projections, which class {type(shrunk.model).__name__} "
+            "has not; say --export native when the heads are removed, or take self-contained"
+        )
     del config.narrowed, config.kept_heads
     try:
         setattr(config, number, counts.pop())

@@ -18,6 +18,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, describe_heads
 from headscope.model.native.folding import fold_mixings
 from headscope.model.native.transformer import Transformer
+from headscope.model.projections import add_bias
 from headscope.pruning.closed_form.block_obs import DAMPING
 from headscope.pruning.closed_form.moments import ContextMoments, Moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
@@ -27,12 +28,16 @@ from headscope.registry import unknown
 
 @dataclass(frozen=True)
 class ModuleRefit:
-    """One module that loses heads: its refit, and E‖y − ŷ‖² of it and of removal alone, as shares of E‖W x‖²."""
+    """One module that loses heads: its refit, and E‖y − ŷ‖² of it and of removal alone, as shares of E‖W x‖².
+
+    `affine`: the bias was refitted too.
+    """
 
     projection: OutputProjection
     refit: Refit
     error: float
     error_without: float
+    affine: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,7 @@ def refit_module(
     projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: RefitOptions
 ) -> ModuleRefit:
     """What makes up for some heads of one module."""
-    columns = projection.columns(heads)
+    columns, affine = projection.columns(heads), projection.has_bias or options.add_bias
 
     def refitted(method: str) -> Refit:
         return COMPENSATIONS[method](
@@ -111,21 +116,16 @@ def refit_module(
             columns,
             mean=moments.mean,
             second=moments.second,
-            affine=projection.has_bias or options.add_bias,
+            affine=affine,
             share=options.damping,
         )
 
-    return described(projection, moments, refitted(options.method), refitted("none"))
-
-
-def described(projection: OutputProjection, moments: ContextMoments, refit: Refit, removal: Refit) -> ModuleRefit:
-    """A refit and removal alone, with their errors on the contexts of the intact model."""
-    energy = moments.output_energy(projection.weight) or 1.0
+    refit, energy = refitted(options.method), moments.output_energy(projection.weight) or 1.0
     error, error_without = (
         reconstruction_error(projection.weight, weights, mean=moments.mean, second=moments.second) / energy
-        for weights in (refit, removal)
+        for weights in (refit, refitted("none"))
     )
-    return ModuleRefit(projection, refit, error, error_without)
+    return ModuleRefit(projection, refit, error, error_without, affine)
 
 
 class RefittedCopy:
@@ -152,7 +152,7 @@ class RefittedCopy:
             bias = self._intact.get_submodule(projection.owner).get_parameter("bias")
             owner.get_parameter("bias").copy_(bias + refit.shift.to(bias))
         elif bool(refit.shift.any()):
-            owner.bias = nn.Parameter(refit.shift.to(weight))
+            add_bias(owner, refit.shift.to(weight))
 
 
 def refitted_model(checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> nn.Module:

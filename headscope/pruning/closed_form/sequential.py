@@ -92,6 +92,7 @@ def _refit(
         site, layer = projection.places[0]
         raise ConfigError(f"the calibration text does not reach {site}.{layer}; give a --target where a decoder is")
     weight, columns = projection.weight, projection.columns(heads)
+    affine = projection.has_bias or options.add_bias
     mean, second, cross = pair.total / pair.tokens, pair.products / pair.tokens, pair.cross / pair.tokens
     refit = refit_to_targets(
         weight,
@@ -100,13 +101,13 @@ def _refit(
         second=pair.pruned_products / pair.tokens,
         target=weight @ mean,
         cross=cross @ weight.T,
-        affine=projection.has_bias or options.add_bias,
+        affine=affine,
         share=options.damping,
     )
     energy = float(((weight @ second) * weight).sum()) or 1.0
     removal = zeroed(weight, columns, mean=mean, second=second, affine=False)
     without = reconstruction_error(weight, removal, mean=mean, second=second)
-    return ModuleRefit(projection, refit, _error(weight, refit, pair) / energy, without / energy)
+    return ModuleRefit(projection, refit, _error(weight, refit, pair) / energy, without / energy, affine)
 
 
 def _error(weight: Tensor, refit: Refit, pair: PairMoments) -> float:

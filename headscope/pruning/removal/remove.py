@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headscope.bounds import check_numbers
 from headscope.config import CheckpointOptions
+from headscope.data.corpus import open_corpus
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
@@ -34,6 +35,14 @@ from headscope.formats.base import (
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
+from headscope.pruning.closed_form.block_obs import DAMPING
+from headscope.pruning.closed_form.calibration import (
+    CalibrationOptions,
+    CalibrationText,
+    Compensated,
+    compensated,
+    split_text,
+)
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.savings import Size, Timing, size, timings
@@ -52,6 +61,8 @@ class RemoveConfig(CheckpointOptions):
     `heads` go, or all but `keep_only` (of the sites that it names); each is a list or a file. `export` holds at
     most one kind of folder, and "onnx" besides. `source` and `target` are texts to compare and time on
     (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0 measures no times.
+    With `compensate` (see `CalibrationOptions`) the output projections are refitted on the first
+    `calibration_sentences` of `source`, and measured on `valid_source`, else on the last fifth.
     """
 
     out: Path
@@ -63,14 +74,36 @@ class RemoveConfig(CheckpointOptions):
     max_sentences: int = 32
     batch: int = 64
     rounds: int = 5
+    compensate: str = "none"
+    damping: float = DAMPING
+    calibration_sentences: int = 1000
+    sequential: bool = False
+    valid_source: Path | None = None
+    valid_target: Path | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        calibration = self.calibration
+        if self.source is None and (calibration.compensate != "none" or self.valid_source is not None):
+            what = "--valid-source" if calibration.compensate == "none" else f"--compensate {calibration.compensate}"
+            raise ConfigError(f"{what} measures contexts on text: give --source FILE, and --target for translation")
+        if self.valid_target is not None and self.valid_source is None:
+            raise ConfigError("--valid-target is for --valid-source")
         if (self.heads is None) is (self.keep_only is None):
             raise ConfigError("give --heads LIST, the heads that go, or --keep-only LIST, those that stay; not both")
         if len(self.kinds) > 1:
             raise ConfigError(f"--export {','.join(self.export)}: one kind of folder at a time, and onnx besides")
+
+    @property
+    def calibration(self) -> CalibrationOptions:
+        """How the removal is compensated."""
+        return CalibrationOptions(
+            compensate=self.compensate,
+            damping=self.damping,
+            sentences=self.calibration_sentences,
+            sequential=self.sequential,
+        )
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -95,6 +128,7 @@ class Removed:
     signature: Signature
     onnx: float | None = None
     seconds: float = 0.0
+    compensated: Compensated | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +136,7 @@ class Shrunk:
     """A model without some heads, in memory, and the proof that it computes what the whole one does with them masked.
 
     `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
+    Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`.
     """
 
     checkpoint: Checkpoint
@@ -112,6 +147,7 @@ class Shrunk:
     data: InputTexts
     before: Size
     signature: Signature
+    compensated: Compensated | None = None
 
 
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removed:
@@ -134,9 +170,22 @@ def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) ->
     export = choose_export(config.kinds[0] if config.kinds else None, checkpoint)
     heads = _chosen(config, checkpoint)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
-    done = shrink(checkpoint, heads, export=export, data=data, progress=progress)
-    wanted = reference(checkpoint, done.removal.removed, data.feeds[0])
+    text = _calibration_text(config)
+    done = shrink(
+        checkpoint, heads, export=export, data=data, text=text, calibration=config.calibration, progress=progress
+    )
+    whole = checkpoint if done.compensated is None else done.compensated.checkpoint
+    wanted = reference(whole, done.removal.removed, data.feeds[0])
     return write_shrunk(done, config, build, wanted=wanted, whole=checkpoint, began=began, progress=progress)
+
+
+def _calibration_text(config: RemoveConfig) -> CalibrationText | None:
+    if config.source is None or (config.compensate == "none" and config.valid_source is None):
+        return None
+    corpus, valid = open_corpus(config.source, target=config.target), None
+    if config.valid_source is not None:
+        valid = open_corpus(config.valid_source, target=config.valid_target)
+    return split_text(corpus, valid, sentences=config.calibration_sentences)
 
 
 def shrink(
@@ -145,25 +194,35 @@ def shrink(
     *,
     export: Export,
     data: InputTexts,
+    text: CalibrationText | None = None,
+    calibration: CalibrationOptions | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
     """Build a copy without heads and compare it with the whole model; the checkpoint stays as it is.
 
+    With a `text` output projections are refitted as `calibration` says, and the whole model is the refitted one.
     ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
     """
     removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
+    done = None
+    if text is not None:
+        progress("refitting")
+        options = calibration or CalibrationOptions()
+        done = compensated(checkpoint, removal.removed, text, options, add_bias=export.adds_bias)
+    whole = checkpoint if done is None else done.checkpoint
     progress("removing")
-    made = export.build(checkpoint, removal)
+    made = export.build(whole, removal)
     progress("comparing")
     return Shrunk(
         checkpoint=made,
         export=export,
         source={"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         removal=removal,
-        verified=verify(checkpoint, made, removal.removed, data),
+        verified=verify(whole, made, removal.removed, data),
         data=data,
         before=size(checkpoint, data),
-        signature=_signature(checkpoint, export, removal, data),
+        signature=_signature(checkpoint, export, removal, data, done),
+        compensated=done,
     )
 
 
@@ -205,10 +264,11 @@ def write_shrunk(
         before=done.before,
         after=size(done.checkpoint, done.data),
         paces=times,
-        notes=written.notes,
+        notes=(*written.notes, *(() if done.compensated is None else done.compensated.remarks())),
         signature=done.signature,
         onnx=far,
         seconds=time.monotonic() - (began or time.monotonic()),
+        compensated=done.compensated,
     )
     build.finish(removal_record(result, config))
     return result
@@ -230,6 +290,7 @@ def removal_record(removed: Removed, config: RemoveConfig) -> dict[str, Any]:
         "removed": [str(head) for head in removed.removal.removed],
         "kept": kept,
         "verified": asdict(removed.verified) | {"onnx": removed.onnx},
+        "compensation": None if removed.compensated is None else removed.compensated.record(),
         "before": asdict(removed.before),
         "after": asdict(removed.after),
         "times": [asdict(timing) for timing in removed.paces],
@@ -273,7 +334,9 @@ def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:
     return far
 
 
-def _signature(checkpoint: Checkpoint, export: Export, removal: RemovalPlan, data: InputTexts) -> Signature:
+def _signature(
+    checkpoint: Checkpoint, export: Export, removal: RemovalPlan, data: InputTexts, done: Compensated | None
+) -> Signature:
     before, after = checkpoint.layout, removal.layout
     return signature_of(
         {
@@ -281,6 +344,7 @@ def _signature(checkpoint: Checkpoint, export: Export, removal: RemovalPlan, dat
             "export": export.name,
             "heads": f"{sum(after.values())}/{sum(before.values())}",
             "removed": hashlib.sha1(",".join(map(str, removal.removed)).encode()).hexdigest()[:8],
+            **({} if done is None else done.signature()),
             "ckpt": checkpoint.digest[:8],
             "data": data.name,
             "device": str(checkpoint.device),

@@ -1,0 +1,177 @@
+"""Calibration of a removal: the text that W_O is refitted on, the text held out, and what refitting is worth there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus
+from headscope.errors import ConfigError, DataError
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId
+from headscope.model.gating import masked
+from headscope.pruning.closed_form.block_obs import DAMPING
+from headscope.pruning.closed_form.compensate import ModuleRefit, RefitOptions, compensate, refitted_model
+from headscope.pruning.closed_form.damage import DamageMeter, Performance
+from headscope.pruning.closed_form.moments import collect_moments
+from headscope.pruning.closed_form.sequential import sequential_refits
+
+FEWEST = 8
+"""Sentences that a refit needs at least."""
+HELD_OUT = 200
+"""Sentences that are held out of the calibration text at most; a fifth of it, where that is less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationOptions:
+    """How the heads that stay make up for those that go: `compensate` is "none", "mean" or "least-squares".
+
+    `damping` is λ as a share of the mean second moment of the contexts. `sentences` of the text are calibrated on.
+    `sequential`: module after module, for the contexts of the model that is pruned so far. ConfigError for an unknown
+    compensation, a negative damping, and for options that this compensation does not have.
+    """
+
+    compensate: str = "none"
+    damping: float = DAMPING
+    sentences: int = 1000
+    sequential: bool = False
+
+    def __post_init__(self) -> None:
+        RefitOptions(method=self.compensate)
+        if not self.damping >= 0:
+            raise ConfigError(f"--damping {self.damping:g}: a share of the mean second moment, at least 0")
+        if self.sentences < 1:
+            raise ConfigError(f"--calibration-sentences {self.sentences}: at least 1 is needed")
+        for name, is_given in (("--damping", self.damping != DAMPING), ("--sequential", self.sequential)):
+            if is_given and self.compensate != "least-squares":
+                raise ConfigError(f"{name} is for --compensate least-squares, not {self.compensate}")
+
+
+@dataclass(frozen=True)
+class CalibrationText:
+    """What is calibrated on, and other text to measure on."""
+
+    calibration: Corpus
+    held_out: Corpus
+
+
+def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> CalibrationText:
+    """The first `sentences` of a corpus to calibrate on; `valid` is held out, else the last fifth, at most 200.
+
+    DataError where fewer than 8 are left to calibrate on.
+    """
+    held_out = min(HELD_OUT, corpus.count // 5) if valid is None else 0
+    calibration = corpus.first(min(sentences, corpus.count - held_out))
+    if calibration.count < FEWEST:
+        held = f", {held_out} of them held out to measure on" if held_out else ""
+        raise DataError(
+            f"{corpus.name} has {corpus.count} sentences{held}: too few to refit output projections on; at least "
+            f"{FEWEST + (0 if valid is not None else 2)} are needed, a few hundred are usual"
+        )
+    return CalibrationText(calibration, corpus.after(corpus.count - held_out) if valid is None else valid)
+
+
+@dataclass(frozen=True)
+class Compensated:
+    """A checkpoint whose output projections make up for `heads` that are masked, of the same size.
+
+    `refits` has every module that changed, `performance` the objective on held-out text of the intact model, with the
+    heads masked ("removed"), and "refitted". `seconds` are those of moments and refits.
+    """
+
+    checkpoint: Checkpoint
+    options: CalibrationOptions
+    text: CalibrationText
+    refits: Sequence[ModuleRefit]
+    performance: dict[str, Performance]
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """What `pruning.json` says of it; errors are shares of the energy of a module's output."""
+        return {
+            "method": self.options.compensate,
+            "damping": self.options.damping,
+            "sequential": self.options.sequential,
+            "calibration": {"text": self.text.calibration.name, "sentences": self.text.calibration.count},
+            "held_out": {"text": self.text.held_out.name, "sentences": self.text.held_out.count},
+            "performance": {name: asdict(performance) for name, performance in self.performance.items()},
+            "modules": [_module_record(refit) for refit in self.refits],
+            "seconds": round(self.seconds, 3),
+        }
+
+    def signature(self) -> dict[str, str]:
+        """What of it shapes the weights, for the signature of a removal."""
+        if self.options.compensate == "none":
+            return {}
+        text = self.text.calibration
+        how = "-sequential" if self.options.sequential else ""
+        return {
+            "compensate": f"{self.options.compensate}{how}",
+            "damping": f"{self.options.damping:g}",
+            "calibration": f"{text.digest[:8]}x{text.count}",
+        }
+
+    def remarks(self) -> list[str]:
+        """What the user should know of how modules were refitted."""
+        linear = [refit for refit in self.refits if not refit.affine]
+        raised = [refit for refit in self.refits if refit.refit.raised]
+        remarks = []
+        if linear and self.options.compensate == "least-squares":
+            remarks.append(
+                f"{len(linear)} of {len(self.refits)} output projections have no bias, and this export adds none: "
+                "their refit is linear"
+            )
+        if raised:
+            most = max(refit.refit.raised for refit in raised)
+            remarks.append(
+                f"second moments of {len(raised)} modules are singular (fewer tokens than columns, or heads that write "
+                f"nothing): damping was raised up to 10^{most} times"
+            )
+        return remarks
+
+
+def _module_record(refit: ModuleRefit) -> dict[str, Any]:
+    return {
+        "layers": [f"{site}.{layer}" for site, layer in refit.projection.places],
+        "affine": refit.affine,
+        "error": refit.error,
+        "error_without": refit.error_without,
+        "lambda": refit.refit.damping,
+        "raised": refit.refit.raised,
+    }
+
+
+def compensated(
+    checkpoint: Checkpoint,
+    heads: Sequence[HeadId],
+    text: CalibrationText,
+    options: CalibrationOptions,
+    *,
+    add_bias: bool = False,
+    batching: BatchingOptions | None = None,
+    objective: str = "",
+    seed: int = 1,
+) -> Compensated:
+    """Refit the output projections for the removal of `heads`, and measure what that is worth on held-out text.
+
+    The checkpoint stays as it is. ConfigError for heads that cannot be compensated and text that does not reach them.
+    """
+    began = time.monotonic()
+    refit = RefitOptions(method=options.compensate, damping=options.damping, add_bias=add_bias)
+    if options.sequential:
+        refits = sequential_refits(checkpoint, text.calibration, heads, refit, batching=batching)
+    else:
+        moments = collect_moments(checkpoint, text.calibration, batching=batching)
+        refits = compensate(checkpoint, moments, heads, refit)
+    made = checkpoint.with_model(refitted_model(checkpoint, refits))
+    seconds = time.monotonic() - began
+    meter = DamageMeter.of(checkpoint, text.held_out, batching=batching, objective=objective, seed=seed)
+    performance = {"intact": meter.measure()}
+    with masked(checkpoint.model, heads):
+        performance["removed"] = meter.measure()
+    if options.compensate != "none":
+        performance["refitted"] = meter.measure(made.model)
+    return Compensated(made, options, text, refits, performance, seconds)
