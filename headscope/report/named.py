@@ -49,22 +49,22 @@ def draw(run: AnalysisRun, name: str, **options: Any) -> Figure:
     """
     if name not in figure_names():
         raise ConfigError(unknown("figure", name, figure_names()))
-    whole = {**FIRST, **LAST}.get(name)
-    if whole is not None:
-        known = [each for each in inspect.signature(whole).parameters if each != "run"]
+    draw_run = {**FIRST, **LAST}.get(name)
+    if draw_run is not None:
+        known = [option for option in inspect.signature(draw_run).parameters if option != "run"]
     else:
-        known = [each.name for each in fields(analysis_figures()[name][1].Options)]
+        known = [option.name for option in fields(analysis_figures()[name][1].Options)]
     for option in options:
         if option not in known:
             raise ConfigError(f"the figure {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}")
-    return whole(run, **options) if whole is not None else _of_analysis(run, name, options)
+    return draw_run(run, **options) if draw_run is not None else _of_analysis(run, name, options)
 
 
 def _of_analysis(run: AnalysisRun, name: str, options: dict[str, Any]) -> Figure:
     figure = analysis_figures()[name][1]
-    given = {each.name: options.get(each.name, each.default) for each in fields(figure.Options)}
-    found: Figure = imported(figure.draw)(run, **given)
-    return found
+    settings = {option.name: options.get(option.name, option.default) for option in fields(figure.Options)}
+    drawn: Figure = imported(figure.draw)(run, **settings)
+    return drawn
 
 
 def draw_standard(run_dir: Path | str, *, dpi: int = DPI) -> list[Path]:
@@ -74,7 +74,7 @@ def draw_standard(run_dir: Path | str, *, dpi: int = DPI) -> list[Path]:
     """
     run = load_run(run_dir)
     declared = analysis_figures()
-    stems = {name: each.stem for name, (analysis, each) in declared.items() if _ran(run, analysis)}
+    stems = {name: figure.stem for name, (analysis, figure) in declared.items() if _ran(run, analysis)}
     written = []
     for name, stem in {**{name: name for name in FIRST}, **stems, **{name: name for name in LAST}}.items():
         try:

@@ -47,7 +47,7 @@ SEVERAL: dict[str, Callable[..., Figure]] = {"compare": _compare, "training": _t
 
 def draw_several(runs: Sequence[Source], name: str, **options: Any) -> Figure:
     """Draw a figure of several runs; ConfigError for an option that it has not."""
-    known = [each for each in inspect.signature(SEVERAL[name]).parameters if each != "runs"]
+    known = [option for option in inspect.signature(SEVERAL[name]).parameters if option != "runs"]
     for option in options:
         if option not in known:
             raise ConfigError(f"the figure {name!r} has no option {option!r}; it has {', '.join(known)}")

@@ -46,9 +46,9 @@ def test_families_differ_in_glyph_letter_and_colour() -> None:
 
 def test_layout_arithmetic() -> None:
     laid = flow([(2, 1), (2, 3), (2, 1)], 5, gap=(1, 0.5))
-    assert laid.places == [(0, 0), (3, 0), (0, 3.5)]
+    assert laid.corners == [(0, 0), (3, 0), (0, 3.5)]
     assert (laid.width, laid.height) == (5, 4.5)
-    assert flow([(1, 1), (1, 1)], 9, breaks=frozenset({1})).places == [(0, 0), (0, 1.2)]
+    assert flow([(1, 1), (1, 1)], 9, breaks=frozenset({1})).corners == [(0, 0), (0, 1.2)]
     assert even_width(6, 1, 5.5, gap=0) == 3  # two lines of three, not five and one
     assert Legend.plan([], 3).height == 0
     assert "".join(wrap("a|" + "b" * 300 + "|c", 2, 6)) == "a|" + "b" * 300 + "|c"

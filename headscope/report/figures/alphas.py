@@ -38,9 +38,12 @@ def alphas_figure(run: AnalysisRun) -> Figure:
         footer=run.signature,
     )
     norm = centred_limits(list(matrices.values()))
-    spectra = {place: np.asarray(np.linalg.svd(m, compute_uv=False), dtype=np.float64) for place, m in matrices.items()}
+    spectra = {
+        site_layer: np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
+        for site_layer, matrix in matrices.items()
+    }
     largest = max(float(values.max(initial=0)) for values in spectra.values()) or 1.0
-    for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.places, strict=True):
+    for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
         if (site, layer) not in matrices:
             continue
         extent = side * count / heads
@@ -61,7 +64,7 @@ def alpha_matrices(run: AnalysisRun) -> Matrices:
     if isinstance(run, ForkRun):
         keys = {key: key.split("/") for key in run.matrices}
         return {(site, int(layer)): run.matrices[key] for key, (site, layer, _) in keys.items()}
-    found = {}
+    matrices = {}
     layer: Any
     for (site, layer), table in run.table("alphas", "source", "alpha").groupby(["site", "layer"], sort=False):
         count = run.layout[str(site)][int(layer)]
@@ -69,10 +72,10 @@ def alpha_matrices(run: AnalysisRun) -> Matrices:
             raise RunError(f"run {run.name}: alphas.csv has not {count} × {count} entries for {site}.{layer}")
         matrix = np.full((count, count), np.nan)
         matrix[table["head"].to_numpy(int), table["source"].to_numpy(int)] = table["alpha"]
-        found[str(site), int(layer)] = matrix
-    if not found or not all(np.isfinite(matrix).all() for matrix in found.values()):
+        matrices[str(site), int(layer)] = matrix
+    if not matrices or not all(np.isfinite(matrix).all() for matrix in matrices.values()):
         raise MissingTable(f"run {run.name}: alphas.csv has no complete matrix; analyse again")
-    return found
+    return matrices
 
 
 def _label(axes: Axes, heads: int) -> None:

@@ -38,10 +38,10 @@ def attention_figure(
         )
     pitch = _pitch(max(expected[1:]))
     rows, columns = ([shorten(_shown(piece), LONGEST, TICK) for piece in side] for side in (pieces_t, pieces_s))
-    left, below = (max(text_width(piece, TICK) for piece in side) + 0.08 for side in (rows, columns))
+    label_width, label_height = (max(text_width(piece, TICK) for piece in side) + 0.08 for side in (rows, columns))
     wide, tall = len(columns) * pitch, len(rows) * pitch
     title = max(text_width(name, LABEL, weight="bold") for name in names)
-    size = (left + max(wide, title) + 0.1, ABOVE + tall + below)
+    size = (label_width + max(wide, title) + 0.1, ABOVE + tall + label_height)
     laid = flow(list(repeat(size, len(names))), even_width(len(names), size[0], WIDEST))
     page = Page(
         laid.width + BAR,
@@ -51,8 +51,8 @@ def attention_figure(
         footer=run.signature if run else "",
     )
     norm = Normalize(0, 1)
-    for name, matrix, (x, y) in zip(names, weights, laid.places, strict=True):
-        axes = page.axes(x + left, y + ABOVE, wide, tall)
+    for name, matrix, (x, y) in zip(names, weights, laid.corners, strict=True):
+        axes = page.axes(x + label_width, y + ABOVE, wide, tall)
         _draw(axes, matrix, norm, rows, columns)
         axes.set_title(name, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")

@@ -91,11 +91,11 @@ def compare_figure(run_a: AnalysisRun, run_b: AnalysisRun, measure: str = "confi
         footer=f"A {run_a.signature}\nB {run_b.signature}",
     )
     limits = _limits(run_a, run_b, measure)
-    for part, place in zip(parts, laid.places, strict=True):
+    for part, corner in zip(parts, laid.corners, strict=True):
         if isinstance(part, Map):
-            _draw_map(page, part, place, label=measure_of(measure).label)
+            _draw_map(page, part, corner, label=measure_of(measure).label)
         else:
-            _draw_scatter(page, part, place, limits)
+            _draw_scatter(page, part, corner, limits)
     legend.draw(page, laid.height)
     return page.figure
 
@@ -110,8 +110,8 @@ def _parts(run_a: AnalysisRun, run_b: AnalysisRun, measure: str) -> tuple[list[M
             f"runs {run_a.name} and {run_b.name} share no site: {', '.join(run_a.layout)} and {', '.join(run_b.layout)}"
         )
     agree = {site: run_a.layout[site] == run_b.layout[site] for site, _, _ in pairs}
-    same = [_difference(a, b) for site, a, b in pairs if agree[site]]
-    around = centred_limits([grid.values for grid in same])
+    differences = [_difference(a, b) for site, a, b in pairs if agree[site]]
+    around = centred_limits([grid.values for grid in differences])
     parts: list[Map | Scatter] = []
     breaks = []
     for site, a, b in pairs:
@@ -137,17 +137,17 @@ def _scatter(site: str, a: Grid, b: Grid, *, paired: bool) -> Scatter:
     x, y = a.values.ravel(), b.values.ravel()
     side = min(max(len(a.values) * cell_size(a.values.shape[1])[1], SMALL), LARGE)
     if paired:
-        both = np.isfinite(x) & np.isfinite(y)
-        return Scatter(site, x[both], y[both], True, side)
+        finite = np.isfinite(x) & np.isfinite(y)
+        return Scatter(site, x[finite], y[finite], True, side)
     steps = np.linspace(0, 1, QUANTILES)
     x, y = (np.quantile(side[np.isfinite(side)], steps) if np.isfinite(side).any() else side[:0] for side in (x, y))
     return Scatter(site, x, y, False, side)
 
 
-def _draw_map(page: Page, part: Map, place: tuple[float, float], *, label: str) -> None:
+def _draw_map(page: Page, part: Map, corner: tuple[float, float], *, label: str) -> None:
     layers, slots = part.grid.heads.shape
     cell = cell_size(slots)
-    left, top = place[0] + LEFT, place[1] + ABOVE
+    left, top = corner[0] + LEFT, corner[1] + ABOVE
     axes = page.axes(left, top, slots * cell[0], layers * cell[1])
     draw_blanks(axes, part.grid)
     shades = draw_cells(axes, part.grid.values, cmap=part.cmap, norm=part.norm)
@@ -159,8 +159,8 @@ def _draw_map(page: Page, part: Map, place: tuple[float, float], *, label: str) 
     page.color_bar(left + part.reach + 0.1, top, layers * cell[1], bar, label=name)
 
 
-def _draw_scatter(page: Page, part: Scatter, place: tuple[float, float], limits: Normalize) -> None:
-    axes = page.axes(place[0] + LEFT + 0.1, place[1] + ABOVE, part.side, part.side)
+def _draw_scatter(page: Page, part: Scatter, corner: tuple[float, float], limits: Normalize) -> None:
+    axes = page.axes(corner[0] + LEFT + 0.1, corner[1] + ABOVE, part.side, part.side)
     low, high = float(limits.vmin or 0), float(limits.vmax or 0)
     edge = (high - low) * 0.05
     axes.plot([low, high], [low, high], color=GREY, linewidth=0.6, zorder=1)

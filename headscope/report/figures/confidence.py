@@ -47,8 +47,8 @@ class ConfidenceHistory(AnalysisRun):
 def load_confidence(path: Path) -> ConfidenceHistory:
     """Read epoch-N.pkl of a training run's `confs`, or of the directory itself; RunError where there are none."""
     folder = path / "confs" if (path / "confs").is_dir() else path
-    named = [(FILE.fullmatch(each.name), each) for each in folder.iterdir()] if folder.is_dir() else []
-    files = sorted((int(match[1]), each) for match, each in named if match)
+    matches = [(FILE.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    files = sorted((int(match[1]), path) for match, path in matches if match)
     if not files:
         raise RunError(
             f"{path} holds no epoch-N.pkl; name a run of `headscope train … --save-confidence base`, or the directory "
@@ -73,21 +73,21 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _stacked(runs: list[ForkRun]) -> dict[tuple[str, int], NDArray[np.float64]]:
-    found: dict[tuple[str, int], NDArray[np.float64]] = {}
+    scores: dict[tuple[str, int], NDArray[np.float64]] = {}
     for site, counts in runs[0].layout.items():
         for layer, count in enumerate(counts):
             if count:
                 tables = [run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)] for run in runs]
-                found[site, layer] = np.array([table["confidence"].to_numpy(float) for table in tables])
-    return found
+                scores[site, layer] = np.array([table["confidence"].to_numpy(float) for table in tables])
+    return scores
 
 
 def confidence_figure(run: ConfidenceHistory) -> Figure:
     """A panel for every layer (rows) of every site (columns), a line for every head, one scale for all."""
     layers = max(map(len, run.layout.values()))
-    most = max(values.shape[1] for values in run.scores.values())
+    heads = max(values.shape[1] for values in run.scores.values())
     width = len(run.layout) * (LEFT + WIDTH)
-    legend = Legend.plan([("    ", COLORS[head], f"head {head}{_more(head, most)}") for head in _colors(most)], width)
+    legend = Legend.plan([("    ", COLORS[head], f"head {head}{_more(head, heads)}") for head in _colors(heads)], width)
     page = Page(
         width,
         layers * (ABOVE + HEIGHT + BELOW) + legend.height,
@@ -139,5 +139,4 @@ def _colors(heads: int) -> range:
 
 def _more(head: int, heads: int) -> str:
     """Heads beyond the colours have the same ones again, dashed, then dotted."""
-    others = [str(other) for other in range(head + len(COLORS), heads, len(COLORS))]
-    return "".join(f", {other}" for other in others)
+    return "".join(f", {same_color}" for same_color in range(head + len(COLORS), heads, len(COLORS)))

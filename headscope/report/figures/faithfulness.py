@@ -28,10 +28,10 @@ METRICS = {
 def faithfulness_figure(run: AnalysisRun, metric: str | None = None) -> Figure:
     """Bars of the areas on top, the best ranking first; below, a panel of curves for each ranking."""
     table, curves = run.rankings, run.faithfulness
-    there = list(dict.fromkeys(curves["metric"]))
-    metric = metric or there[0]
-    if metric not in there:
-        raise MissingTable(f"run {run.name}: faithfulness.csv has no metric {metric!r}; it has {', '.join(there)}")
+    metrics = list(dict.fromkeys(curves["metric"]))
+    metric = metric or metrics[0]
+    if metric not in metrics:
+        raise MissingTable(f"run {run.name}: faithfulness.csv has no metric {metric!r}; it has {', '.join(metrics)}")
     shown = curves[curves["metric"] == metric]
     names = [name for name in table["ranking"] if name in set(shown["ranking"])]
     bars = 0.28 + ROW * len(names) + 0.34
@@ -44,14 +44,14 @@ def faithfulness_figure(run: AnalysisRun, metric: str | None = None) -> Figure:
         subtitle=f"{run.model} · {run.data} · heads removed in the order of a ranking, and the other way round",
         footer=run.signature,
     )
-    _areas(page, table, there[0])
+    _areas(page, table, metrics[0])
     page.text(0, bars, "— most important first", color=FIRST)
     page.text(1.5, bars, "— least important first", color=LAST)
     page.text(3.05, bars, "▪ random orders, from the least to the most harm", color=GREY)
     chance = shown[shown["ranking"].str.startswith("random:")].groupby("share")["harm"]
     highest = float(shown["harm"].max())
     lowest = min(0.0, float(shown["harm"].min()))
-    for number, (name, (left, top)) in enumerate(zip(names, placed.places, strict=True)):
+    for number, (name, (left, top)) in enumerate(zip(names, placed.corners, strict=True)):
         axes = page.axes(left + LEFT, bars + 0.3 + top + ABOVE, WIDTH, HEIGHT)
         _curves(axes, shown[shown["ranking"] == name], chance.min(), chance.max())
         axes.set_ylim(lowest - 0.03 * (highest - lowest), highest * 1.05 or 1.0)
@@ -84,11 +84,11 @@ def _areas(page: Page, table: pd.DataFrame, metric: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _curves(axes: Axes, its: pd.DataFrame, chance_low: pd.Series, chance_high: pd.Series) -> None:
+def _curves(axes: Axes, ranking: pd.DataFrame, chance_low: pd.Series, chance_high: pd.Series) -> None:
     if len(chance_low):
         axes.fill_between(chance_low.index, chance_low, chance_high, color=CHANCE, alpha=0.35, lw=0)
     for order, color in zip(ORDERS, (FIRST, LAST), strict=True):
-        curve = its[its["order"] == order]
+        curve = ranking[ranking["order"] == order]
         axes.plot(curve["share"], curve["harm"], color=color, lw=1.2, marker=".", ms=3)
         if curve["harm_low"].notna().any():
             axes.fill_between(curve["share"], curve["harm_low"], curve["harm_high"], color=color, alpha=0.2, lw=0)

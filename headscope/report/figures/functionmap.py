@@ -37,9 +37,9 @@ def functions_figure(run: AnalysisRun) -> Figure:
         subtitle=f"{run.model} · {run.data}",
         footer=run.signature,
     )
-    most = max((sum(_counts(row)) for grid in grids for row in _families(grid)), default=0)
-    for grid, place in zip(grids, laid.places, strict=True):
-        _draw_panel(page, grid, place, tall, most=max(most, 1))
+    longest = max((sum(_counts(row)) for grid in grids for row in _families(grid)), default=0)
+    for grid, corner in zip(grids, laid.corners, strict=True):
+        _draw_panel(page, grid, corner, tall, longest=max(longest, 1))
     legend.draw(page, laid.height)
     return page.figure
 
@@ -61,10 +61,10 @@ def _panel_size(grid: Grid, tall: float) -> tuple[float, float]:
     return LEFT + _reach(grid) + 0.15 + COUNTS, ABOVE + layers * tall + BELOW
 
 
-def _draw_panel(page: Page, grid: Grid, place: tuple[float, float], tall: float, *, most: int) -> None:
+def _draw_panel(page: Page, grid: Grid, corner: tuple[float, float], tall: float, *, longest: int) -> None:
     layers, slots = grid.heads.shape
     wide = cell_size(slots)[0]
-    left, top = place[0] + LEFT, place[1] + ABOVE
+    left, top = corner[0] + LEFT, corner[1] + ABOVE
     axes = page.axes(left, top, slots * wide, layers * tall)
     if grid.ragged:
         axes.patch.set(hatch=MISSING, edgecolor=RULE, facecolor="white", linewidth=0)
@@ -75,7 +75,7 @@ def _draw_panel(page: Page, grid: Grid, place: tuple[float, float], tall: float,
     axes.set(xlim=(0, slots), ylim=(layers, 0))
     label_grid(axes, grid, title=grid.site)
     bars = page.axes(left + _reach(grid) + 0.15, top, COUNTS, layers * tall)
-    _draw_counts(bars, grid, most=most)
+    _draw_counts(bars, grid, longest=longest)
 
 
 def _draw_head(axes: Axes, x: int, y: int, functions: Sequence[Function], wide: float) -> None:
@@ -111,7 +111,7 @@ def _counts(row: dict[HeadFunction, int]) -> list[int]:
     return list(row.values())
 
 
-def _draw_counts(axes: Axes, grid: Grid, *, most: int) -> None:
+def _draw_counts(axes: Axes, grid: Grid, *, longest: int) -> None:
     """Stacked bars in line with the rows of the map; a head with two families counts in both."""
     order = list(head_functions().values())
     for layer, counts in enumerate(_families(grid)):
@@ -127,8 +127,8 @@ def _draw_counts(axes: Axes, grid: Grid, *, most: int) -> None:
                 linewidth=0.6,
             )
             start += counts[family]
-    axes.set(xlim=(0, most), ylim=(len(grid.functions), 0), yticks=[])
-    axes.set_xticks(sorted({0, most // 2, most}))
+    axes.set(xlim=(0, longest), ylim=(len(grid.functions), 0), yticks=[])
+    axes.set_xticks(sorted({0, longest // 2, longest}))
     axes.set_xlabel("heads with the function", size=LABEL, labelpad=2)
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)

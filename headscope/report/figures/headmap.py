@@ -87,18 +87,18 @@ def heads_figure(
         subtitle=f"{run.model} · {run.data}",
         footer=run.signature,
     )
-    for panel, place in zip(panels, laid.places, strict=True):
-        _draw(page, panel, place, sort=sort, marks=marks)
+    for panel, corner in zip(panels, laid.corners, strict=True):
+        _draw(page, panel, corner, sort=sort, marks=marks)
     legend.draw(page, laid.height)
     return page.figure
 
 
 def heads_overview(run: AnalysisRun) -> list[str]:
     """The standard measures that the run has; ConfigError when it has none at all."""
-    found = [measure for measure in overview_measures() if measure in run.measures] or run.measures[:1]
-    if not found:
+    measures = [measure for measure in overview_measures() if measure in run.measures] or run.measures[:1]
+    if not measures:
         raise ConfigError(f"run {run.name} has no measure to draw; analyse again without --only or --skip")
-    return found
+    return measures
 
 
 def measure_limits(measure: Measure, arrays: Sequence[NDArray[np.float64]]) -> Normalize:
@@ -106,10 +106,10 @@ def measure_limits(measure: Measure, arrays: Sequence[NDArray[np.float64]]) -> N
 
     Where all values lie beyond the end that it declares, their own range.
     """
-    found = shared_limits(arrays)
+    limits = shared_limits(arrays)
     low, high = measure.range
-    declared = Normalize(found.vmin if low is None else low, found.vmax if high is None else high)
-    return declared if (declared.vmin or 0) < (declared.vmax or 0) else found
+    declared = Normalize(limits.vmin if low is None else low, limits.vmax if high is None else high)
+    return declared if (declared.vmin or 0) < (declared.vmax or 0) else limits
 
 
 def _panels(run: AnalysisRun, measure: str, *, sort: bool) -> list[HeadMapPanel]:
@@ -122,10 +122,10 @@ def _panels(run: AnalysisRun, measure: str, *, sort: bool) -> list[HeadMapPanel]
     ]
 
 
-def _draw(page: Page, panel: HeadMapPanel, place: tuple[float, float], *, sort: bool, marks: bool) -> None:
+def _draw(page: Page, panel: HeadMapPanel, corner: tuple[float, float], *, sort: bool, marks: bool) -> None:
     layers, slots = panel.grid.heads.shape
     cell = panel.cell
-    left, top = place[0] + LEFT, place[1] + ABOVE
+    left, top = corner[0] + LEFT, corner[1] + ABOVE
     width, height = slots * cell[0], layers * cell[1]
     axes = page.axes(left, top, width, height)
     draw_blanks(axes, panel.grid)

@@ -14,7 +14,7 @@ from headscope.engine.declarations import head_functions
 from headscope.report.layout.families import Function, Legend, functions_of
 from headscope.report.layout.grid import draw_cells
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
-from headscope.report.layout.panels import Panels, Place
+from headscope.report.layout.panels import PanelLayer, Panels
 from headscope.report.readers.run import AnalysisRun
 
 REACH = 10  # offsets shown one by one; what is beyond goes into a tail on either side
@@ -42,12 +42,12 @@ def offset_histograms(run: AnalysisRun) -> Figure:
         footer=run.signature,
     )
     norm = Normalize(0, 1)
-    for number, (place, (left, top)) in enumerate(zip(panels.layers, panels.flow.places, strict=True)):
-        box = (left + LEFT, top + ABOVE, width, place[2] * pitch)
+    for number, (panel, (left, top)) in enumerate(zip(panels.layers, panels.flow.corners, strict=True)):
+        box = (left + LEFT, top + ABOVE, width, panel[2] * pitch)
         axes = page.axes(*box)
-        _draw(axes, shares[place[:2]], norm, first=left == 0 or number == 0)
-        _frame(axes, run, place)
-        axes.set_title(panels.title(place), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+        _draw(axes, shares[panel[:2]], norm, first=left == 0 or number == 0)
+        _frame(axes, run, panel)
+        axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     page.color_bar(panels.flow.width + 0.08, ABOVE, min(rows * pitch, 2.0), bar, label="share of queries")
     legend.draw(page, panels.flow.height)
@@ -63,8 +63,8 @@ def offset_shares(run: AnalysisRun) -> dict[tuple[str, int], NDArray[np.float64]
     }
     table = run.table("positional", "offset", "share")
     columns = table["offset"].clip(-REACH - 1, REACH + 1) + REACH + 1
-    places = zip(table["site"], table["layer"], table["head"], columns, table["share"], strict=True)
-    for site, layer, head, column, share in places:
+    rows = zip(table["site"], table["layer"], table["head"], columns, table["share"], strict=True)
+    for site, layer, head, column, share in rows:
         shares[site, layer][head, int(column)] += share
     return shares
 
@@ -84,11 +84,11 @@ def _draw(axes: Axes, shares: NDArray[np.float64], norm: Normalize, *, first: bo
         axes.set_ylabel("head", size=LABEL, labelpad=2)
 
 
-def _frame(axes: Axes, run: AnalysisRun, place: Place) -> None:
+def _frame(axes: Axes, run: AnalysisRun, panel: PanelLayer) -> None:
     """Frame the modal cell of positional heads and write the offset beside their row."""
-    site, layer, _ = place
-    here = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]
-    for head, labels in zip(here["head"], here["functions"], strict=True):
+    site, layer, _ = panel
+    heads = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]
+    for head, labels in zip(heads["head"], heads["functions"], strict=True):
         for function in functions_of(labels):
             if function.family.name == "positional" and _offset(function) is not None:
                 column = int(np.clip(_offset(function) or 0, -REACH - 1, REACH + 1)) + REACH + 1

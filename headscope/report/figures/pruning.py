@@ -65,7 +65,7 @@ def _page(
         subtitle=f"{models} · {counts}",
         footer="\n".join(str(run.meta.get("signature", "")) for run in runs),
     )
-    for panel, (left, top) in zip(panels, laid.places, strict=True):
+    for panel, (left, top) in zip(panels, laid.corners, strict=True):
         axes = page.axes(left + LEFT, top + ABOVE, WIDTH, HEIGHT)
         panel.draw(axes)
         axes.set_title(
@@ -93,8 +93,8 @@ def _quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple
     panels = []
     for run in measured:
         metric = str(run.cells["metric"].iloc[0])
-        wanted = {"value": METRICS.get(metric, metric)} | ({} if metric == "perplexity" else {"loss": "loss (nats)"})
-        for column, label in wanted.items():
+        columns = {"value": METRICS.get(metric, metric)} | ({} if metric == "perplexity" else {"loss": "loss (nats)"})
+        for column, label in columns.items():
             title = label if len(measured) == 1 else f"{run.name}: {label}"
             panels.append(PruningPanel(title, _quality_panel(run, column, label, colors)))
     entries = [("    ", color, method) for method, color in colors.items()]
@@ -114,13 +114,13 @@ def _quality_panel(run: PruningRun, column: str, label: str, colors: Mapping[str
     cells = run.cells
 
     def draw(axes: Axes) -> None:
-        whole = cells[cells["method"] == UNPRUNED]
-        for _, row in whole.head(1).iterrows():
+        unpruned = cells[cells["method"] == UNPRUNED]
+        for _, row in unpruned.head(1).iterrows():
             axes.axhline(row[column], color=GREY, lw=1, ls=":", zorder=1)
             if column == "value" and pd.notna(row["low"]):
                 axes.axhspan(row["low"], row["high"], color=PALE, lw=0, zorder=0)
-        for (method, control), its in cells[cells["method"] != UNPRUNED].groupby(["method", "control"], sort=False):
-            _line(axes, its, column, colors[str(method)], dashed=bool(control))
+        for (method, control), pruned in cells[cells["method"] != UNPRUNED].groupby(["method", "control"], sort=False):
+            _line(axes, pruned, column, colors[str(method)], dashed=bool(control))
         _size_axis(axes, cells)
         axes.set_ylabel(label, size=TICK, labelpad=3)
         axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -128,8 +128,8 @@ def _quality_panel(run: PruningRun, column: str, label: str, colors: Mapping[str
     return draw
 
 
-def _line(axes: Axes, its: pd.DataFrame, column: str, color: str, *, dashed: bool) -> None:
-    by_size = its.groupby("size", sort=False).agg(
+def _line(axes: Axes, cells: pd.DataFrame, column: str, color: str, *, dashed: bool) -> None:
+    by_size = cells.groupby("size", sort=False).agg(
         kept=("kept", "mean"), mean=(column, "mean"), low=(column, "min"), high=(column, "max")
     )
     by_size = by_size.sort_values("kept")
@@ -138,14 +138,14 @@ def _line(axes: Axes, its: pd.DataFrame, column: str, color: str, *, dashed: boo
     axes.plot(
         by_size["kept"], by_size["mean"], style, color=color, lw=1.2, marker="o", ms=3, mfc=fill, mew=0.8, zorder=4
     )
-    if len(its) > len(by_size):
+    if len(cells) > len(by_size):
         axes.fill_between(by_size["kept"], by_size["low"], by_size["high"], color=color, alpha=0.15, lw=0, zorder=2)
-        axes.scatter(its["kept"], its[column], s=3, color=color, alpha=0.6, lw=0, zorder=3)
+        axes.scatter(cells["kept"], cells[column], s=3, color=color, alpha=0.6, lw=0, zorder=3)
 
 
 def _size_axis(axes: Axes, cells: pd.DataFrame) -> None:
     """Heads that stay, logarithmic where the sizes span much; ticks at sizes that do not touch each other."""
-    sizes = sorted({round(kept) for kept in cells["kept"]} | {int(cells["of"].iloc[0])})
+    sizes = sorted({round(count) for count in cells["kept"]} | {int(cells["of"].iloc[0])})
     if sizes[0] > 0 and sizes[-1] / sizes[0] >= LOG_FROM:
         axes.set_xscale("log", base=2)
         axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
@@ -163,9 +163,9 @@ def _apart(axes: Axes, sizes: Sequence[int]) -> list[int]:
     low, high = axes.transData.transform([(min(sizes), 0), (max(sizes), 0)])[:, 0]
     chosen: list[int] = []
     for size in reversed(sizes):
-        place = axes.transData.transform((size, 0))[0]
+        x = axes.transData.transform((size, 0))[0]
         reach = text_width(str(size), TICK) * axes.figure.dpi + 3
-        if all(abs(place - axes.transData.transform((other, 0))[0]) > reach for other in chosen) or high == low:
+        if all(abs(x - axes.transData.transform((label, 0))[0]) > reach for label in chosen) or high == low:
             chosen.append(size)
     return chosen
 
@@ -176,30 +176,30 @@ def _apart(axes: Axes, sizes: Sequence[int]) -> list[int]:
 def _sites(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[str, str, str]]]:
     """Heads that stay at each site against all that are pruned, a panel a method (Voita et al. 2019, figure 9)."""
     panels = []
-    for run, method, its in _by_method(runs):
-        whole = run.cells[run.cells["method"] == UNPRUNED]
-        panels.append(PruningPanel(_named(runs, run, method), _sites_panel(run, pd.concat([whole, its]))))
+    for run, method, cells in _by_method(runs):
+        unpruned = run.cells[run.cells["method"] == UNPRUNED]
+        panels.append(PruningPanel(_named(runs, run, method), _sites_panel(run, pd.concat([unpruned, cells]))))
     if not panels:
         raise RunError("there is no pruned model in these runs yet")
-    there = [site for site in SITES if any(site in run.sites for run in runs)]
-    return panels, [("    ", SITES[site], site) for site in there]
+    sites = [site for site in SITES if any(site in run.sites for run in runs)]
+    return panels, [("    ", SITES[site], site) for site in sites]
 
 
-def _sites_panel(run: PruningRun, its: pd.DataFrame) -> Callable[[Axes], None]:
+def _sites_panel(run: PruningRun, cells: pd.DataFrame) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
-        pruned = (its["of"] - its["kept"]).rename("pruned")
+        pruned = (cells["of"] - cells["kept"]).rename("pruned")
         for site in run.sites:
             column = f"kept_{site}"
-            by_size = its.assign(pruned=pruned).groupby("size", sort=False).agg(
+            by_size = cells.assign(pruned=pruned).groupby("size", sort=False).agg(
                 pruned=("pruned", "mean"), mean=(column, "mean"), low=(column, "min"), high=(column, "max")
             )  # fmt: skip
             by_size = by_size.sort_values("pruned")
             axes.plot(by_size["pruned"], by_size["mean"], color=SITES[site], lw=1.2, marker="o", ms=3)
-            if len(its) > len(by_size):
+            if len(cells) > len(by_size):
                 axes.fill_between(
                     by_size["pruned"], by_size["low"], by_size["high"], color=SITES[site], alpha=0.15, lw=0
                 )
-        axes.set_xlim(-0.02 * float(its["of"].max()), 1.02 * float(its["of"].max()))
+        axes.set_xlim(-0.02 * float(cells["of"].max()), 1.02 * float(cells["of"].max()))
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -211,11 +211,11 @@ def _sites_panel(run: PruningRun, its: pd.DataFrame) -> Callable[[Axes], None]:
 
 def _by_method(runs: Sequence[PruningRun]) -> list[tuple[PruningRun, str, pd.DataFrame]]:
     """Cells by run and method, without controls, which have the heads of the cells they control."""
-    found = []
+    groups = []
     for run in runs:
         plain = run.cells[(run.cells["control"] == "") & (run.cells["method"] != UNPRUNED)]
-        found += [(run, str(method), its) for method, its in plain.groupby("method", sort=False)]
-    return found
+        groups += [(run, str(method), cells) for method, cells in plain.groupby("method", sort=False)]
+    return groups
 
 
 def _named(runs: Sequence[PruningRun], run: PruningRun, method: str) -> str:
@@ -232,8 +232,8 @@ def _functions(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tup
         raise RunError("functions of these heads are not known; give --functions RUN, a run of `headscope analyze`")
     panels = []
     colors: dict[str, str] = {}
-    for run, method, its in _by_method(labelled):
-        counts = function_counts(run, its)
+    for run, method, cells in _by_method(labelled):
+        counts = function_counts(run, cells)
         colors |= {name: _color(name) for name in counts.columns if counts[name].any()}
         panels.append(PruningPanel(_named(labelled, run, method), _functions_panel(counts)))
     order = [*head_functions(), *sorted(set(colors) - {*head_functions(), SEVERAL, NONE}), SEVERAL, NONE]
@@ -241,17 +241,17 @@ def _functions(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tup
     return panels, [*entries, ("", "", "functions are those of the unpruned model; mean over seeds")]
 
 
-def function_counts(run: PruningRun, its: pd.DataFrame) -> pd.DataFrame:
+def function_counts(run: PruningRun, pruned: pd.DataFrame) -> pd.DataFrame:
     """Heads by kind of function, each counted once: a row a size, the unpruned model first, then larger to smaller."""
     kinds = run.survivors.assign(kind=[run_kind(labels) for labels in run.survivors["functions"]])
-    whole = run.cells[run.cells["method"] == UNPRUNED]
+    unpruned = run.cells[run.cells["method"] == UNPRUNED]
     rows = {}
-    for _, cells in [*whole.groupby("size", sort=False), *its.groupby("size", sort=False)]:
-        mine = kinds[kinds["cell"].isin(cells["cell"])]
-        kept, size = float(cells["kept"].mean()), str(cells["size"].iloc[0])
-        rows[(kept, size)] = mine["kind"].value_counts() / len(cells)
-    order = sorted(rows, key=lambda each: -each[0])
-    table = pd.DataFrame([rows[each] for each in order], index=pd.Index([kept for kept, _ in order])).fillna(0.0)
+    for _, cells in [*unpruned.groupby("size", sort=False), *pruned.groupby("size", sort=False)]:
+        survivors = kinds[kinds["cell"].isin(cells["cell"])]
+        heads, size = float(cells["kept"].mean()), str(cells["size"].iloc[0])
+        rows[(heads, size)] = survivors["kind"].value_counts() / len(cells)
+    order = sorted(rows, key=lambda row: -row[0])
+    table = pd.DataFrame([rows[row] for row in order], index=pd.Index([heads for heads, _ in order])).fillna(0.0)
     names = [*head_functions(), *sorted(set(table.columns) - {*head_functions(), SEVERAL, NONE}), SEVERAL, NONE]
     return table[[name for name in names if name in table]]
 
@@ -270,17 +270,17 @@ def _color(name: str) -> str:
 
 def _functions_panel(counts: pd.DataFrame) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
-        places = list(range(len(counts)))
+        positions = list(range(len(counts)))
         bottom = pd.Series(0.0, index=range(len(counts)))
         for name in counts:
             heights = counts[name].reset_index(drop=True)
             axes.bar(
-                places, heights, bottom=bottom, width=0.8, color=_color(str(name)), edgecolor="white", linewidth=0.4
+                positions, heights, bottom=bottom, width=0.8, color=_color(str(name)), edgecolor="white", linewidth=0.4
             )
             bottom = bottom + heights
-        labels = [f"{kept:.3g}" for kept in counts.index]
+        labels = [f"{heads:.3g}" for heads in counts.index]
         step = max(1, -(-len(labels) * 5 // 60))
-        axes.set_xticks(places[::step], labels[::step])
+        axes.set_xticks(positions[::step], labels[::step])
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_xlabel("heads kept", size=TICK, labelpad=2)
         axes.set_ylabel("heads", size=TICK, labelpad=3)
@@ -295,12 +295,12 @@ def _gates(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[s
     """How open every gate is while gates learn; of a sweep the first seed of each size."""
     panels: list[PruningPanel] = []
     sites: dict[str, None] = {}
-    left = 0
+    hidden = 0
     for run in runs:
-        its = run.cells[run.cells["cell"].isin(set(run.gates)) & (run.cells["control"] == "")]
-        for (method, size), cells in its.groupby(["method", "size"], sort=False):
+        gated = run.cells[run.cells["cell"].isin(set(run.gates)) & (run.cells["control"] == "")]
+        for (method, size), cells in gated.groupby(["method", "size"], sort=False):
             if len(panels) == MOST:
-                left += 1
+                hidden += 1
                 continue
             name = str(cells["cell"].iloc[0])
             table = run.trajectory(name)
@@ -310,16 +310,16 @@ def _gates(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[s
         raise RunError("no gates were learnt in these runs; l0 and subset write gates.csv")
     entries = [("    ", SITES[site], site) for site in SITES if site in sites]
     entries += [("——", "", "thin: a head; thick: mean of the site")]
-    return panels, [*entries, *([("", "", f"{left} more sizes are not shown")] if left else [])]
+    return panels, [*entries, *([("", "", f"{hidden} more sizes are not shown")] if hidden else [])]
 
 
 def _gates_panel(table: pd.DataFrame) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         wide = table.pivot(index="update", columns=["site", "layer", "head"], values="open")
         for site in [site for site in SITES if site in set(table["site"])]:
-            its = wide[[site]]
-            axes.plot(its.index, its, color=SITES[site], lw=0.5, alpha=0.45)
-            axes.plot(its.index, its.mean(axis=1), color=SITES[site], lw=1.8)
+            gates = wide[[site]]
+            axes.plot(gates.index, gates, color=SITES[site], lw=0.5, alpha=0.45)
+            axes.plot(gates.index, gates.mean(axis=1), color=SITES[site], lw=1.8)
         axes.set_ylim(-0.03, 1.03)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_xlabel("update", size=TICK, labelpad=2)

@@ -46,13 +46,13 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
         footer=run.signature,
     )
     norm = Normalize(0, 1)
-    for place, (left, top) in zip(panels.layers, panels.flow.places, strict=True):
-        site, layer, count = place
+    for panel, (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
+        site, layer, count = panel
         wide = (1 + GAP + count) * PITCH
         axes = page.axes(left + gutter, top + ABOVE, wide, len(labels) * PITCH)
-        here = table[(table["site"] == site) & (table["layer"] == layer)]
-        _draw(axes, here, labels, count, norm)
-        axes.set_title(panels.title(place), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+        rows = table[(table["site"] == site) & (table["layer"] == layer)]
+        _draw(axes, rows, labels, count, norm)
+        axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     height = min(len(labels) * PITCH, 2.0)
     page.color_bar(panels.flow.width + 0.08, ABOVE, height, bar, label="accuracy")
@@ -66,8 +66,8 @@ def chosen_labels(table: pd.DataFrame, most: int) -> list[str]:
     if len(labels) <= most:
         return labels
     best = table.groupby("label")["margin"].max().sort_values(ascending=False, kind="stable")
-    kept = set(best.index[:most])
-    return [label for label in labels if label in kept]
+    shown = set(best.index[:most])
+    return [label for label in labels if label in shown]
 
 
 def relation_matrix(table: pd.DataFrame, labels: list[str], heads: int, column: str) -> NDArray[np.float64]:

@@ -47,7 +47,7 @@ def similarity_matrices(run: AnalysisRun, measure: str | None = None) -> Figure:
         footer=run.signature,
     )
     cmap, norm = _scale(measure, matrices)
-    for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.places, strict=True):
+    for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
         extent = side * count / heads
         axes = page.axes(left + LEFT, top + ABOVE, extent, extent)
         draw_cells(axes, matrices[site, layer], cmap=cmap, norm=norm, edge=0.3 if heads <= 12 else 0)
@@ -69,7 +69,7 @@ def layer_matrices(run: AnalysisRun, measure: str) -> dict[tuple[str, int], NDAr
     """Matrix of every layer that has heads; a layer that the file lacks is empty (all NaN)."""
     if measure not in similarity_measures(run):
         raise ConfigError(f"run {run.name}: {unknown('similarity', measure, similarity_measures(run))}")
-    found = {}
+    matrices = {}
     for site, counts in run.layout.items():
         for layer, count in enumerate(counts):
             key = f"{site}/{layer}/{measure}"
@@ -79,8 +79,8 @@ def layer_matrices(run: AnalysisRun, measure: str) -> dict[tuple[str, int], NDAr
                     f"run {run.name}: similarity.npz holds {key} of shape {matrix.shape}, "
                     f"but the layer has {count} heads; analyse again"
                 )
-            found[site, layer] = matrix
-    return found
+            matrices[site, layer] = matrix
+    return matrices
 
 
 def _scale(measure: str, matrices: Mapping[tuple[str, int], NDArray[np.float64]]) -> tuple[str, Normalize]:

@@ -36,7 +36,7 @@ AXES = {"update": "update", "tokens": "target tokens", "seconds": "seconds"}
 
 
 @dataclass(frozen=True)
-class Known:
+class Quantity:
     """A quantity with a title of its own; `columns` of metrics.csv, by site where they end in `.site`."""
 
     title: str
@@ -44,16 +44,16 @@ class Known:
     columns: tuple[str, ...]
 
 
-KNOWN = (
-    Known("Loss: training (thin) and validation", "nats per token", ("nll", "valid_nll")),
-    Known("BLEU of the validation text", "BLEU", ("bleu",)),
-    Known("Gates: entropy", "nats", ("gate_entropy",)),
-    Known("Alphas: nuclear norm over heads", "mean over layers", ("nuclear_norm",)),
-    Known("Alphas: off-diagonal share", "mean over layers", ("off_diagonal",)),
-    Known("Swaps by score: pairs in effect", "pairs of heads", ("swapped",)),
-    Known("Swaps: exchanges so far", "pairs of heads", ("swaps",)),
-    Known("Heads' mean cosine", "latest batch", ("disagreement",)),
-    Known("Gates: G steps so far", "steps", ("gate_steps",)),
+QUANTITIES = (
+    Quantity("Loss: training (thin) and validation", "nats per token", ("nll", "valid_nll")),
+    Quantity("BLEU of the validation text", "BLEU", ("bleu",)),
+    Quantity("Gates: entropy", "nats", ("gate_entropy",)),
+    Quantity("Alphas: nuclear norm over heads", "mean over layers", ("nuclear_norm",)),
+    Quantity("Alphas: off-diagonal share", "mean over layers", ("off_diagonal",)),
+    Quantity("Swaps by score: pairs in effect", "pairs of heads", ("swapped",)),
+    Quantity("Swaps: exchanges so far", "pairs of heads", ("swaps",)),
+    Quantity("Heads' mean cosine", "latest batch", ("disagreement",)),
+    Quantity("Gates: G steps so far", "steps", ("gate_steps",)),
 )
 THIN = {"nll"}
 STEPS = {"swapped", "swaps", "gate_steps"}
@@ -75,9 +75,9 @@ class TrainingHistory:
     def columns(self, quantity: str) -> list[str]:
         """The columns of a quantity that have values, by site in the order of sites, others after them."""
         names = [name for name in self.metrics.columns if name == quantity or name.startswith(f"{quantity}.")]
-        order = {name: place for place, name in enumerate(STYLES)}
-        there = [name for name in names if self.metrics[name].notna().any()]
-        return sorted(there, key=lambda name: order.get(name.partition(".")[2], len(order)))
+        order = {name: number for number, name in enumerate(STYLES)}
+        columns = [name for name in names if self.metrics[name].notna().any()]
+        return sorted(columns, key=lambda name: order.get(name.partition(".")[2], len(order)))
 
 
 def load_history(path: Path) -> TrainingHistory:
@@ -85,19 +85,19 @@ def load_history(path: Path) -> TrainingHistory:
     for name in ("run.json", "metrics.csv"):
         if not (path / name).is_file():
             raise RunError(f"{path} is no training run: it has no {name}; name what `headscope train --out DIR` wrote")
-    where = f"training run {path.name} cannot be read:"
-    meta = read_json(path / "run.json", error=RunError, name=f"{where} run.json")
+    failure = f"training run {path.name} cannot be read:"
+    meta = read_json(path / "run.json", error=RunError, name=f"{failure} run.json")
     if not isinstance(meta, dict) or meta.get("kind") != "training":
         raise RunError(f"{path} is no training run: its run.json or metrics.csv is of something else")
-    metrics = read_csv(path / "metrics.csv", columns=AXES, error=RunError, name=f"{where} metrics.csv")
+    metrics = read_csv(path / "metrics.csv", columns=AXES, error=RunError, name=f"{failure} metrics.csv")
     text = [str(name) for name in metrics.columns if not pd.api.types.is_numeric_dtype(metrics[name])]
     if text or not len(metrics):
-        what = f"column {text[0]} must hold numbers" if len(metrics) else "it has no line yet"
-        raise RunError(f"training run {path.name}: metrics.csv is of no use: {what}")
+        reason = f"column {text[0]} must hold numbers" if len(metrics) else "it has no line yet"
+        raise RunError(f"training run {path.name}: metrics.csv is of no use: {reason}")
     return TrainingHistory(path.resolve().name, meta, metrics)
 
 
-def training_figure(courses: Sequence[TrainingHistory], *, axis: str = "update") -> Figure:
+def training_figure(runs: Sequence[TrainingHistory], *, axis: str = "update") -> Figure:
     """A panel for every quantity that a run has: a colour for each run, a dash for each site.
 
     Runs that differ in nothing but their seed have one colour.
@@ -105,48 +105,46 @@ def training_figure(courses: Sequence[TrainingHistory], *, axis: str = "update")
     if axis not in AXES:
         raise ConfigError(f"--axis {axis!r} is not known; choose from {', '.join(AXES)}")
     panels = [
-        known for known in quantities(courses) if any(course.columns(c) for course in courses for c in known.columns)
+        quantity for quantity in quantities(runs) if any(run.columns(c) for run in runs for c in quantity.columns)
     ]
     laid = flow([(LEFT + WIDTH, ABOVE + HEIGHT + BELOW)] * len(panels), 3 * (LEFT + WIDTH) + 2 * GAP[0], gap=GAP)
-    names, groups = _distinct(courses), _groups(courses)
+    names, groups = _distinct(runs), _groups(runs)
     colors = [COLORS[group % len(COLORS)] for group in groups]
     width = max(laid.width, 4.6)
     legend = Legend.plan(_legend(names, groups), width)
-    sites = Legend.plan(_sites(courses, panels), width)
+    sites = Legend.plan(_sites(runs, panels), width)
     page = Page(
         laid.width,
         laid.height + legend.height + sites.height,
         title="How training went",
-        subtitle=_subtitle(courses),
-        footer="\n".join(
-            f"{name} {course.meta.get('signature', '')}" for name, course in zip(names, courses, strict=True)
-        ),
+        subtitle=_subtitle(runs),
+        footer="\n".join(f"{name} {run.meta.get('signature', '')}" for name, run in zip(names, runs, strict=True)),
     )
-    for known, (left, top) in zip(panels, laid.places, strict=True):
+    for quantity, (left, top) in zip(panels, laid.corners, strict=True):
         axes = page.axes(left + LEFT, top + ABOVE, WIDTH, HEIGHT)
-        for course, color in zip(courses, colors, strict=True):
-            _draw(axes, course, known, axis, color)
-        _label(axes, known, axis)
+        for run, color in zip(runs, colors, strict=True):
+            _draw(axes, run, quantity, axis, color)
+        _label(axes, quantity, axis)
     legend.draw(page, laid.height)
     sites.draw(page, laid.height + legend.height)
     return page.figure
 
 
-def quantities(courses: Iterable[TrainingHistory]) -> list[Known]:
+def quantities(runs: Iterable[TrainingHistory]) -> list[Quantity]:
     """Those with titles of their own, then whatever else the runs note."""
-    titled = {column for known in KNOWN for column in known.columns} | ENGINE
-    others = dict.fromkeys(
-        str(name).partition(".")[0] for course in courses for name in course.metrics.columns if name not in ENGINE
+    titled = {column for quantity in QUANTITIES for column in quantity.columns} | ENGINE
+    names = dict.fromkeys(
+        str(name).partition(".")[0] for run in runs for name in run.metrics.columns if name not in ENGINE
     )
-    more = [Known(name.replace("_", " "), "", (name,)) for name in others if name not in titled]
-    return [*KNOWN, *more]
+    untitled = [Quantity(name.replace("_", " "), "", (name,)) for name in names if name not in titled]
+    return [*QUANTITIES, *untitled]
 
 
-def _draw(axes: Axes, course: TrainingHistory, known: Known, axis: str, color: str) -> None:
-    for quantity in known.columns:
-        for column in course.columns(quantity):
-            x, y = course.line(column, axis)
-            thin = quantity in THIN
+def _draw(axes: Axes, run: TrainingHistory, quantity: Quantity, axis: str, color: str) -> None:
+    for name in quantity.columns:
+        for column in run.columns(name):
+            x, y = run.line(column, axis)
+            thin = name in THIN
             axes.plot(
                 x,
                 y,
@@ -154,21 +152,21 @@ def _draw(axes: Axes, course: TrainingHistory, known: Known, axis: str, color: s
                 color=color,
                 alpha=0.45 if thin else 0.95,
                 linewidth=0.7 if thin else 1.1,
-                marker="o" if len(x) <= 30 and not thin and quantity not in STEPS else "",
+                marker="o" if len(x) <= 30 and not thin and name not in STEPS else "",
                 markersize=2.2,
-                drawstyle="steps-post" if quantity in STEPS else "default",
+                drawstyle="steps-post" if name in STEPS else "default",
             )
-    opened = course.metrics.get("window")
-    if opened is not None and known.title.startswith("Alphas") and (opened > 0).any():
-        axes.axvline(course.metrics[axis][opened > 0].iloc[0], color=color, linewidth=0.5, linestyle=(0, (1, 3)))
+    opened = run.metrics.get("window")
+    if opened is not None and quantity.title.startswith("Alphas") and (opened > 0).any():
+        axes.axvline(run.metrics[axis][opened > 0].iloc[0], color=color, linewidth=0.5, linestyle=(0, (1, 3)))
 
 
-def _label(axes: Axes, known: Known, axis: str) -> None:
-    axes.set_title(known.title, size=LABEL, loc="left", pad=4, weight="bold", parse_math=False)
+def _label(axes: Axes, quantity: Quantity, axis: str) -> None:
+    axes.set_title(quantity.title, size=LABEL, loc="left", pad=4, weight="bold", parse_math=False)
     axes.set_xlabel(AXES[axis], size=TICK, labelpad=1.5)
-    axes.set_ylabel(known.unit, size=TICK, labelpad=2)
+    axes.set_ylabel(quantity.unit, size=TICK, labelpad=2)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=not STEPS.isdisjoint(known.columns)))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=not STEPS.isdisjoint(quantity.columns)))
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
     axes.tick_params(length=2, width=0.4, color=RULE)
     axes.spines[["top", "right"]].set_visible(False)
@@ -185,16 +183,16 @@ def _short(value: float, _: object) -> str:
     return f"{value:g}"
 
 
-def _groups(courses: Sequence[TrainingHistory]) -> list[int]:
+def _groups(runs: Sequence[TrainingHistory]) -> list[int]:
     """A number for each run, from 0: the same for runs that differ in seed and place only."""
-    found: dict[str, int] = {}
+    groups: dict[str, int] = {}
     numbers = []
-    for place, course in enumerate(courses):
-        config = course.meta.get("config")
-        same = {name: course.meta.get(name) for name in ("variant", "options")}
-        settings = {k: v for k, v in config.items() if k not in ("seed", "out")} if isinstance(config, dict) else place
-        key = json.dumps([same, settings], sort_keys=True, default=str)
-        numbers.append(found.setdefault(key, len(found)))
+    for number, run in enumerate(runs):
+        config = run.meta.get("config")
+        setup = {name: run.meta.get(name) for name in ("variant", "options")}
+        settings = {k: v for k, v in config.items() if k not in ("seed", "out")} if isinstance(config, dict) else number
+        key = json.dumps([setup, settings], sort_keys=True, default=str)
+        numbers.append(groups.setdefault(key, len(groups)))
     return numbers
 
 
@@ -202,28 +200,28 @@ def _legend(names: Sequence[str], groups: Sequence[int]) -> list[tuple[str, str,
     """A colour and a name for each group: of its first run, and how many more have it."""
     entries = []
     for group in sorted(set(groups)):
-        mine = [name for name, its in zip(names, groups, strict=True) if its == group]
-        more = f" and {len(mine) - 1} more seed{'s' if len(mine) > 2 else ''}" if len(mine) > 1 else ""
-        entries.append(("    ", COLORS[group % len(COLORS)], mine[0] + more))
+        labels = [name for name, other in zip(names, groups, strict=True) if other == group]
+        seeds = f" and {len(labels) - 1} more seed{'s' if len(labels) > 2 else ''}" if len(labels) > 1 else ""
+        entries.append(("    ", COLORS[group % len(COLORS)], labels[0] + seeds))
     return entries
 
 
-def _sites(courses: Sequence[TrainingHistory], panels: Sequence[Known]) -> list[tuple[str, str, str]]:
+def _sites(runs: Sequence[TrainingHistory], panels: Sequence[Quantity]) -> list[tuple[str, str, str]]:
     """Dashes of the sites and what the dotted line is, where they occur."""
-    there = {column.partition(".")[2] for course in courses for column in course.metrics.columns}
+    sites = {column.partition(".")[2] for run in runs for column in run.metrics.columns}
     marks = dict(zip(STYLES, ("——", "– –", "····"), strict=True))
-    found = [(marks[site], "", site) for site in STYLES if site in there]
-    if any(known.title.startswith("Alphas") for known in panels):
-        found.append(("┊", "", "the window of the growth loss opens"))
-    return found
+    entries = [(marks[site], "", site) for site in STYLES if site in sites]
+    if any(panel.title.startswith("Alphas") for panel in panels):
+        entries.append(("┊", "", "the window of the growth loss opens"))
+    return entries
 
 
-def _subtitle(courses: Sequence[TrainingHistory]) -> str:
-    sections = [course.meta.get("data") for course in courses]
-    data = {str(each.get("sentences", "?")) if isinstance(each, dict) else "?" for each in sections}
-    variants = dict.fromkeys(str(course.meta.get("variant", "?")) for course in courses)
+def _subtitle(runs: Sequence[TrainingHistory]) -> str:
+    sections = [run.meta.get("data") for run in runs]
+    data = {str(section.get("sentences", "?")) if isinstance(section, dict) else "?" for section in sections}
+    variants = dict.fromkeys(str(run.meta.get("variant", "?")) for run in runs)
     text = f"{', '.join(variants)} · {' or '.join(sorted(data))} training sentences"
-    return text if text_width(text, LABEL) < 40 else f"{len(courses)} runs"
+    return text if text_width(text, LABEL) < 40 else f"{len(runs)} runs"
 
 
 def _distinct(courses: Sequence[TrainingHistory]) -> list[str]:

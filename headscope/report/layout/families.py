@@ -43,11 +43,11 @@ class Function:
 
 def functions_of(labels: object) -> tuple[Function, ...]:
     """The functions in one cell of the `functions` column; an unknown family keeps its first letter."""
-    found = []
+    functions = []
     for label in filter(None, (part.strip() for part in str(labels or "").split(";"))):
         name, _, detail = label.partition(":")
-        found.append(Function(_family(name), detail))
-    return tuple(dict.fromkeys(found))
+        functions.append(Function(_family(name), detail))
+    return tuple(dict.fromkeys(functions))
 
 
 def signed(offset: str) -> str:
@@ -105,7 +105,7 @@ class Legend:
 
     def draw(self, page: Page, top: float) -> None:
         """Write the entries into the page, from `top` down."""
-        for (mark, color, meaning), (left, down) in zip(self.entries, self.flow.places, strict=True):
+        for (mark, color, meaning), (left, down) in zip(self.entries, self.flow.corners, strict=True):
             y = top + 0.1 + down
             if color:
                 page.box(left, y, _box(mark), 0.13, color)
@@ -117,8 +117,8 @@ class Legend:
 def legend_entries(functions: Iterable[Function], *, boxed: bool) -> list[tuple[str, str, str]]:
     """One entry per family that occurs, then one per relation, in the families' order."""
     present = set(functions)
-    known = head_functions().values()
-    order = [*known, *sorted({f.family for f in present} - set(known), key=str)]
+    families = head_functions().values()
+    order = [*families, *sorted({f.family for f in present} - set(families), key=str)]
     entries = []
     for family in (family for family in order if any(f.family == family for f in present)):
         color = family.color if boxed else ""
@@ -133,8 +133,8 @@ def legend_entries(functions: Iterable[Function], *, boxed: bool) -> list[tuple[
 def _family(name: str) -> HeadFunction:
     short = name.strip().lower()
     families = head_functions()
-    known = families.get(short) or families.get(short.removesuffix("_token"))
-    return known or HeadFunction(short, "✚", short[:1] or "?", "#999999", short.replace("_", " "))
+    family = families.get(short) or families.get(short.removesuffix("_token"))
+    return family or HeadFunction(short, "✚", short[:1] or "?", "#999999", short.replace("_", " "))
 
 
 def _relation(label: str) -> str:

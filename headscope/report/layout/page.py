@@ -50,12 +50,12 @@ class Page:
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Axes whose upper left corner is at (left, top) of the body."""
-        whole = self.figure.get_figwidth()
+        full_width = self.figure.get_figwidth()
         bottom = self.height - self.top - top - height
         box = (
-            (MARGIN + left) / whole,
+            (MARGIN + left) / full_width,
             bottom / self.height,
-            width / whole,
+            width / full_width,
             height / self.height,
         )
         axes = self.figure.add_axes(box)
@@ -81,12 +81,12 @@ class Page:
 
     def box(self, left: float, top: float, width: float, height: float, color: str, *, hatch: str = "") -> None:
         """A filled rectangle, behind the text."""
-        whole = self.figure.get_figwidth()
-        corner = ((MARGIN + left) / whole, (self.height - self.top - top - height) / self.height)
+        full_width = self.figure.get_figwidth()
+        corner = ((MARGIN + left) / full_width, (self.height - self.top - top - height) / self.height)
         self.figure.add_artist(
             Rectangle(
                 corner,
-                width / whole,
+                width / full_width,
                 height / self.height,
                 facecolor=color,
                 edgecolor=RULE,
@@ -116,7 +116,7 @@ class Page:
 class Flow:
     """Boxes set like words in lines: the upper left corner of each, and the size of all."""
 
-    places: list[tuple[float, float]]
+    corners: list[tuple[float, float]]
     width: float
     height: float
 
@@ -129,15 +129,15 @@ def flow(
     breaks: frozenset[int] = frozenset(),
 ) -> Flow:
     """Fill lines from the left until `width` is used up; a box in `breaks` always starts a line."""
-    places: list[tuple[float, float]] = []
+    corners: list[tuple[float, float]] = []
     left = top = tallest = widest = 0.0
     for number, (wide, tall) in enumerate(sizes):
         if left and (number in breaks or left + wide > width + 1e-9):
             left, top, tallest = 0.0, top + tallest + gap[1], 0.0
-        places.append((left, top))
+        corners.append((left, top))
         widest, tallest = max(widest, left + wide), max(tallest, tall)
         left += wide + gap[0]
-    return Flow(places, widest, top + tallest)
+    return Flow(corners, widest, top + tallest)
 
 
 def even_width(count: int, box: float, width: float, *, gap: float = 0.2) -> float:

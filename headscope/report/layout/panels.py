@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headscope.report.layout.page import LABEL, Flow, even_width, flow, text_width
 from headscope.report.readers.run import AnalysisRun
 
-Place = tuple[str, int, int]
+PanelLayer = tuple[str, int, int]
 """site, layer, number of heads"""
 TITLE_LEFT = 0.5  # inches left of a panel's title: the labels of its rows
 
@@ -16,7 +16,7 @@ TITLE_LEFT = 0.5  # inches left of a panel's title: the labels of its rows
 class Panels:
     """The layers that have heads, and where their panels stand."""
 
-    layers: list[Place]
+    layers: list[PanelLayer]
     flow: Flow
     sites: int
 
@@ -28,17 +28,17 @@ class Panels:
         ]
         sites = [site for site, _, _ in layers]
         longest = max((sites.count(site) for site in sites), default=1)
-        titles = [_title(place, sites=len(set(sites))) for place in layers]
+        titles = [_title(layer, sites=len(set(sites))) for layer in layers]
         needed = max((text_width(title, LABEL, weight="bold") for title in titles), default=0) + TITLE_LEFT
         size = (max(size[0], needed), size[1])
         width = even_width(longest, size[0], widest)
         breaks = frozenset(n for n in range(1, len(sites)) if sites[n] != sites[n - 1])
         return cls(layers, flow([size] * len(layers), width, gap=(0.2, 0.12), breaks=breaks), len(set(sites)))
 
-    def title(self, place: Place) -> str:
+    def title(self, layer: PanelLayer) -> str:
         """`layer 3`, with the site where the figure shows several."""
-        return _title(place, sites=self.sites)
+        return _title(layer, sites=self.sites)
 
 
-def _title(place: Place, *, sites: int) -> str:
-    return f"{place[0]} · layer {place[1]}" if sites > 1 else f"layer {place[1]}"
+def _title(layer: PanelLayer, *, sites: int) -> str:
+    return f"{layer[0]} · layer {layer[1]}" if sites > 1 else f"layer {layer[1]}"

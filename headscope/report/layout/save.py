@@ -63,10 +63,10 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = DPI, force: bool = Fa
             f"--dpi {dpi} makes an image of {width:,} × {height:,} pixels; take a lower one, or write .svg or .pdf"
         )
 
-    def save(place: Path) -> None:
+    def save(temporary: Path) -> None:
         with rc_context({**STYLE, "font.sans-serif": _fonts()}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box, as anywhere
-            figure.savefig(place, format=kind[1:], dpi=dpi, metadata=METADATA[kind])
+            figure.savefig(temporary, format=kind[1:], dpi=dpi, metadata=METADATA[kind])
 
     return write_atomically(path, save)
 
@@ -78,8 +78,8 @@ def target_paths(out: Path, runs: Sequence[AnalysisRun], *, figure: str, force: 
     it, `out` is a directory that gets `{run}-{figure}.png` files.
     """
     if "{run}" not in str(out):
-        many = len(runs) > 1 and out.suffix.lower() not in FORMATS
-        if not (many or out.is_dir()):
+        directory = len(runs) > 1 and out.suffix.lower() not in FORMATS
+        if not (directory or out.is_dir()):
             _refuse_shared(out, runs)
             return [check_path(out, force=force)]
         out = out / f"{{run}}-{figure}.png"

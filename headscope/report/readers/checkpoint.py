@@ -37,8 +37,8 @@ def read_run(
             return from_pickle(path)
         return load_run(path)
     except (RunError, DataError) as error:
-        found = format_of(path)
-        if found is None:
+        format = format_of(path)
+        if format is None:
             inside = next((path / name for name in CHECKPOINTS if format_of(path / name)), None)
             if inside is None:
                 raise
@@ -46,7 +46,7 @@ def read_run(
     if from_checkpoint is not None:
         return from_checkpoint(path)
     raise RunError(
-        f"{path} is a checkpoint ({found}), and this figure is drawn from a run; measure the checkpoint first: "
+        f"{path} is a checkpoint ({format}), and this figure is drawn from a run; measure the checkpoint first: "
         f"`headscope analyze {path} --source TEXT --out RUN`, and name RUN"
     )
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.formats.numpy_pickles import array_of, read_pickle, rows_of
 from headscope.heads import Site
-from headscope.report.readers.run import PLACE, AnalysisRun, RunError
+from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, RunError
 
 Array = NDArray[np.float64]
-Place = tuple[str, int]
+SiteLayer = tuple[str, int]
 MODULES = {("encoder", "self_attn"): Site.ENCODER_SELF, ("decoder", "self_attn"): Site.DECODER_SELF}
 MODULES[("decoder", "enc_attn")] = Site.CROSS
 OWN_MATRICES = re.compile("similarity_(.+)_matrices")
@@ -50,15 +50,15 @@ def confidence_run(path: Path) -> ForkRun:
 
     Or any measure of headscope, a vector a module, under the name of the file.
     """
-    found = _modules(path, "confidence scores", _scores)
-    counts = [count for _, count in found.values() if count]
-    measure = "confidence" if counts or path.stem in PLACE or path.stem == "functions" else path.stem
+    scores = _modules(path, "confidence scores", _scores)
+    counts = [count for _, count in scores.values() if count]
+    measure = "confidence" if counts or path.stem in HEAD_COLUMNS or path.stem == "functions" else path.stem
     columns: dict[str, list[Any]] = {"site": [], "layer": [], "head": [], measure: [], "functions": []}
-    for (site, layer), (values, _) in found.items():
+    for (site, layer), (values, _) in scores.items():
         for head, value in enumerate(values):
             for name, entry in zip(columns, (site, layer, head, value, ""), strict=True):
                 columns[name].append(entry)
-    heads = {place: len(values) for place, (values, _) in found.items()}
+    heads = {site_layer: len(values) for site_layer, (values, _) in scores.items()}
     return _run(path, heads, _means_of(counts), table=pd.DataFrame(columns))
 
 
@@ -67,35 +67,35 @@ def similarity_run(path: Path) -> ForkRun:
 
     Or similarity_MEASURE_matrices.pkl of headscope, a matrix a module.
     """
-    own = OWN_MATRICES.fullmatch(path.stem)
-    if own is not None:
-        found = _modules(path, "matrices between heads", _square)
-        matrices = {f"{site}/{layer}/{own[1]}": matrix for (site, layer), (matrix, _) in found.items()}
+    named = OWN_MATRICES.fullmatch(path.stem)
+    if named is not None:
+        modules = _modules(path, "matrices between heads", _square)
+        matrices = {f"{site}/{layer}/{named[1]}": matrix for (site, layer), (matrix, _) in modules.items()}
         return matrices_run(path, matrices, note=_means_of([]))
-    found = _modules(path, "cosines or distances between heads", _matrices)
-    kind = "cosine" if all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in found.values()) else "l2"
-    matrices = {f"{site}/{layer}/{kind}": m - (kind == "cosine") for (site, layer), (m, _) in found.items()}
-    return matrices_run(path, matrices, note=_means_of([count for _, count in found.values()]))
+    modules = _modules(path, "cosines or distances between heads", _matrices)
+    kind = "cosine" if all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in modules.values()) else "l2"
+    matrices = {f"{site}/{layer}/{kind}": m - (kind == "cosine") for (site, layer), (m, _) in modules.items()}
+    return matrices_run(path, matrices, note=_means_of([count for _, count in modules.values()]))
 
 
 def alphas_run(path: Path) -> ForkRun:
     """A file of alpha matrices."""
-    found = _modules(path, "alpha matrices", _square)
-    return matrices_run(path, {f"{site}/{layer}/alpha": matrix for (site, layer), (matrix, _) in found.items()})
+    modules = _modules(path, "alpha matrices", _square)
+    return matrices_run(path, {f"{site}/{layer}/alpha": matrix for (site, layer), (matrix, _) in modules.items()})
 
 
 def matrices_run(
     path: Path, matrices: Mapping[str, Array], *, note: str = "alphas", signature: str = "", model_type: str = ""
 ) -> ForkRun:
     """A run of matrices [h h] by `{site}/{layer}/{measure}`; `signature` says what they are of, if not of a pickle."""
-    places = {key: key.split("/") for key in matrices}
-    heads = {(site, int(layer)): len(matrices[key]) for key, (site, layer, _) in places.items()}
+    keys = {key: key.split("/") for key in matrices}
+    heads = {(site, int(layer)): len(matrices[key]) for key, (site, layer, _) in keys.items()}
     return _run(path, heads, note, matrices=matrices, signature=signature, model_type=model_type)
 
 
 def _run(
     path: Path,
-    heads: Mapping[Place, int],
+    heads: Mapping[SiteLayer, int],
     note: str,
     *,
     table: pd.DataFrame | None = None,
@@ -105,9 +105,9 @@ def _run(
 ) -> ForkRun:
     layout: dict[str, list[int]] = {}
     for (site, layer), count in heads.items():
-        its = layout.setdefault(site, [])
-        its += [0] * (layer + 1 - len(its))
-        its[layer] = count
+        counts = layout.setdefault(site, [])
+        counts += [0] * (layer + 1 - len(counts))
+        counts[layer] = count
     meta = {
         "signature": signature or f"file:{path.name}|format:mhr",
         "layout": layout,
@@ -122,36 +122,36 @@ def _means_of(counts: list[int]) -> str:
     if not counts:
         return "as the file has them"
     low, high = min(counts), max(counts)
-    some = f"mean of {low}" if low == high else f"means of {low} to {high}"
-    return f"{some} sentences or hypotheses, as the file has them"
+    means = f"mean of {low}" if low == high else f"means of {low} to {high}"
+    return f"{means} sentences or hypotheses, as the file has them"
 
 
 def _modules(
-    path: Path, what: str, read: Callable[[object], tuple[Array, int] | None]
-) -> dict[Place, tuple[Array, int]]:
+    path: Path, kind: str, read: Callable[[object], tuple[Array, int] | None]
+) -> dict[SiteLayer, tuple[Array, int]]:
     """What `read` makes of every module's entry; RunError where the file has another structure."""
     content = read_pickle(path)
-    found = {}
+    modules = {}
     for stack, layer, name, value in _entries(content):
-        its = read(value)
-        if its is None:
-            raise RunError(f"{path} holds no {what} in {stack} layer {layer} {name}; is it another file of the fork?")
-        found[MODULES[stack, name].value, layer] = its
-    if not found:
+        entry = read(value)
+        if entry is None:
+            raise RunError(f"{path} holds no {kind} in {stack} layer {layer} {name}; is it another file of the fork?")
+        modules[MODULES[stack, name].value, layer] = entry
+    if not modules:
         raise RunError(f'{path} is no pickle of the MHR fork: it holds no {{"encoder": [{{"self_attn": …}}], …}}')
     order = [site.value for site in Site]
-    return dict(sorted(found.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1])))
+    return dict(sorted(modules.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
 
 
 def _entries(content: object) -> list[tuple[str, int, str, object]]:
     """Stack, layer, module and entry of everything that has the fork's nesting; empty lists are layers left out."""
-    found = []
+    entries = []
     for stack, layers in content.items() if isinstance(content, dict) else ():
         for number, layer in enumerate(layers if isinstance(layers, list) else ()):
             for name, value in layer.items() if isinstance(layer, dict) else ():
                 if (stack, name) in MODULES and value != [] and number < MOST_LAYERS:
-                    found.append((stack, number, name, value))
-    return found
+                    entries.append((stack, number, name, value))
+    return entries
 
 
 def _scores(value: object) -> tuple[Array, int] | None:
@@ -178,8 +178,8 @@ def _matrices(value: object) -> tuple[Array, int] | None:
         heads = round(((len(row) - 1) / float(size)) ** 0.5)
         if heads * heads * int(size) != len(row) - 1 or (count and len(total) != heads):
             return None
-        mine = row[:-1].astype(float).reshape(-1, heads, heads).sum(axis=0)
-        total, count = (total + mine if count else mine), count + int(size)
+        summed = row[:-1].astype(float).reshape(-1, heads, heads).sum(axis=0)
+        total, count = (total + summed if count else summed), count + int(size)
     return (total / count, count) if count else None
 
 

@@ -13,17 +13,17 @@ from headscope.errors import HeadscopeError
 from headscope.files.reading import read_object, read_text
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
-from headscope.report.readers.run import UNTELLING as MODELS
+from headscope.report.readers.run import GENERIC_NAMES as MODELS
 from headscope.report.readers.run import RunError, load_run
 
 SWEEP = (
     *("method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"),
     "cell",
 )
-PLACE = ["site", "layer", "head"]
-GATES = ("update", *PLACE, "gate", "open")
+HEAD_COLUMNS = ["site", "layer", "head"]
+GATES = ("update", *HEAD_COLUMNS, "gate", "open")
 UNPRUNED = "unpruned"
-UNTELLING = {*MODELS, "averaged", "best", "last"}
+GENERIC_NAMES = {*MODELS, "averaged", "best", "last"}
 TEXTS = ("method", "control", "size", "metric", "cell", "site", "functions")
 
 
@@ -56,12 +56,12 @@ class PruningRun:
         """The last part of the checkpoint's path, with the one before it where it tells nothing."""
         source = self.meta.get("source")
         path = Path(str(source.get("path", "model") if isinstance(source, dict) else "model"))
-        return "/".join(path.parts[-2:]) if path.name in UNTELLING else path.name
+        return "/".join(path.parts[-2:]) if path.name in GENERIC_NAMES else path.name
 
     def trajectory(self, cell: str) -> pd.DataFrame:
         """The gates of a cell while they learnt."""
         table = _table(self.gates[cell], GATES)
-        if not len(table) or table.duplicated(["update", *PLACE]).any():
+        if not len(table) or table.duplicated(["update", *HEAD_COLUMNS]).any():
             raise RunError(f"{self.gates[cell]} holds no trajectory of gates; learn again")
         return table
 
@@ -71,28 +71,28 @@ def load_pruned(paths: Sequence[Path], *, functions: Path | None = None) -> list
 
     `functions` is a run of `analyze` that labels heads. RunError for a directory that is neither.
     """
-    sweeps, choices = [], []
+    sweeps, selections = [], []
     for path in paths:
         inner = sorted(path.glob("lambda-*/pruning.json"))
         if (path / "sweep.json").is_file():
             sweeps.append(_sweep(path))
         elif (path / "pruning.json").is_file() or inner:
-            choices += [each.parent for each in inner] or [path]
+            selections += [file.parent for file in inner] or [path]
         else:
             raise RunError(
                 f"{path} has neither sweep.json nor pruning.json; name what `headscope prune sweep`, `l0`, `subset` "
                 "or `rank` wrote"
             )
-    found = [*sweeps, *([_choices(choices)] if choices else [])]
+    runs = [*sweeps, *([_selections(selections)] if selections else [])]
     if functions is None:
-        return found
-    labels = load_run(functions).heads[[*PLACE, "functions"]]
-    return [replace(each, survivors=_labelled(each.survivors, labels)) for each in found]
+        return runs
+    labels = load_run(functions).heads[[*HEAD_COLUMNS, "functions"]]
+    return [replace(run, survivors=_labelled(run.survivors, labels)) for run in runs]
 
 
 def _labelled(survivors: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
     bare = survivors.drop(columns="functions", errors="ignore")
-    return bare.merge(labels, on=PLACE, how="left").fillna({"functions": ""})
+    return bare.merge(labels, on=HEAD_COLUMNS, how="left").fillna({"functions": ""})
 
 
 def _sweep(path: Path) -> PruningRun:
@@ -104,12 +104,12 @@ def _sweep(path: Path) -> PruningRun:
         raise RunError(f"sweep {path.name}: sweep.csv is malformed: {', '.join(sites)} must hold numbers")
     if cells[["kept", "of", *sites]].isna().any(axis=None):
         raise RunError(f"sweep {path.name}: sweep.csv has a row without the number of its heads; run the sweep again")
-    survivors = _table(path / "survivors.csv", (*PLACE, "cell"))
-    found = {folder.parent.name: folder for folder in sorted(path.glob("runs/*/gates.csv"))}
-    return PruningRun(path.resolve().name, meta, cells, survivors, found)
+    survivors = _table(path / "survivors.csv", (*HEAD_COLUMNS, "cell"))
+    gates = {folder.parent.name: folder for folder in sorted(path.glob("runs/*/gates.csv"))}
+    return PruningRun(path.resolve().name, meta, cells, survivors, gates)
 
 
-def _choices(paths: Sequence[Path]) -> PruningRun:
+def _selections(paths: Sequence[Path]) -> PruningRun:
     """Runs that chose heads once each; the unpruned model is the first cell."""
     rows: list[dict[str, Any]] = []
     heads: list[dict[str, Any]] = []
@@ -117,14 +117,14 @@ def _choices(paths: Sequence[Path]) -> PruningRun:
     metas = [_json(path / "pruning.json") for path in paths]
     for number, (path, meta) in enumerate(zip(paths, metas, strict=True)):
         try:
-            row, kept, gone = _choice(path, meta)
+            row, kept, removed = _selection(path, meta)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, HeadscopeError) as error:
             detail = " ".join(str(error).split())[:160]
             raise RunError(f"{path} is no run that chose heads ({type(error).__name__}: {detail})") from None
         if number == 0:
-            whole = {name.replace("of_", "kept_"): count for name, count in row.items() if name.startswith("of_")}
-            rows.append({**row, **whole, "method": UNPRUNED, "size": "", "kept": row["of"], "cell": UNPRUNED})
-            heads += [{**_row(head), "method": UNPRUNED, "size": "", "cell": UNPRUNED} for head in [*kept, *gone]]
+            unpruned = {name.replace("of_", "kept_"): count for name, count in row.items() if name.startswith("of_")}
+            rows.append({**row, **unpruned, "method": UNPRUNED, "size": "", "kept": row["of"], "cell": UNPRUNED})
+            heads += [{**_row(head), "method": UNPRUNED, "size": "", "cell": UNPRUNED} for head in [*kept, *removed]]
         rows.append(row)
         heads += [{**_row(head), "method": row["method"], "size": row["size"], "cell": row["cell"]} for head in kept]
         if (path / "gates.csv").is_file():
@@ -135,7 +135,7 @@ def _choices(paths: Sequence[Path]) -> PruningRun:
     )
 
 
-def _choice(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], list[HeadId], list[HeadId]]:
+def _selection(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], list[HeadId], list[HeadId]]:
     if meta["kind"] != "choice":
         raise ValueError(f"kind {meta['kind']}")
     kept = [HeadId.parse(name) for name in read_text(path / "kept.txt").split()]
@@ -151,8 +151,8 @@ def _choice(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], list[H
         "seed": meta["options"]["seed"],
         "kept": int(meta["kept"]),
         "of": int(meta["heads"]),
-        **{f"kept_{site}": int(each["kept"]) for site, each in per_site.items()},
-        **{f"of_{site}": int(each["of"]) for site, each in per_site.items()},
+        **{f"kept_{site}": int(counts["kept"]) for site, counts in per_site.items()},
+        **{f"of_{site}": int(counts["of"]) for site, counts in per_site.items()},
         "cell": path.resolve().name,
     }
     if not isinstance(row["method"], str) or min(value for value in row.values() if isinstance(value, int)) < 0:

@@ -20,10 +20,10 @@ from headscope.formats.story_of_heads.npz import Arrays
 from headscope.heads import SITES, Layout, Site
 from headscope.registry import unknown
 
-UNTELLING = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}
-PLACE = ("site", "layer", "head")
+GENERIC_NAMES = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}
+HEAD_COLUMNS = ("site", "layer", "head")
 COLUMNS = {
-    "heads": (*PLACE, "functions"),
+    "heads": (*HEAD_COLUMNS, "functions"),
     "faithfulness": ("ranking", "order", "removed", "share", "metric", "harm", "harm_low", "harm_high"),
     "faithfulness_rankings": ("place", "ranking", "area", "area_low", "area_high", "area_random", "area_random_sd"),
 }
@@ -79,8 +79,8 @@ class AnalysisRun:
     @property
     def layout(self) -> dict[str, list[int]]:
         """Heads per layer of every site, in the order of `SITES`; sites without layers are left out."""
-        found: Mapping[str, list[int]] = self.meta["layout"]
-        return {str(site): list(found[site]) for site in map(str, SITES) if found.get(site)}
+        layout: Mapping[str, list[int]] = self.meta["layout"]
+        return {str(site): list(layout[site]) for site in map(str, SITES) if layout.get(site)}
 
     @property
     def head_layout(self) -> Layout:
@@ -94,7 +94,7 @@ class AnalysisRun:
         """Columns of `heads.csv` that hold one number per head (bounds of intervals are not counted)."""
         bounds = {f"{name}_{side}" for name in self.heads.columns for side in ("low", "high")}
         numeric = self.heads.select_dtypes("number").columns
-        return [str(name) for name in numeric if name not in bounds and name not in PLACE]
+        return [str(name) for name in numeric if name not in bounds and name not in HEAD_COLUMNS]
 
     def require(self, measure: str) -> str:
         """The measure's name if the run has it; else ConfigError with the nearest one."""
@@ -107,8 +107,8 @@ class AnalysisRun:
 
         MissingTable where the analysis was not part of the run.
         """
-        table = self._table(name, (*PLACE, *columns), f"--only {name}")
-        _check_places(table, self.layout, where=f"{name}.csv of run {self.name}")
+        table = self._table(name, (*HEAD_COLUMNS, *columns), f"--only {name}")
+        _check_heads(table, self.layout, name=f"{name}.csv of run {self.name}")
         return table
 
     @property
@@ -139,14 +139,14 @@ class AnalysisRun:
         """`faithfulness_rankings.csv`: a row per ranking, the best first."""
         return self._table("faithfulness_rankings", COLUMNS["faithfulness_rankings"], "--faithfulness")
 
-    def _table(self, name: str, columns: tuple[str, ...], how: str) -> pd.DataFrame:
+    def _table(self, name: str, columns: tuple[str, ...], option: str) -> pd.DataFrame:
         path = self.path / f"{name}.csv"
         if not path.is_file():
-            raise MissingTable(self._missing(f"{name}.csv", how))
+            raise MissingTable(self._missing(f"{name}.csv", option))
         return _read_csv(path, columns=columns)
 
-    def _missing(self, file: str, how: str) -> str:
-        return f"run {self.name} has no {file}; run `headscope analyze … {how}` first"
+    def _missing(self, file: str, option: str) -> str:
+        return f"run {self.name} has no {file}; run `headscope analyze … {option}` first"
 
 
 def load_run(path: Path | str) -> AnalysisRun:
@@ -158,8 +158,8 @@ def load_run(path: Path | str) -> AnalysisRun:
         if not (path / name).is_file():
             raise RunError(f"{path} is no run: it has no {name}; make one with `headscope analyze --out DIR`")
     run = AnalysisRun(path, _read_meta(path), _read_csv(path / "heads.csv", columns=COLUMNS["heads"]))
-    _check_places(run.heads, run.layout, where=f"heads.csv of run {run.name}")
-    twice = run.heads.duplicated(list(PLACE))
+    _check_heads(run.heads, run.layout, name=f"heads.csv of run {run.name}")
+    twice = run.heads.duplicated(list(HEAD_COLUMNS))
     if twice.any():
         raise RunError(f"heads.csv of run {run.name} holds {_head(run.heads[twice].iloc[0])} twice")
     return run
@@ -178,31 +178,31 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return dict(meta)
 
 
-def _is_layout(found: object) -> bool:
-    return isinstance(found, dict) and all(
+def _is_layout(layout: object) -> bool:
+    return isinstance(layout, dict) and all(
         isinstance(counts, list)
         and len(counts) <= MOST_LAYERS
         and all(type(count) is int and 0 <= count <= MOST_HEADS for count in counts)
-        for counts in found.values()
+        for counts in layout.values()
     )
 
 
 def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
-    return read_table(path, columns=columns, where=f"run {path.parent.name}: {path.name}")
+    return read_table(path, columns=columns, name=f"run {path.parent.name}: {path.name}")
 
 
-def read_table(file: Path | TextIO, *, columns: tuple[str, ...], where: str) -> pd.DataFrame:
-    """One table; RunError says of `where`, in one line, what is wrong with it."""
+def read_table(file: Path | TextIO, *, columns: tuple[str, ...], name: str) -> pd.DataFrame:
+    """One table; RunError says of `name`, in one line, what is wrong with it."""
     texts = (*TEXTS, "functions", "syntactic_relation")
-    return read_csv(file, columns=columns, texts=texts, error=RunError, name=where, advice="analyse again")
+    return read_csv(file, columns=columns, texts=texts, error=RunError, name=name, advice="analyse again")
 
 
-def _check_places(table: pd.DataFrame, layout: dict[str, list[int]], *, where: str) -> None:
+def _check_heads(table: pd.DataFrame, layout: dict[str, list[int]], *, name: str) -> None:
     """Every row must be a head that the layout has: the figures index arrays with it."""
-    there = {(site, layer): count for site, counts in layout.items() for layer, count in enumerate(counts)}
-    for site, layer, head in table[list(PLACE)].drop_duplicates().itertuples(index=False):
-        if head not in range(there.get((site, layer), 0)):
-            raise RunError(f"{where} holds {site}.{layer}.{head}, which the layout in run.json does not have")
+    layer_heads = {(site, layer): count for site, counts in layout.items() for layer, count in enumerate(counts)}
+    for site, layer, head in table[list(HEAD_COLUMNS)].drop_duplicates().itertuples(index=False):
+        if head not in range(layer_heads.get((site, layer), 0)):
+            raise RunError(f"{name} holds {site}.{layer}.{head}, which the layout in run.json does not have")
 
 
 def _head(row: pd.Series[Any]) -> str:
@@ -210,8 +210,8 @@ def _head(row: pd.Series[Any]) -> str:
 
 
 def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = meta.get(name)
-    return found if isinstance(found, dict) else {}
+    section = meta.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _last_part(path: object) -> str:
@@ -221,7 +221,7 @@ def _last_part(path: object) -> str:
 def _model_name(path: object) -> str:
     """The last component, with the one before it where the last says nothing: `bert-small/model`."""
     name = _last_part(path)
-    if name.lower() in UNTELLING:
+    if name.lower() in GENERIC_NAMES:
         folder = _last_part(str(path).rstrip("/").removesuffix(name))
         return f"{folder}/{name}" if folder else name
     return name or "model"

@@ -60,15 +60,17 @@ def sentence_attention(
             f"{checkpoint.path} is not the checkpoint that {run.path} measured (its digest differs); analyse it again"
         )
     site = _one_site(heads, checkpoint.layout)
-    text, other = _line(run, index) if index is not None else (sentence or "", target)
-    if checkpoint.two_sided and site is not Site.ENCODER_SELF and other is None:
+    text, other_side = _line(run, index) if index is not None else (sentence or "", target)
+    if checkpoint.two_sided and site is not Site.ENCODER_SELF and other_side is None:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
     off = select_heads(options["mask"], checkpoint.layout) if options.get("mask") else []
     limit = options.get("limit", DEFAULT_LIMIT)
     if type(limit) is not int or not 2 <= limit <= WHOLE:
         raise RunError(f"run {run.name}: run.json says limit {str(limit)[:20]}; analyse again")
     source = checkpoint.encode([text], side="source", limit=limit)[0]
-    decoder = checkpoint.encode([other], side="target", limit=limit)[0] if checkpoint.two_sided and other else None
+    decoder = None
+    if checkpoint.two_sided and other_side:
+        decoder = checkpoint.encode([other_side], side="target", limit=limit)[0]
     batch = Batch(torch.zeros(1, dtype=torch.long), 0, pad_side([source]), pad_side([decoder]) if decoder else None)
     with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as captured:
         checkpoint.forward(batch.to(checkpoint.device))
@@ -82,10 +84,10 @@ def sentence_attention(
 
 def _section(run: AnalysisRun, name: str, *texts: str) -> dict[str, Any]:
     """A table of run.json; RunError where it is none, or where one of `texts` is there and is no text."""
-    found = run.meta.get(name, {})
-    if not isinstance(found, dict) or any(not isinstance(found.get(key) or "", str) for key in texts):
+    section = run.meta.get(name, {})
+    if not isinstance(section, dict) or any(not isinstance(section.get(key) or "", str) for key in texts):
         raise RunError(f"run {run.name}: {name} in run.json is malformed; analyse again")
-    return found
+    return section
 
 
 def _one_site(heads: Sequence[HeadId], layout: Layout) -> Site:

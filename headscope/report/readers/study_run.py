@@ -31,10 +31,10 @@ class StudyRun(AnalysisRun):
             raise MissingTable("the study has no similarity; analyze with only='similarity' or without only=")
         return {name: np.asarray(array, dtype=np.float64) for name, array in self.arrays.items()}
 
-    def _table(self, name: str, columns: tuple[str, ...], how: str) -> pd.DataFrame:
+    def _table(self, name: str, columns: tuple[str, ...], option: str) -> pd.DataFrame:
         if name not in self.tables:
-            asked = f"also={name!r}" if how.startswith("--only") else f"{how.removeprefix('--')}=True"
-            raise MissingTable(f"the study has no table {name!r}; analyze with {asked}")
+            argument = f"also={name!r}" if option.startswith("--only") else f"{option.removeprefix('--')}=True"
+            raise MissingTable(f"the study has no table {name!r}; analyze with {argument}")
         return _as_read(self.tables[name], name, columns)
 
 
@@ -50,4 +50,4 @@ def study_run(
 
 def _as_read(table: pd.DataFrame, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
     """The table as it comes back from its file: figures of a study and of its folder are then the same."""
-    return read_table(StringIO(table.to_csv(index=False)), columns=columns, where=f"the study's {name}")
+    return read_table(StringIO(table.to_csv(index=False)), columns=columns, name=f"the study's {name}")
