@@ -56,12 +56,13 @@ class Ablation(Analysis):
         self.layer_index = resumable_layers(checkpoint.model)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        how = self.options.ablate_with
         with (
             torch.inference_mode(),
-            explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=how) as its,
+            explained_batch(
+                checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=self.options.ablate_with
+            ) as explained,
         ):
-            return its.ratios("ablation", ablation(its.f, its.gates))
+            return explained.ratios("ablation", ablation(explained.f, explained.gates))
 
     def signature(self) -> dict[str, str]:
         return {"with": self.options.ablate_with}

@@ -15,7 +15,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import head_matrices
 
-Place = tuple[Site, int]
+SiteLayer = tuple[Site, int]
 
 
 class Matrix(NamedTuple):
@@ -67,46 +67,50 @@ class Alphas(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.found: dict[Place, Tensor] = {}
+        self.alphas: dict[SiteLayer, Tensor] = {}
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
         return None if alphas_of(checkpoint) else "is for models that mix heads by a matrix; this one does not"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        self.found = alphas_of(checkpoint)
+        self.alphas = alphas_of(checkpoint)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        own = {place: _exact(alpha.diagonal()) for place, alpha in self.found.items()}
-        sizes = {place: alpha.abs() for place, alpha in self.found.items()}
-        others = {p: _exact(1 - size.diagonal() / size.sum(dim=1)) for p, size in sizes.items()}
-        numbers = {place: Matrix.of(alpha) for place, alpha in self.found.items()}
+        diagonals = {site_layer: _exact(alpha.diagonal()) for site_layer, alpha in self.alphas.items()}
+        sizes = {site_layer: alpha.abs() for site_layer, alpha in self.alphas.items()}
+        off_diagonals = {
+            site_layer: _exact(1 - size.diagonal() / size.sum(dim=1)) for site_layer, size in sizes.items()
+        }
+        matrices = {site_layer: Matrix.of(alpha) for site_layer, alpha in self.alphas.items()}
         return AnalysisReport(
-            columns=[Column("alpha_own", own), Column("alpha_others", others)],
+            columns=[Column("alpha_own", diagonals), Column("alpha_others", off_diagonals)],
             tables={
-                "alphas": _entries(self.found),
+                "alphas": _entries(self.alphas),
                 "alphas_modules": pd.DataFrame(
-                    {"site": site.value, "layer": layer, "heads": len(its.singular_values), **its._asdict()}
-                    for (site, layer), its in numbers.items()
+                    {"site": site.value, "layer": layer, "heads": len(matrix.singular_values), **matrix._asdict()}
+                    for (site, layer), matrix in matrices.items()
                 ).drop(columns="singular_values"),
                 "alphas_spectrum": pd.DataFrame(
                     {"site": site.value, "layer": layer, "index": index, "singular_value": value}
-                    for (site, layer), its in numbers.items()
-                    for index, value in enumerate(its.singular_values.tolist())
+                    for (site, layer), matrix in matrices.items()
+                    for index, value in enumerate(matrix.singular_values.tolist())
                 ),
             },
         )
 
 
-def alphas_of(checkpoint: Checkpoint) -> dict[Place, Tensor]:
+def alphas_of(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor]:
     """The mixing matrix [h h] of every (site, layer) that has one and has heads, in float64."""
-    return {place: matrix.detach().cpu().double() for place, matrix in head_matrices(checkpoint.model).items()}
+    return {
+        site_layer: matrix.detach().cpu().double() for site_layer, matrix in head_matrices(checkpoint.model).items()
+    }
 
 
-def _entries(found: dict[Place, Tensor]) -> pd.DataFrame:
+def _entries(alphas: dict[SiteLayer, Tensor]) -> pd.DataFrame:
     return pd.DataFrame(
         {"site": site.value, "layer": layer, "head": i, "source": j, "alpha": value}
-        for (site, layer), alpha in found.items()
+        for (site, layer), alpha in alphas.items()
         for i, row in enumerate(alpha.tolist())
         for j, value in enumerate(row)
     )

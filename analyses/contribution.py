@@ -44,17 +44,17 @@ class Contribution(Analysis):
         return None
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        for place, matrices in output_slices(checkpoint).items():
+        for site_layer, matrices in output_slices(checkpoint).items():
             assert isinstance(matrices, Tensor)
             precise = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
-            self.grams[place] = precise @ precise.transpose(1, 2)  # [h k k]
+            self.grams[site_layer] = precise @ precise.transpose(1, 2)  # [h k k]
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gram = self.grams[heads.site, heads.layer]
         values = repeat_groups(heads.value.to(gram.dtype), len(gram))  # [b h s k]
-        each = torch.einsum("bhts,bhs->bht", heads.weights, norms(values, gram))
+        weighted_norms = torch.einsum("bhts,bhs->bht", heads.weights, norms(values, gram))
         return {
-            "contribution": heads.over_queries(each),
+            "contribution": heads.over_queries(weighted_norms),
             "contribution_sum": heads.over_queries(norms(heads.context, gram)),
         }
 
@@ -69,16 +69,16 @@ def output_slices(checkpoint: Checkpoint) -> dict[tuple[Site, int], Tensor | str
 
     A fixed linear mixing is folded in.
     """
-    found: dict[tuple[Site, int], Tensor | str] = {}
+    slices: dict[tuple[Site, int], Tensor | str] = {}
     mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model)}
-    for place, its in checkpoint.projections.items():
-        if its.output is None:
-            found[place] = "its heads' slices of the output projection cannot be told"
-        elif place not in mixings:
-            found[place] = its.output.matrices()
-        elif mixings[place].foldable:
-            weight = mixings[place].fold(its.output.weight.detach()).detach()
-            found[place] = torch.stack([weight[:, unit].T for unit in its.output.units])
+    for site_layer, projections in checkpoint.projections.items():
+        if projections.output is None:
+            slices[site_layer] = "its heads' slices of the output projection cannot be told"
+        elif site_layer not in mixings:
+            slices[site_layer] = projections.output.matrices()
+        elif mixings[site_layer].foldable:
+            weight = mixings[site_layer].fold(projections.output.weight.detach()).detach()
+            slices[site_layer] = torch.stack([weight[:, unit].T for unit in projections.output.units])
         else:
-            found[place] = "its heads are mixed depending on the input"
-    return found
+            slices[site_layer] = "its heads are mixed depending on the input"
+    return slices

@@ -43,7 +43,7 @@ class DirectLogit(Analysis):
         self.readout: Readout | None = None
         self.slices: dict[tuple[Site, int], Tensor] = {}
         self.last: tuple[Tensor, Tensor] | None = None
-        self.made: tuple[Tensor, Tensor] | None = None
+        self.directions: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -52,16 +52,16 @@ class DirectLogit(Analysis):
         for (site, layer), matrices in output_slices(checkpoint).items():
             if site in cls.sites and isinstance(matrices, str):
                 return f"{site}.{layer}: {matrices}"
-        found = find_readout(checkpoint)
-        return found if isinstance(found, str) else None
+        readout = find_readout(checkpoint)
+        return readout if isinstance(readout, str) else None
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        found = find_readout(checkpoint)
-        assert isinstance(found, Readout)
-        self.readout = found
-        for place, matrices in output_slices(checkpoint).items():
+        readout = find_readout(checkpoint)
+        assert isinstance(readout, Readout)
+        self.readout = readout
+        for site_layer, matrices in output_slices(checkpoint).items():
             if isinstance(matrices, Tensor):
-                self.slices[place] = matrices
+                self.slices[site_layer] = matrices
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
@@ -79,7 +79,7 @@ class DirectLogit(Analysis):
             yield
         finally:
             handle.remove()
-            self.last = self.made = None
+            self.last = self.directions = None
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         labels = heads.batch.labels
@@ -92,14 +92,14 @@ class DirectLogit(Analysis):
 
     def _towards(self, labels: Tensor, counted: Tensor, dtype: torch.dtype) -> Tensor:
         """What a written vector is worth at every position [b t d], once per batch; zero where nothing is predicted."""
-        if self.made is None or self.made[0] is not labels:
+        if self.directions is None or self.directions[0] is not labels:
             assert self.readout is not None
             d = self.readout.weight.shape[1]
-            found = torch.zeros(*labels.shape, d, dtype=dtype, device=labels.device)
+            directions = torch.zeros(*labels.shape, d, dtype=dtype, device=labels.device)
             if self.last is None:
-                x = y = found[counted]
+                x = y = directions[counted]
             else:
                 x, y = (states[counted].to(dtype) for states in self.last)
-            found[counted] = self.readout.direction(labels[counted], x, y)
-            self.made = (labels, found)
-        return self.made[1]
+            directions[counted] = self.readout.direction(labels[counted], x, y)
+            self.directions = (labels, directions)
+        return self.directions[1]

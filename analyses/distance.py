@@ -26,6 +26,6 @@ class Distance(Analysis):
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        here = torch.arange(heads.argmax_position.shape[-1], device=heads.argmax_position.device)  # [t]
-        away = (heads.argmax_position - here).abs().to(heads.weights.dtype)  # [b h t]
+        queries = torch.arange(heads.argmax_position.shape[-1], device=heads.argmax_position.device)  # [t]
+        away = (heads.argmax_position - queries).abs().to(heads.weights.dtype)  # [b h t]
         return {"distance": heads.over_queries(away)}

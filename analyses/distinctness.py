@@ -44,36 +44,38 @@ class Distinctness(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.found: dict[tuple[Site, int], Projections] = {}
+        self.projections: dict[tuple[Site, int], Projections] = {}
         self.heads: dict[tuple[Site, int], int] = {}
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        self.found = checkpoint.projections
+        self.projections = checkpoint.projections
         self.heads = dict(checkpoint.layout)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         tables, missing = [], []
-        for place, found in self.found.items():
-            slices = {letter: getattr(found, name) for letter, name in MATRICES.items()}
-            missing += [f"{place[0]}.{place[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None]
-            known = {letter: per_head(s, self.heads[place]) for letter, s in slices.items() if s is not None}
-            taken = {letter: Apart.of(weights) for letter, weights in known.items()}
-            for letter, its in taken.items():
-                cosine, angles = cosines(its.dots), principal_cosines(its)
+        for site_layer, projections in self.projections.items():
+            slices = {letter: getattr(projections, name) for letter, name in MATRICES.items()}
+            missing += [
+                f"{site_layer[0]}.{site_layer[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None
+            ]
+            weights = {letter: per_head(s, self.heads[site_layer]) for letter, s in slices.items() if s is not None}
+            factored = {letter: FactoredSlices.of(matrices) for letter, matrices in weights.items()}
+            for letter, factors in factored.items():
+                cosine, angles = cosines(factors.dots), principal_cosines(factors)
                 overlap = angles.square().mean(dim=-1)
                 for name, pairs in (("cosine", cosine), ("overlap", overlap)):
-                    columns.setdefault(f"{name}_{letter}", {})[place] = _exact(_mean_of_others(pairs))
-                tables.append(_table(place, letter, cosine, overlap, angles))
+                    columns.setdefault(f"{name}_{letter}", {})[site_layer] = _exact(_mean_of_others(pairs))
+                tables.append(_table(site_layer, letter, cosine, overlap, angles))
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
-                if first in known and second in known:
-                    rank = effective_rank(taken[first].triangle, taken[second].triangle)
-                    columns.setdefault(name, {})[place] = _exact(rank)
+                if first in weights and second in weights:
+                    rank = effective_rank(factored[first].triangle, factored[second].triangle)
+                    columns.setdefault(name, {})[site_layer] = _exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
         shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
         joined = {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
-        found_tables = {"distinctness": pd.DataFrame(joined)} if tables else {}
-        return AnalysisReport(columns=shown, tables=found_tables, remarks=remarks)
+        report_tables = {"distinctness": pd.DataFrame(joined)} if tables else {}
+        return AnalysisReport(columns=shown, tables=report_tables, remarks=remarks)
 
 
 def per_head(slices: Slices, heads: int) -> Tensor:
@@ -82,8 +84,8 @@ def per_head(slices: Slices, heads: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Slices [h k d], each taken apart as triangle [h k k] · basis, a basis of orthonormal rows.
+class FactoredSlices:
+    """Slices [h k d], each factored as triangle [h k k] · basis, a basis of orthonormal rows.
 
     `inner` [p k k] are the products of the bases of each pair of heads (i < j), `dots` [h h] those of the flattened
     slices; `lacking` [h] marks slices without full rank.
@@ -95,7 +97,7 @@ class Apart:
     lacking: Tensor
 
     @classmethod
-    def of(cls, weights: Tensor) -> Apart:
+    def of(cls, weights: Tensor) -> FactoredSlices:
         """By Cholesky of each W Wᵀ, from one product of all rows with all rows; by QR near a lack of rank.
 
         Products square the condition number, so bases cost twice its digits.
@@ -139,32 +141,34 @@ def cosines(dots: Tensor) -> Tensor:
     return dots / (sizes[:, None] * sizes)
 
 
-def principal_cosines(its: Apart) -> Tensor:
+def principal_cosines(slices: FactoredSlices) -> Tensor:
     """Cosines of the principal angles between slices, descending [h h k].
 
     NaN where a slice lacks full rank: its basis would hold arbitrary directions.
     """
-    h, k, _ = its.triangle.shape
+    h, k, _ = slices.triangle.shape
     first, second = torch.triu_indices(h, h, offset=1)
-    squared = torch.linalg.eigvalsh(its.inner @ its.inner.transpose(1, 2)).flip(-1)  # cheaper than singular values
-    found = squared.clamp(0, 1).sqrt()  # [p k]
-    every: Tensor = found.new_ones(h, h, k)
-    every[first, second] = every[second, first] = found
-    every[its.lacking] = every[:, its.lacking] = torch.nan
-    return every
+    squared = torch.linalg.eigvalsh(slices.inner @ slices.inner.transpose(1, 2)).flip(
+        -1
+    )  # cheaper than singular values
+    pair_cosines = squared.clamp(0, 1).sqrt()  # [p k]
+    matrix: Tensor = pair_cosines.new_ones(h, h, k)
+    matrix[first, second] = matrix[second, first] = pair_cosines
+    matrix[slices.lacking] = matrix[:, slices.lacking] = torch.nan
+    return matrix
 
 
-def effective_rank(left: Tensor, right: Tensor) -> Tensor:
+def effective_rank(first: Tensor, second: Tensor) -> Tensor:
     """exp of the entropy of the normalised singular values of leftᵀ right, from their triangles [h k k]: [h]."""
-    values = torch.linalg.svdvals(left.transpose(1, 2) @ right)  # [h k]
+    values = torch.linalg.svdvals(first.transpose(1, 2) @ second)  # [h k]
     share = values / values.sum(dim=-1, keepdim=True)
-    found: Tensor = torch.special.entr(share).sum(dim=-1).exp()
-    return found
+    rank: Tensor = torch.special.entr(share).sum(dim=-1).exp()
+    return rank
 
 
 def _mean_of_others(pairs: Tensor) -> Tensor:
-    own = torch.eye(len(pairs), dtype=torch.bool)
-    return pairs.masked_fill(own, torch.nan).nanmean(dim=-1)
+    diagonal = torch.eye(len(pairs), dtype=torch.bool)
+    return pairs.masked_fill(diagonal, torch.nan).nanmean(dim=-1)
 
 
 def _exact(values: Tensor) -> Estimate:
@@ -173,15 +177,15 @@ def _exact(values: Tensor) -> Estimate:
 
 
 def _table(
-    place: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor
+    site_layer: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor
 ) -> dict[str, npt.NDArray[Any]]:
     """Columns of the table, a row for each pair of heads of one place and matrix."""
     first, second = np.triu_indices(len(cosine), k=1)
     outer = angles.numpy()[first, second][:, [0, -1]] if len(first) else np.empty((0, 2))
     degrees = np.degrees(np.arccos(outer))
     return {
-        "site": np.full(len(first), place[0].value, dtype=object),
-        "layer": np.full(len(first), place[1]),
+        "site": np.full(len(first), site_layer[0].value, dtype=object),
+        "layer": np.full(len(first), site_layer[1]),
         "matrix": np.full(len(first), f"W_{letter.upper()}", dtype=object),
         "head_a": first,
         "head_b": second,

@@ -31,11 +31,11 @@ class Entropy(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         logs = heads.weights.clamp(min=torch.finfo(heads.weights.dtype).tiny).log_()  # 0 ln 0 is 0
         entropy = -torch.einsum("bhts,bhts->bht", heads.weights, logs)
-        seen = heads.shared("seen", lambda: heads.visible.sum(dim=-1))  # [b t]
-        share = entropy / seen.clamp(min=2).to(entropy.dtype).log()[:, None]
+        visible_keys = heads.shared("seen", lambda: heads.visible.sum(dim=-1))  # [b t]
+        share = entropy / visible_keys.clamp(min=2).to(entropy.dtype).log()[:, None]
         return {
             "entropy": heads.over_queries(entropy),
-            "entropy_share": heads.over_queries(share, only=seen > 1),
+            "entropy_share": heads.over_queries(share, only=visible_keys > 1),
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -43,14 +43,14 @@ class Entropy(Analysis):
         shares = report.columns[1].estimates
         even = [
             str(head)
-            for place, share in shares.items()
-            for head in head_ids(place, len(share.value))
+            for site_layer, share in shares.items()
+            for head in head_ids(site_layer, len(share.value))
             if share.value[head.head] > 1 - EVEN
         ]
         if even:
-            named = ", ".join(even[:4]) + (" …" if len(even) > 4 else "")
+            examples = ", ".join(even[:4]) + (" …" if len(even) > 4 else "")
             report.remarks.append(
-                f"entropy: {len(even)} heads weigh all keys alike ({named}), so that they point nowhere: distance, "
+                f"entropy: {len(even)} heads weigh all keys alike ({examples}), so that they point nowhere: distance, "
                 "offset and other measures of their largest weight are those of the first key"
             )
         return report

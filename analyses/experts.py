@@ -22,7 +22,7 @@ from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
 from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, most_responsible, using
 
-Place = tuple[Site, int]
+SiteLayer = tuple[Site, int]
 TOKENS, LEAST = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred
 MODES = ("argmax", "random")
 EVEN = 1e-6  # nats by which the entropy of gates that prefer no expert may be less than the largest
@@ -47,9 +47,9 @@ class ExpertUse(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.gates: dict[Place, Tensor] = {}
-        self.mixtures: dict[Place, Experts] = {}
-        self.pieces: dict[bool, tuple[str, ...]] = {}
+        self.gates: dict[SiteLayer, Tensor] = {}
+        self.mixtures: dict[SiteLayer, Experts] = {}
+        self.subwords: dict[bool, tuple[str, ...]] = {}
         self.vocabulary = 0
 
     @classmethod
@@ -66,26 +66,26 @@ class ExpertUse(Analysis):
         }
         self.vocabulary = checkpoint.vocabulary
         sides = {True: getattr(checkpoint, "source", None), False: getattr(checkpoint, "target", None)}
-        self.pieces = {reads: its.pieces for reads, its in sides.items() if isinstance(its, Vocabulary)}
+        self.subwords = {reads: words.pieces for reads, words in sides.items() if isinstance(words, Vocabulary)}
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """Gates say what they found, just before `observe` sees the heads of their module."""
         with ExitStack() as stack:
-            for place, its in self.mixtures.items():
-                assert its.gate is not None
-                stack.callback(its.gate.register_forward_hook(partial(self._found, place)).remove)
+            for site_layer, mixture in self.mixtures.items():
+                assert mixture.gate is not None
+                stack.callback(mixture.gate.register_forward_hook(partial(self._keep_gates, site_layer)).remove)
             yield
 
-    def _found(self, place: Place, _: nn.Module, __: Any, log_gates: Tensor) -> None:
-        self.gates[place] = log_gates.detach()
+    def _keep_gates(self, site_layer: SiteLayer, _: nn.Module, __: Any, log_gates: Tensor) -> None:
+        self.gates[site_layer] = log_gates.detach()
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        place = (heads.site, heads.layer)
-        if place not in self.mixtures:
+        site_layer = (heads.site, heads.layer)
+        if site_layer not in self.mixtures:
             return {}
-        found, its = self.gates.pop(place), self.mixtures[place]
-        best, log_gates = most_responsible(found).double(), found.double()  # [b p e]
+        raw_gates, mixture = self.gates.pop(site_layer), self.mixtures[site_layer]
+        best, log_gates = most_responsible(raw_gates).double(), raw_gates.double()  # [b p e]
         counted = heads.queries if log_gates.shape[1] > 1 else heads.queries.any(dim=-1, keepdim=True)  # [b p]
         weight = counted.to(log_gates.dtype)
         gates, ties = log_gates.exp(), best.sum(dim=-1, keepdim=True)  # [b p e], [b p 1]
@@ -94,53 +94,55 @@ class ExpertUse(Analysis):
             "responsibility": gates,
             "share": best / ties,
             "tied": (ties > 1).to(gates.dtype),
-            "factor": head_factors(gates, heads=its.heads, size=its.size),
+            "factor": head_factors(gates, heads=mixture.heads, size=mixture.size),
         }
         count = weight.sum(dim=-1, keepdim=True)  # [b 1]
-        ratios = {name: Ratio(torch.einsum("bpc,bp->bc", each, weight), count) for name, each in values.items()}
-        return ratios | {"tokens": self._tokens(heads, best, its.experts)}
+        ratios = {name: Ratio(torch.einsum("bpc,bp->bc", value, weight), count) for name, value in values.items()}
+        return ratios | {"tokens": self._tokens(heads, best, mixture.experts)}
 
     def _tokens(self, heads: HeadBatch, best: Tensor, experts: int) -> Ratio:
         """How often each token stands where each expert alone is the most responsible, by `best` [b p e]: [1 e V]."""
         counted = heads.queries & (best.sum(dim=-1) == 1)  # [b t]
-        chosen = best.argmax(dim=-1).expand(counted.shape)[counted]
-        cells = chosen * self.vocabulary + heads.query_side.ids[counted]
+        expert = best.argmax(dim=-1).expand(counted.shape)[counted]
+        cells = expert * self.vocabulary + heads.query_side.ids[counted]
         counts = torch.bincount(cells, minlength=experts * self.vocabulary).view(1, experts, -1).double()
-        return Ratio(counts, counts.new_ones(1), whole=True)
+        return Ratio(counts, counts.new_ones(1), per_batch=True)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport(columns=[Column("expert_factor", {})])
         experts, gates, tokens = [], [], []
-        factors: dict[Place, Estimate] = {}
-        for place in aggregates.places("entropy"):
-            its = self.mixtures[place]
-            factors[place] = aggregates.ratio("factor", *place)
-            where: dict[str, Any] = {"site": place[0].value, "layer": place[1]}
-            entropy = _interval("entropy", aggregates.ratio("entropy", *place), 0)
-            tied = _interval("tied", aggregates.ratio("tied", *place), 0)
-            gates.append({**where, "experts": its.experts, **entropy, "even": math.log(its.experts), **tied})
-            measured = {name: aggregates.ratio(name, *place) for name in ("responsibility", "share")}
-            lacks = [";".join(str(head) for head in row.nonzero()[:, 0].tolist()) for row in 1 - _members(its)]
+        factors: dict[SiteLayer, Estimate] = {}
+        for site_layer in aggregates.site_layers("entropy"):
+            mixture = self.mixtures[site_layer]
+            factors[site_layer] = aggregates.ratio("factor", *site_layer)
+            location: dict[str, Any] = {"site": site_layer[0].value, "layer": site_layer[1]}
+            entropy = _interval("entropy", aggregates.ratio("entropy", *site_layer), 0)
+            tied = _interval("tied", aggregates.ratio("tied", *site_layer), 0)
+            gates.append({**location, "experts": mixture.experts, **entropy, "even": math.log(mixture.experts), **tied})
+            measured = {name: aggregates.ratio(name, *site_layer) for name in ("responsibility", "share")}
+            lacks = [";".join(str(head) for head in row.nonzero()[:, 0].tolist()) for row in 1 - _members(mixture)]
             for number, missing in enumerate(lacks):
-                cells = {k: v for name, found in measured.items() for k, v in _interval(name, found, number).items()}
-                experts.append({**where, "expert": number, "lacks": missing, **cells})
-            counts = aggregates.kept("tokens", place).total.sum(dim=0)
-            tokens += [{**where, **row} for row in self._top(counts, reads=place[0] is Site.ENCODER_SELF)]
+                cells = {
+                    k: v for name, estimate in measured.items() for k, v in _interval(name, estimate, number).items()
+                }
+                experts.append({**location, "expert": number, "lacks": missing, **cells})
+            counts = aggregates.group_sums("tokens", site_layer).total.sum(dim=0)
+            tokens += [{**location, **row} for row in self._top(counts, reads=site_layer[0] is Site.ENCODER_SELF)]
         report.columns = [Column("expert_factor", factors)]
         report.tables = {"experts": pd.DataFrame(experts), "experts_gates": pd.DataFrame(gates)}
         if tokens:
             report.tables["experts_tokens"] = pd.DataFrame(tokens)
         if even := [f"{row['site']}.{row['layer']}" for row in gates if row["entropy"] > row["even"] - EVEN]:
-            named = ", ".join(even[:4]) + (" …" if len(even) > 4 else "")
+            examples = ", ".join(even[:4]) + (" …" if len(even) > 4 else "")
             report.remarks.append(
-                f"experts: the gates of {named} ({len(even)} of {len(gates)} modules) weigh all experts alike, "
+                f"experts: the gates of {examples} ({len(even)} of {len(gates)} modules) weigh all experts alike, "
                 "as if they had not been trained: none is preferred"
             )
         return report
 
     def _top(self, counts: Tensor, *, reads: bool) -> Iterator[dict[str, Any]]:
         """The rows of experts_tokens.csv for counts [e V] of one module."""
-        names = self.pieces.get(reads, ())
+        names = self.subwords.get(reads, ())
         information = mutual_information(counts).masked_fill(counts.sum(dim=0) < LEAST, -torch.inf)
         for expert, row in enumerate(information):
             values, ids = row.sort(descending=True, stable=True)
@@ -174,7 +176,7 @@ class OneExpert(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.place: Place | None = None
+        self.site_layer: SiteLayer | None = None
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -182,41 +184,41 @@ class OneExpert(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         first = checkpoint.attention_sites.order[0]
-        self.place = (first.site, first.layer)
+        self.site_layer = (first.site, first.layer)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        if batch.labels is None or self.place is None:
+        if batch.labels is None or self.site_layer is None:
             return {}
         mixtures = experts_of(checkpoint.model)
         soft, _, count = token_sums(checkpoint.logits(batch), batch.labels)
-        found = {"soft": soft}
+        losses = {"soft": soft}
         for mode in MODES:
             with using(mixtures, mode), torch.random.fork_rng():  # type: ignore[arg-type]
                 torch.manual_seed(self.run.seed + int(batch.indices[0]))
-                found[mode] = token_sums(checkpoint.logits(batch), batch.labels)[0]
-            found[f"{mode}_drop"] = found[mode] - soft
-        return {(name, *self.place): Ratio(each[:, None], count[:, None]) for name, each in found.items()}
+                losses[mode] = token_sums(checkpoint.logits(batch), batch.labels)[0]
+            losses[f"{mode}_drop"] = losses[mode] - soft
+        return {(name, *self.site_layer): Ratio(loss[:, None], count[:, None]) for name, loss in losses.items()}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        if self.place is None:
+        if self.site_layer is None:
             return AnalysisReport()
-        soft = float(aggregates.ratio("soft", *self.place).value[0])
+        soft = float(aggregates.ratio("soft", *self.site_layer).value[0])
         rows = [
             {
                 "expert": mode,
                 "nll_mixture": soft,
-                **_interval("nll", aggregates.ratio(mode, *self.place), 0),
-                **_interval("drop", aggregates.ratio(f"{mode}_drop", *self.place), 0),
+                **_interval("nll", aggregates.ratio(mode, *self.site_layer), 0),
+                **_interval("drop", aggregates.ratio(f"{mode}_drop", *self.site_layer), 0),
             }
             for mode in MODES
         ]
         return AnalysisReport(tables={"one_expert": pd.DataFrame(rows)})
 
 
-def _members(its: Experts) -> Tensor:
-    return membership(its.heads, its.size)
+def _members(mixture: Experts) -> Tensor:
+    return membership(mixture.heads, mixture.size)
 
 
-def _interval(name: str, found: Estimate, cell: int) -> dict[str, float]:
-    parts: dict[str, Array] = {"": found.value, "_low": found.low, "_high": found.high}
+def _interval(name: str, estimate: Estimate, cell: int) -> dict[str, float]:
+    parts: dict[str, Array] = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
     return {name + end: float(values[cell]) for end, values in parts.items()}

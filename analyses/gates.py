@@ -31,7 +31,7 @@ class Gates(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.found: dict[str, dict[tuple[Site, int], Estimate]] = {}
+        self.estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -41,10 +41,10 @@ class Gates(Analysis):
         for site, layer, gates, logits in _gates(checkpoint):
             for name, values in gate_numbers(gates, logits).items():
                 array = values.double().cpu().numpy()
-                self.found.setdefault(name, {})[site, layer] = Estimate(array, array, array)
+                self.estimates.setdefault(name, {})[site, layer] = Estimate(array, array, array)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        return AnalysisReport(columns=[Column(name, estimates) for name, estimates in self.found.items()])
+        return AnalysisReport(columns=[Column(name, estimates) for name, estimates in self.estimates.items()])
 
 
 def gate_numbers(values: Tensor, logits: Tensor | None) -> dict[str, Tensor]:

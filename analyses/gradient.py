@@ -59,19 +59,21 @@ class Gradient(Analysis):
     Options = GradientOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        gates, counts, whole = gate_gradients(heads, self.options.granularity)
+        gates, counts, per_batch = gate_gradients(heads, self.options.granularity)
         return {
-            "gradient": Ratio(gates.abs().sum(dim=-1), counts, whole=whole),
+            "gradient": Ratio(gates.abs().sum(dim=-1), counts, per_batch=per_batch),
             "gradient_signed": Ratio(position_gates(heads).sum(dim=-1), heads.counts[:, None]),
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         scaled: dict[tuple[Site, int], Estimate] = {}
         rows = []
-        for place in aggregates.places("gradient"):
-            scaled[place] = aggregates.bootstrap.function(normalised, aggregates.kept("gradient", place))
-            raw, signed = aggregates.ratio("gradient", *place), aggregates.ratio("gradient_signed", *place)
-            rows += _rows(place, raw, signed, scaled[place])
+        for site_layer in aggregates.site_layers("gradient"):
+            scaled[site_layer] = aggregates.bootstrap.function(
+                normalised, aggregates.group_sums("gradient", site_layer)
+            )
+            raw, signed = aggregates.ratio("gradient", *site_layer), aggregates.ratio("gradient_signed", *site_layer)
+            rows += _rows(site_layer, raw, signed, scaled[site_layer])
         return AnalysisReport(columns=[Column("gradient", scaled)], tables={"gradient": pd.DataFrame(rows)})
 
     def signature(self) -> dict[str, str]:
@@ -106,7 +108,7 @@ def normalised(total: Tensor, count: Tensor) -> Tensor:
     return means / length.clamp(min=torch.finfo(means.dtype).tiny)
 
 
-def _rows(place: tuple[Site, int], raw: Estimate, signed: Estimate, scaled: Estimate) -> list[dict[str, object]]:
+def _rows(site_layer: tuple[Site, int], raw: Estimate, signed: Estimate, scaled: Estimate) -> list[dict[str, object]]:
     return [
         {
             "site": head.site.value,
@@ -116,7 +118,7 @@ def _rows(place: tuple[Site, int], raw: Estimate, signed: Estimate, scaled: Esti
             **_cells("raw", raw, head.head),
             **_cells("signed", signed, head.head),
         }
-        for head in head_ids(place, len(scaled.value))
+        for head in head_ids(site_layer, len(scaled.value))
     ]
 
 

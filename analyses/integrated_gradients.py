@@ -45,27 +45,27 @@ class IntegratedGradients(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.whole = self.gap = 0.0
+        self.difference = self.gap = 0.0
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        with explained_batch(checkpoint, self.objective, batch, layer_index=None, of="value") as its:
-            values, gap = integrated_gradients(its.f, its.gates, steps=self.options.ig_steps)
+        with explained_batch(checkpoint, self.objective, batch, layer_index=None, of="value") as explained:
+            values, gap = integrated_gradients(explained.f, explained.gates, steps=self.options.ig_steps)
             self.gap += float(gap.double().abs().sum())
-            self.whole += float((values.sum(dim=-1) - gap).double().abs().sum())
-            return its.ratios("integrated_gradients", values)
+            self.difference += float((values.sum(dim=-1) - gap).double().abs().sum())
+            return explained.ratios("integrated_gradients", values)
 
-    def own(self) -> tuple[float, float]:
-        return self.whole, self.gap
+    def state(self) -> tuple[float, float]:
+        return self.difference, self.gap
 
-    def add(self, own: tuple[float, float]) -> None:
-        self.whole, self.gap = self.whole + own[0], self.gap + own[1]
+    def add_state(self, state: tuple[float, float]) -> None:
+        self.difference, self.gap = self.difference + state[0], self.gap + state[1]
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        found = super().report(aggregates)
-        share = self.gap / self.whole if self.whole else 0.0
+        report = super().report(aggregates)
+        share = self.gap / self.difference if self.difference else 0.0
         text = f"integrated_gradients: {self.options.ig_steps} steps leave a gap of {share:.1%} of f(all) − f(none)"
-        found.remarks.append(f"{text}; raise --ig-steps" if share > COMPLETE else text)
-        return found
+        report.remarks.append(f"{text}; raise --ig-steps" if share > COMPLETE else text)
+        return report
 
     def signature(self) -> dict[str, str]:
         return {"steps": str(self.options.ig_steps)}

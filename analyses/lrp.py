@@ -82,7 +82,7 @@ class Lrp(Analysis):
             self._check(name, RULE_SETS.get(name))
         self.used: dict[str, Steps] = {}
         self.quantity = ""
-        self.kept: dict[tuple[int, Site], dict[int, Tensor]] = {}
+        self.relevance: dict[tuple[int, Site], dict[int, Tensor]] = {}
 
     def _check(self, name: str, rule_set: RuleSet) -> None:
         if self.steps == "sum" and not rule_set.linear:
@@ -127,13 +127,13 @@ class Lrp(Analysis):
         site, layer = site_layer
         for row, number in enumerate(batch.indices.tolist()):
             explained = normalized[counts[:, row] > 0, row]
-            self.kept.setdefault((number, site), {})[layer] = explained.float().cpu()
+            self.relevance.setdefault((number, site), {})[layer] = explained.float().cpu()
 
-    def own(self) -> dict[tuple[int, Site], dict[int, Tensor]]:
-        return self.kept
+    def state(self) -> dict[tuple[int, Site], dict[int, Tensor]]:
+        return self.relevance
 
-    def add(self, own: dict[tuple[int, Site], dict[int, Tensor]]) -> None:
-        self.kept = dict(sorted({**self.kept, **own}.items()))
+    def add_state(self, state: dict[tuple[int, Site], dict[int, Tensor]]) -> None:
+        self.relevance = dict(sorted({**self.relevance, **state}.items()))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         order = sorted(aggregates.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
@@ -146,7 +146,7 @@ class Lrp(Analysis):
         return AnalysisReport(
             columns=[Column("lrp", first)],
             tables={"lrp": pd.DataFrame(_rows(estimates))},
-            detail={"lrp": {f"{number}/{site}": _stacked(layers) for (number, site), layers in self.kept.items()}},
+            detail={"lrp": {f"{number}/{site}": _stacked(layers) for (number, site), layers in self.relevance.items()}},
         )
 
     def signature(self) -> dict[str, str]:

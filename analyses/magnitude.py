@@ -37,12 +37,14 @@ class Magnitude(Analysis):
         self.norms: dict[tuple[Site, int], dict[str, Tensor]] = {}
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        for place, found in checkpoint.projections.items():
-            self.norms[place] = slice_norms(found, checkpoint.layout[place])
+        for site_layer, projections in checkpoint.projections.items():
+            self.norms[site_layer] = slice_norms(projections, checkpoint.layout[site_layer])
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        output = {place: exact(norms["o"]) for place, norms in self.norms.items()}
-        every = {place: exact(torch.stack(list(norms.values())).prod(dim=0)) for place, norms in self.norms.items()}
+        output = {site_layer: exact(norms["o"]) for site_layer, norms in self.norms.items()}
+        product = {
+            site_layer: exact(torch.stack(list(norms.values())).prod(dim=0)) for site_layer, norms in self.norms.items()
+        }
         rows = [
             {
                 "site": head.site.value,
@@ -50,16 +52,16 @@ class Magnitude(Analysis):
                 "head": head.head,
                 **{f"norm_{letter}": values[head.head].item() for letter, values in norms.items()},
             }
-            for place, norms in self.norms.items()
-            for head in head_ids(place, len(norms["o"]))
+            for site_layer, norms in self.norms.items()
+            for head in head_ids(site_layer, len(norms["o"]))
         ]
-        columns = [Column("magnitude", output), Column("magnitude_all", every)]
+        columns = [Column("magnitude", output), Column("magnitude_all", product)]
         return AnalysisReport(columns=columns, tables={"magnitude": pd.DataFrame(rows)})
 
 
-def slice_norms(found: Projections, heads: int) -> dict[str, Tensor]:
+def slice_norms(projections: Projections, heads: int) -> dict[str, Tensor]:
     """Frobenius norm of every head's slice [h], by letter; NaN where a slice cannot be told."""
-    return {letter: _norms(getattr(found, name), heads) for letter, name in MATRICES.items()}
+    return {letter: _norms(getattr(projections, name), heads) for letter, name in MATRICES.items()}
 
 
 def _norms(slices: Slices | None, heads: int) -> Tensor:

@@ -53,8 +53,8 @@ class Positional(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t = heads.argmax_position.shape
-        here = torch.arange(t, device=heads.argmax_position.device)
-        cells = heads.argmax_position - here + t - 1  # [b h t], 0 … 2t−2, offset 0 in the middle
+        queries = torch.arange(t, device=heads.argmax_position.device)
+        cells = heads.argmax_position - queries + t - 1  # [b h t], 0 … 2t−2, offset 0 in the middle
         counted = heads.queries.to(torch.float32)
         histogram = torch.zeros(b, h, 2 * t - 1, device=cells.device)
         histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
@@ -65,9 +65,9 @@ class Positional(Analysis):
         offset: dict[tuple[Site, int], Estimate] = {}
         share: dict[tuple[Site, int], Estimate] = {}
         tables = []
-        for site, layer in aggregates.places("offsets"):
-            kept = aggregates.sums["offsets", site, layer]
-            total, count = aggregates.bootstrap.sums(kept)  # [1+r h o], [1+r 1 1]
+        for site, layer in aggregates.site_layers("offsets"):
+            sums = aggregates.sums["offsets", site, layer]
+            total, count = aggregates.bootstrap.sums(sums)  # [1+r h o], [1+r 1 1]
             middle = total.shape[-1] // 2
             shares = total / count
             by_offset = total.permute(1, 2, 0).numpy()  # [h o 1+r], as it lies in memory
@@ -83,15 +83,15 @@ class Positional(Analysis):
         return report
 
 
-def _table(place: tuple[Site, int], counts: Tensor, shares: Tensor) -> pd.DataFrame:
+def _table(site_layer: tuple[Site, int], counts: Tensor, shares: Tensor) -> pd.DataFrame:
     """One row per head and offset that occurs; counts [h o], shares [1+r h o]."""
     head, cell = counts.nonzero(as_tuple=True)
     by_cell = shares.flatten(1).T  # the way it lies in memory: rows are taken from it faster than columns
     share = interval(by_cell[head * counts.shape[-1] + cell].T)
     return pd.DataFrame(
         {
-            "site": place[0].value,
-            "layer": place[1],
+            "site": site_layer[0].value,
+            "layer": site_layer[1],
             "head": head.numpy(),
             "offset": cell.numpy() - counts.shape[-1] // 2,
             "count": counts[head, cell].numpy().astype(int),

@@ -42,25 +42,25 @@ class RareWords(Analysis):
         rarest = heads.shared("rarest", lambda: _rarest(heads, ranks))  # [2 b s]
         counted = heads.shared("rare sentences", lambda: _outside_frequent(heads, ranks))  # [b]
         only = counted[:, None].expand_as(heads.queries)
-        found: dict[str, Ratio] = {}
+        ratios: dict[str, Ratio] = {}
         for name, hits in zip(("rarest", "rarest_two"), rarest, strict=True):
             on_hit = (
                 hits[:, None].expand(*heads.argmax_position.shape[:2], -1).gather(-1, heads.argmax_position)
             )  # [b h t]
-            found[name] = heads.over_queries(on_hit.to(torch.float32), only=only)
+            ratios[name] = heads.over_queries(on_hit.to(torch.float32), only=only)
             chance = heads.shared(f"{name} chance", lambda hits=hits: _chance(heads, hits, only))  # type: ignore[misc]
-            found[f"{name}_chance"] = Ratio(chance[:, None].expand_as(found[name].total), found[name].count)
-        return found
+            ratios[f"{name}_chance"] = Ratio(chance[:, None].expand_as(ratios[name].total), ratios[name].count)
+        return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         columns = {column.name: column.estimates for column in report.columns}
-        for place, share in columns.get("rarest_two", {}).items():
-            chance = columns["rarest_two_chance"][place]
-            for head in head_ids(place, len(share.value)):
-                here = head.head
-                if share.value[here] >= SHARE and share.low[here] > TIMES_CHANCE * chance.value[here]:
-                    report.label(head, "rare")
+        for site_layer, share in columns.get("rarest_two", {}).items():
+            chance = columns["rarest_two_chance"][site_layer]
+            for head_id in head_ids(site_layer, len(share.value)):
+                head = head_id.head
+                if share.value[head] >= SHARE and share.low[head] > TIMES_CHANCE * chance.value[head]:
+                    report.label(head_id, "rare")
         if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
         return report
@@ -76,10 +76,10 @@ def _ranks(heads: HeadBatch, ranks: Tensor) -> Tensor:
 
 def _rarest(heads: HeadBatch, ranks: Tensor) -> Tensor:
     """Which keys are the sentence's rarest piece, and which are one of its two rarest [2 b s]."""
-    mine = _ranks(heads, ranks)
-    first = mine.amax(dim=-1, keepdim=True)
-    second = (mine * (mine < first)).amax(dim=-1, keepdim=True)
-    return torch.stack([mine == first, mine >= second.clamp(min=1)]) & heads.keys
+    key_ranks = _ranks(heads, ranks)
+    first = key_ranks.amax(dim=-1, keepdim=True)
+    second = (key_ranks * (key_ranks < first)).amax(dim=-1, keepdim=True)
+    return torch.stack([key_ranks == first, key_ranks >= second.clamp(min=1)]) & heads.keys
 
 
 def _outside_frequent(heads: HeadBatch, ranks: Tensor) -> Tensor:
@@ -88,6 +88,6 @@ def _outside_frequent(heads: HeadBatch, ranks: Tensor) -> Tensor:
 
 def _chance(heads: HeadBatch, hits: Tensor, only: Tensor) -> Tensor:
     """Summed over the counted queries of `only` [b t]: the share of the counted keys each sees that are hits [b]."""
-    seen = (heads.visible & heads.keys[:, None]).to(heads.weights.dtype)  # [b t s]
-    share = torch.einsum("bts,bs->bt", seen, hits.to(seen.dtype)) / seen.sum(dim=-1).clamp(min=1)
+    visible = (heads.visible & heads.keys[:, None]).to(heads.weights.dtype)  # [b t s]
+    share = torch.einsum("bts,bs->bt", visible, hits.to(visible.dtype)) / visible.sum(dim=-1).clamp(min=1)
     return (share * (heads.queries & only)).sum(dim=-1)

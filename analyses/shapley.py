@@ -57,9 +57,9 @@ class Shapley(Analysis):
         samples, seed = self.options.shapley_samples, self.run.seed
         with (
             torch.inference_mode(),
-            explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last") as its,
+            explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last") as explained,
         ):
-            return its.ratios("shapley", shapley(its.f, its.gates, samples=samples, seed=seed))
+            return explained.ratios("shapley", shapley(explained.f, explained.gates, samples=samples, seed=seed))
 
     def signature(self) -> dict[str, str]:
         return {"samples": str(self.options.shapley_samples)}

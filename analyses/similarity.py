@@ -56,36 +56,38 @@ class Similarity(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t, k = heads.context.shape
         row = heads.shared("row", lambda: heads.queries.nonzero()[:, 0])  # [n] the sentence of each counted query
-        place = heads.shared("place", lambda: heads.queries.flatten().nonzero()[:, 0])  # [n] and where it stands
-        flat = heads.context.transpose(1, 2).reshape(b * t, h * k).index_select(0, place)  # [n d]
+        position = heads.shared("position", lambda: heads.queries.flatten().nonzero()[:, 0])  # [n] and where it stands
+        flat = heads.context.transpose(1, 2).reshape(b * t, h * k).index_select(0, position)  # [n d]
         tokens = flat.view(-1, h, k)
         first, second = torch.triu_indices(h, h, device=tokens.device)  # [p]: each pair of heads once
-        every = [tokens.new_zeros(b, h, h).index_add_(0, row, measure) for measure in pairwise_similarity(tokens)]
-        pairs = torch.stack(every, dim=1)[..., first, second]  # [b 2 p]
+        sums = [tokens.new_zeros(b, h, h).index_add_(0, row, measure) for measure in pairwise_similarity(tokens)]
+        pairs = torch.stack(sums, dim=1)[..., first, second]  # [b 2 p]
         count = heads.shared("count", lambda: heads.queries.sum(dim=-1).to(tokens.dtype)[:, None, None])  # [b 1 1]
         blocks = gram(flat).view(h, k, h, k)[first, :, second]  # [p k k]
         return {
             "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2 [b 2 p]
-            "moments": Ratio(blocks[None], flat.sum(dim=0)[None, None], whole=True),
-            "tokens": Ratio(count.sum()[None], count.new_ones(1), whole=True),
+            "moments": Ratio(blocks[None], flat.sum(dim=0)[None, None], per_batch=True),
+            "tokens": Ratio(count.sum()[None], count.new_ones(1), per_batch=True),
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
-        for place in aggregates.places("pairs"):
-            total, count = aggregates.bootstrap.sums(aggregates.kept("pairs", place))
+        for site_layer in aggregates.site_layers("pairs"):
+            total, count = aggregates.bootstrap.sums(aggregates.group_sums("pairs", site_layer))
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
             heads = head_vectors(cosine.shape[-1])
             samples = {
                 "cosine": cosine,
                 "l2": l2,
-                "cka": recentred(cka_samples(aggregates, place, heads), folds=aggregates.kept("moments", place).used),
+                "cka": recentred(
+                    cka_samples(aggregates, site_layer, heads), folds=aggregates.group_sums("moments", site_layer).used
+                ),
             }
-            for measure, found in samples.items():
-                report.arrays.update(matrices(place, measure, square(interval(found), heads)))
+            for measure, sample in samples.items():
+                report.arrays.update(matrices(site_layer, measure, square(interval(sample), heads)))
             for measure, column in columns.items():
-                column[place] = interval(mean_of_others(samples[measure.removeprefix("similarity_")], heads))
+                column[site_layer] = interval(mean_of_others(samples[measure.removeprefix("similarity_")], heads))
         report.columns = [Column(name, estimates) for name, estimates in columns.items()]
         return report
 
@@ -106,22 +108,24 @@ class JensenShannon(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         weights = heads.weights.transpose(1, 2)[heads.queries]  # [n h s]
         n, h, _ = weights.shape
-        own = torch.special.entr(weights).sum(dim=-1)  # [n h]
+        entropies = torch.special.entr(weights).sum(dim=-1)  # [n h]
         pairs = torch.combinations(torch.arange(h), r=2, with_replacement=True).to(weights.device)  # [p 2]
-        found = weights.new_zeros(n, h, h)
+        divergences = weights.new_zeros(n, h, h)
         for chunk in torch.split(pairs, max(1, 2**24 // max(1, weights[:, 0].numel()))):
             i, j = chunk.T
             middle = torch.special.entr((weights[:, i] + weights[:, j]) / 2).sum(dim=-1)  # [n p]
-            found[:, i, j] = found[:, j, i] = (middle - (own[:, i] + own[:, j]) / 2).clamp(min=0)
+            divergences[:, i, j] = divergences[:, j, i] = (middle - (entropies[:, i] + entropies[:, j]) / 2).clamp(
+                min=0
+            )
         b = len(heads.queries)
         row = heads.queries.nonzero(as_tuple=True)[0]  # [n]
-        total = weights.new_zeros(b, h, h).index_add_(0, row, found)
+        total = weights.new_zeros(b, h, h).index_add_(0, row, divergences)
         return {"js": Ratio(total, heads.queries.sum(dim=-1)[:, None, None])}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
-        for place in aggregates.places("js"):
-            report.arrays.update(matrices(place, "js", aggregates.ratio("js", *place)))
+        for site_layer in aggregates.site_layers("js"):
+            report.arrays.update(matrices(site_layer, "js", aggregates.ratio("js", *site_layer)))
         return report
 
 
@@ -134,9 +138,9 @@ def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
     dots = tokens @ tokens.transpose(1, 2)
     squares = dots.diagonal(dim1=1, dim2=2).clone()  # [n h]
     inverse = squares.sqrt().clamp(min=1e-12).reciprocal()
-    both = squares[:, :, None] + squares[:, None]
-    away = torch.sub(both, dots, alpha=2)  # below zero only by rounding, and where it is formed anew
-    near = away <= both.mul_(NEAR)
+    square_sums = squares[:, :, None] + squares[:, None]
+    away = torch.sub(square_sums, dots, alpha=2)  # below zero only by rounding, and where it is formed anew
+    near = away <= square_sums.mul_(NEAR)
     near.diagonal(dim1=1, dim2=2).fill_(False)
     if near.any():
         token, i, j = near.nonzero(as_tuple=True)
@@ -145,15 +149,15 @@ def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return dots.mul_(inverse[:, :, None]).mul_(inverse[:, None]), away.sqrt_()
 
 
-def cka_samples(aggregates: Aggregates, place: tuple[Site, int], heads: int) -> Tensor:
+def cka_samples(aggregates: Aggregates, site_layer: tuple[Site, int], heads: int) -> Tensor:
     """CKA of the whole corpus, then of each replicate: [1+r p]."""
-    kept, counts = aggregates.kept("moments", place), aggregates.kept("tokens", place)
-    while counts.groups > kept.groups:
+    moments, counts = aggregates.group_sums("moments", site_layer), aggregates.group_sums("tokens", site_layer)
+    while counts.groups > moments.groups:
         counts.halve()
-    draws = aggregates.bootstrap.draws(kept.used)
-    draws = torch.cat([torch.ones(1, kept.used, dtype=draws.dtype), draws])  # [1+r f]
-    used = slice(0, kept.used)
-    return cka(kept.total[used], kept.count[used, 0], counts.total[used], draws, heads=heads)
+    draws = aggregates.bootstrap.draws(moments.used)
+    draws = torch.cat([torch.ones(1, moments.used, dtype=draws.dtype), draws])  # [1+r f]
+    used = slice(0, moments.used)
+    return cka(moments.total[used], moments.count[used, 0], counts.total[used], draws, heads=heads)
 
 
 def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: int) -> Tensor:
@@ -175,13 +179,14 @@ def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: 
     flat = centred.view(f, -1, k * k).transpose(0, 1)  # [p f k·k]
     products = flat @ flat.transpose(-1, -2)  # [p f f]
     squared = torch.einsum("pra,ra->rp", draws @ products, draws).clamp(min=0)  # [r p]
-    same = first == second
-    own = squared[:, same]  # [r h]
+    diagonal = first == second
+    norms = squared[:, diagonal]  # [r h]
     energy, spread = (
-        its.view(f, -1, k, k)[:, same].sum(dim=0).diagonal(dim1=1, dim2=2).sum(dim=-1) for its in (moments, centred)
+        blocks.view(f, -1, k, k)[:, diagonal].sum(dim=0).diagonal(dim1=1, dim2=2).sum(dim=-1)
+        for blocks in (moments, centred)
     )
-    own = own.masked_fill(spread <= CONSTANT * energy, torch.nan)
-    return squared / (own[:, first] * own[:, second]).sqrt()
+    norms = norms.masked_fill(spread <= CONSTANT * energy, torch.nan)
+    return squared / (norms[:, first] * norms[:, second]).sqrt()
 
 
 def recentred(samples: Tensor, *, folds: int) -> Tensor:
@@ -211,15 +216,15 @@ def mean_of_others(pairs: Tensor, heads: int) -> Tensor:
 def square(pairs: Estimate, heads: int) -> Estimate:
     """Estimates of pairs [p] as symmetric matrices [h h]."""
     first, second = np.triu_indices(heads)
-    found = []
+    symmetric = []
     for values in (pairs.value, pairs.low, pairs.high):
         matrix = np.empty((heads, heads))
         matrix[first, second] = matrix[second, first] = values
-        found.append(matrix)
-    return Estimate(*found)
+        symmetric.append(matrix)
+    return Estimate(*symmetric)
 
 
-def matrices(place: tuple[Site, int], measure: str, estimate: Estimate) -> dict[str, Array]:
+def matrices(site_layer: tuple[Site, int], measure: str, estimate: Estimate) -> dict[str, Array]:
     """A [h h] estimate as entries of similarity.npz: `site/layer/measure`, `…_low`, `…_high`."""
-    key = f"{place[0]}/{place[1]}/{measure}"
+    key = f"{site_layer[0]}/{site_layer[1]}/{measure}"
     return {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}

@@ -41,16 +41,16 @@ class Sink(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         first, special = (column.estimates for column in report.columns)
-        for place in first:
-            for head in head_ids(place, len(first[place].value)):
-                if max(first[place].value[head.head], special[place].value[head.head]) >= THRESHOLD:
+        for site_layer in first:
+            for head in head_ids(site_layer, len(first[site_layer].value)):
+                if max(first[site_layer].value[head.head], special[site_layer].value[head.head]) >= THRESHOLD:
                     report.label(head, "sink")
         return report
 
 
 def _later(heads: HeadBatch) -> Tensor:
     """The queries of which `sink` is a mean: in self attention not the first position."""
-    found = torch.ones_like(heads.queries)
+    counted = torch.ones_like(heads.queries)
     if heads.site is not Site.CROSS:
-        found[:, 0] = False
-    return found
+        counted[:, 0] = False
+    return counted

@@ -102,43 +102,43 @@ class Syntactic(Analysis):
         b, h = heads.weights.shape[:2]
         cells = torch.zeros(b, len(self.names) * 2, h, device=hits.device)
         cells.view(-1, h).index_add_(0, plan.cell, hits)
-        found = {"accuracy": Ratio(cells.transpose(1, 2), plan.instances[:, None])}
+        ratios = {"accuracy": Ratio(cells.transpose(1, 2), plan.instances[:, None])}
         if not plan.counted:  # the same for every layer: kept once, at the first
             plan.counted = True
-            found["offsets"] = Ratio(plan.offsets, plan.instances[:, :, None])
-        return found
+            ratios["offsets"] = Ratio(plan.offsets, plan.instances[:, :, None])
+        return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
         best: dict[HeadId, tuple[float, float, float, str]] = {}
         tables = []
-        for place in aggregates.places("accuracy"):
-            table = self._place(aggregates, place)
+        for site_layer in aggregates.site_layers("accuracy"):
+            table = self._site_layer_table(aggregates, site_layer)
             tables.append(table)
             row: Any
             for row in table.itertuples():
-                head = HeadId(*place, row.head)
+                head = HeadId(*site_layer, row.head)
                 if row.margin == row.margin and row.margin > best.get(head, (-2.0,))[0]:
                     best[head] = (row.margin, row.margin_low, row.margin_high, row.label)
             for row in table[table.margin >= MARGIN].sort_values("margin", ascending=False, kind="stable").itertuples():
-                report.label(HeadId(*place, row.head), f"syntactic:{row.label}")
+                report.label(HeadId(*site_layer, row.head), f"syntactic:{row.label}")
         if tables:
             if self.options.relations != "all":
                 report.remarks = _not_found(self.names, tables)
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
-            report.columns = [_margin_column(aggregates.places("accuracy"), aggregates, best)]
-            report.texts = {"syntactic_relation": {head: found[3] for head, found in best.items()}}
+            report.columns = [_margin_column(aggregates.site_layers("accuracy"), aggregates, best)]
+            report.texts = {"syntactic_relation": {head: row[3] for head, row in best.items()}}
         return report
 
-    def _place(self, aggregates: Aggregates, place: tuple[Site, int]) -> pd.DataFrame:
+    def _site_layer_table(self, aggregates: Aggregates, site_layer: tuple[Site, int]) -> pd.DataFrame:
         """One row per head, relation and direction that has instances enough, for one site and layer."""
-        hits, count = aggregates.bootstrap.sums(aggregates.kept("accuracy", place))  # [1+r h c], [1+r 1 c]
-        first = next(other for other in aggregates.places("offsets") if other[0] is place[0])
-        offsets, _ = aggregates.bootstrap.sums(aggregates.kept("offsets", first))  # [1+r c o]
+        hits, count = aggregates.bootstrap.sums(aggregates.group_sums("accuracy", site_layer))  # [1+r h c], [1+r 1 c]
+        first = next(pair for pair in aggregates.site_layers("offsets") if pair[0] is site_layer[0])
+        offsets, _ = aggregates.bootstrap.sums(aggregates.group_sums("offsets", first))  # [1+r c o]
         accuracy = hits / count
         modal = offsets[0].argmax(dim=-1)  # [c]
-        chosen = offsets.gather(-1, modal[None, :, None].expand(len(offsets), -1, 1))[..., 0]  # [1+r c]
-        base = (chosen / count[:, 0])[:, None]  # [1+r 1 c]
+        modal_counts = offsets.gather(-1, modal[None, :, None].expand(len(offsets), -1, 1))[..., 0]  # [1+r c]
+        base = (modal_counts / count[:, 0])[:, None]  # [1+r 1 c]
         estimates = {
             "accuracy": interval(accuracy),
             "baseline": interval(base.expand_as(accuracy)),
@@ -148,17 +148,17 @@ class Syntactic(Analysis):
         rows = []
         for cell in range(count.shape[-1]):
             if count[0, 0, cell] >= enough:
-                rows.append(self._rows(place, cell, int(count[0, 0, cell]), int(modal[cell]) - REACH, estimates))
-        return pd.concat(rows, ignore_index=True) if rows else _no_rows(place, estimates)
+                rows.append(self._rows(site_layer, cell, int(count[0, 0, cell]), int(modal[cell]) - REACH, estimates))
+        return pd.concat(rows, ignore_index=True) if rows else _no_rows(site_layer, estimates)
 
     def _rows(
-        self, place: tuple[Site, int], cell: int, count: int, offset: int, estimates: Mapping[str, Estimate]
+        self, site_layer: tuple[Site, int], cell: int, count: int, offset: int, estimates: Mapping[str, Estimate]
     ) -> pd.DataFrame:
         sign = "><"[cell % 2]
         relation = self.names[cell // 2]
         columns: dict[str, Any] = {
-            "site": place[0].value,
-            "layer": place[1],
+            "site": site_layer[0].value,
+            "layer": site_layer[1],
             "head": np.arange(estimates["accuracy"].value.shape[0]),
             "relation": relation,
             "direction": DIRECTIONS[sign],
@@ -179,29 +179,31 @@ class Syntactic(Analysis):
 
 
 def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> list[str]:
-    found = {name for table in tables for name in table.relation}
-    missing = [name for name in dict.fromkeys(names) if name not in found]
+    present = {name for table in tables for name in table.relation}
+    missing = [name for name in dict.fromkeys(names) if name not in present]
     if not missing:
         return []
     return [f"syntactic: the parses have no {', '.join(missing)} (relations are those of UD 2, without subtypes)"]
 
 
-def _no_rows(place: tuple[Site, int], estimates: Mapping[str, Estimate]) -> pd.DataFrame:
+def _no_rows(site_layer: tuple[Site, int], estimates: Mapping[str, Estimate]) -> pd.DataFrame:
     numbers = [f"{name}{end}" for name in estimates for end in ("", "_low", "_high")]
     texts = ["site", "layer", "head", "relation", "direction", "label", "count", "baseline_offset"]
     return pd.DataFrame(columns=[*texts, *numbers])
 
 
 def _margin_column(
-    places: Sequence[tuple[Site, int]], aggregates: Aggregates, best: Mapping[HeadId, tuple[float, float, float, str]]
+    site_layers: Sequence[tuple[Site, int]],
+    aggregates: Aggregates,
+    best: Mapping[HeadId, tuple[float, float, float, str]],
 ) -> Column:
     """The best margin of each head with its interval."""
     estimates = {}
-    for place in places:
-        count = aggregates.kept("accuracy", place).total.shape[1]
-        rows = [best.get(head, (np.nan, np.nan, np.nan, ""))[:3] for head in head_ids(place, count)]
+    for site_layer in site_layers:
+        count = aggregates.group_sums("accuracy", site_layer).total.shape[1]
+        rows = [best.get(head, (np.nan, np.nan, np.nan, ""))[:3] for head in head_ids(site_layer, count)]
         value, low, high = np.array(rows, dtype=float).reshape(-1, 3).T
-        estimates[place] = Estimate(value, low, high)
+        estimates[site_layer] = Estimate(value, low, high)
     return Column("syntactic_margin", estimates)
 
 
@@ -219,8 +221,8 @@ class _Plan:
         b, s = heads.key_side.ids.shape
         words = max([1, *(len(a.units) for a in aligned if a)])
         member = np.zeros((b, words, s), dtype=np.float32)
-        found = [_instances(row, a, names) for row, a in enumerate(aligned) if a is not None]
-        instances = np.concatenate([*found, np.empty((0, 4), dtype=np.int64)])  # [n 4]: row, cell, from, to
+        aligned_instances = [_instances(row, a, names) for row, a in enumerate(aligned) if a is not None]
+        instances = np.concatenate([*aligned_instances, np.empty((0, 4), dtype=np.int64)])  # [n 4]: row, cell, from, to
         for line, a in enumerate(aligned):
             for word, pieces in enumerate(a.units if a else ()):
                 member[line, word, pieces] = 1.0
@@ -248,8 +250,8 @@ class _Plan:
 
 def _instances(row: int, aligned: Aligned, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Both directions of every wanted relation: [n 4] with columns row, cell, from, to."""
-    place = {name: 2 * index for index, name in enumerate(names)}
-    found = [(place[name], head, dependent) for name, head, dependent in aligned.relations if name in place]
-    both = [(row, cell, head, dependent) for cell, head, dependent in found]
-    both += [(row, cell + 1, dependent, head) for cell, head, dependent in found]
-    return np.array(both, dtype=np.int64).reshape(-1, 4)
+    columns = {name: 2 * index for index, name in enumerate(names)}
+    relations = [(columns[name], head, dependent) for name, head, dependent in aligned.relations if name in columns]
+    rows = [(row, cell, head, dependent) for cell, head, dependent in relations]
+    rows += [(row, cell + 1, dependent, head) for cell, head, dependent in relations]
+    return np.array(rows, dtype=np.int64).reshape(-1, 4)

@@ -29,11 +29,11 @@ class Taylor(Analysis):
     Options = GradientOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        gates, counts, whole = gate_gradients(heads, self.options.granularity)
+        gates, counts, per_batch = gate_gradients(heads, self.options.granularity)
         squares = gates.square()
         if self.options.granularity != "token":
             squares = squares / counts.clamp(min=1)[..., None]  # n · (gate / n)²
-        return {"taylor": Ratio(squares.sum(dim=-1), counts, whole=whole)}
+        return {"taylor": Ratio(squares.sum(dim=-1), counts, per_batch=per_batch)}
 
     def signature(self) -> dict[str, str]:
         return {"grain": self.options.granularity}

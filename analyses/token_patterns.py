@@ -32,16 +32,16 @@ class _Pattern(Analysis):
         raise NotImplementedError
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        named = heads.shared(f"pattern/{self.name}", lambda: self.keys(heads) & heads.visible & heads.keys[:, None])
-        score = torch.einsum("bhts,bts->bht", heads.weights, named.to(heads.weights.dtype))
+        matches = heads.shared(f"pattern/{self.name}", lambda: self.keys(heads) & heads.visible & heads.keys[:, None])
+        score = torch.einsum("bhts,bts->bht", heads.weights, matches.to(heads.weights.dtype))
         suffix = "_random" if heads.batch.kind == "random" else ""
-        return {f"{self.name}{suffix}": heads.over_queries(score, only=named.any(dim=-1))}
+        return {f"{self.name}{suffix}": heads.over_queries(score, only=matches.any(dim=-1))}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         for column in report.columns:
-            for place, estimate in column.estimates.items():
-                for head in head_ids(place, len(estimate.value)):
+            for site_layer, estimate in column.estimates.items():
+                for head in head_ids(site_layer, len(estimate.value)):
                     if column.name.endswith("_random") and estimate.value[head.head] >= THRESHOLD:
                         report.label(head, self.name.removesuffix("_token"))
         return report

@@ -36,7 +36,7 @@ Array = npt.NDArray[np.float64]
 class Ratio:
     """The contribution of one batch to a statistic: totals [b *cells] and counts that broadcast to them.
 
-    With `whole=True` the leading axis has one entry for the whole batch (such as a moment matrix), which
+    With `per_batch=True` the leading axis has one entry for the whole batch (such as a moment matrix), which
     is added to the batch's fold instead of to its sentences' groups. With `centred=True` the last axis
     is a histogram of offsets around its middle, whose length may differ between batches. With
     `coarse=True` (many cells) at most 256 groups of sentences are kept.
@@ -44,7 +44,7 @@ class Ratio:
 
     total: Tensor
     count: Tensor
-    whole: bool = False
+    per_batch: bool = False
     centred: bool = False
     coarse: bool = False
 

@@ -176,7 +176,7 @@ def test_widened_pads_both_ends() -> None:
 def test_batches_as_a_whole_go_to_their_fold() -> None:
     sums = GroupSums(groups=FOLDS)
     for fold in (0, 3, 3):
-        sums.add(torch.tensor([fold]), Ratio(torch.ones(1, 2, 2), torch.ones(1, 1, 1), whole=True))
+        sums.add(torch.tensor([fold]), Ratio(torch.ones(1, 2, 2), torch.ones(1, 1, 1), per_batch=True))
     assert sums.used == 4 and sums.count[:, 0, 0].tolist() == [1, 0, 0, 2] + [0] * (FOLDS - 4)
 
 

@@ -41,10 +41,10 @@ class Aggregator:
         """Add what was observed of a batch: statistics of one number a head together, the others by themselves."""
         alike: dict[Any, list[Observation]] = {}
         for number, (analysis, key, ratio) in enumerate(observations):
-            single = ratio.total.ndim == 2 and not (ratio.whole or ratio.centred or ratio.coarse)
+            single = ratio.total.ndim == 2 and not (ratio.per_batch or ratio.centred or ratio.coarse)
             form = (ratio.total.shape, ratio.count.shape, ratio.total.dtype, ratio.count.dtype) if single else number
             alike.setdefault(form, []).append((analysis, key, ratio))
-            if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.whole:
+            if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.per_batch:
                 self._keep_sentences(key, batch, ratio)
         for group in alike.values():
             if len(group) > 1:
@@ -84,8 +84,8 @@ class Aggregator:
         statistics = self.sums.setdefault(analysis.name, {})
         refuse_non_finite(analysis, key, ratio)
         if key not in statistics:
-            statistics[key] = GroupSums(groups=FOLDS if ratio.whole else GROUPS, budget=self.budget)
-        statistics[key].add(torch.tensor([batch.fold]) if ratio.whole else batch.indices, ratio)
+            statistics[key] = GroupSums(groups=FOLDS if ratio.per_batch else GROUPS, budget=self.budget)
+        statistics[key].add(torch.tensor([batch.fold]) if ratio.per_batch else batch.indices, ratio)
 
     def _include(self, name: str, key: Key, sums: GroupSums) -> None:
         statistics = self.sums.setdefault(name, {})

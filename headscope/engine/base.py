@@ -85,8 +85,8 @@ class HeadBatch:
         key = f"{self.site}/{id(self.visible)}/{name}"
         if key not in self.cache:
             self.cache[key] = (make(), self.visible)  # holding it keeps its id from being used again
-        found: Tensor = self.cache[key][0]
-        return found
+        tensor: Tensor = self.cache[key][0]
+        return tensor
 
     def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
         """Mean over counted queries of values [b h t] (and over those of `only` [b t])."""
@@ -114,8 +114,8 @@ def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
     by_key = values.movedim(-1, 0).contiguous()  # [s …]: many short rows side by side, which is much faster
     max_weight, s = by_key.amax(dim=0), len(by_key)
     near = by_key >= torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
-    left = torch.arange(s, 0, -1, device=values.device, dtype=torch.uint8 if s < 256 else torch.int32)
-    first = s - (near * left.view(-1, *[1] * max_weight.ndim)).amax(dim=0).long()  # half the time of argmax
+    from_end = torch.arange(s, 0, -1, device=values.device, dtype=torch.uint8 if s < 256 else torch.int32)
+    first = s - (near * from_end.view(-1, *[1] * max_weight.ndim)).amax(dim=0).long()  # half the time of argmax
     return max_weight, first.clamp(max=s - 1)
 
 
@@ -158,13 +158,13 @@ class Aggregates:
     sums: Sums
     bootstrap: Bootstrap
 
-    def places(self, name: str) -> list[tuple[Site, int]]:
+    def site_layers(self, name: str) -> list[tuple[Site, int]]:
         """Where a statistic was measured."""
-        return [(site, layer) for found, site, layer in self.sums if found == name]
+        return [(site, layer) for measured, site, layer in self.sums if measured == name]
 
-    def kept(self, name: str, place: tuple[Site, int]) -> GroupSums:
+    def group_sums(self, name: str, site_layer: tuple[Site, int]) -> GroupSums:
         """The sums of a statistic at one (site, layer)."""
-        return self.sums[name, place[0], place[1]]
+        return self.sums[name, site_layer[0], site_layer[1]]
 
     def ratio(self, name: str, site: Site, layer: int) -> Estimate:
         """A statistic's mean with its interval."""
@@ -172,9 +172,9 @@ class Aggregates:
 
     def column(self, name: str) -> Column:
         """A statistic of one number a head as a column."""
-        places = self.places(name)
-        estimates = self.bootstrap.ratios([self.kept(name, place) for place in places])
-        return Column(name, dict(zip(places, estimates, strict=True)))
+        site_layers = self.site_layers(name)
+        estimates = self.bootstrap.ratios([self.group_sums(name, site_layer) for site_layer in site_layers])
+        return Column(name, dict(zip(site_layers, estimates, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class RunOptions:
 
     def of(self, cls: type[Analysis]) -> Any:
         """The options of one analysis, checked: an instance of its `Options`. ConfigError for a value that is none."""
-        names = [each.name for each in fields(cls.Options)]
+        names = [option.name for option in fields(cls.Options)]
         options = cls.Options(**{name: self.analysis_options[name] for name in names if name in self.analysis_options})
         check_options(options)
         return options
@@ -287,11 +287,11 @@ class Analysis:
         names = dict.fromkeys(name for name, _, _ in aggregates.sums)
         return AnalysisReport(columns=[aggregates.column(name) for name in names])
 
-    def own(self) -> Any:
-        """What this instance has from the corpus beside its sums, if anything; `add` takes it in another process."""
+    def state(self) -> Any:
+        """What this instance holds of the corpus beside its sums, or None; `add_state` takes it in another process."""
         return None
 
-    def add(self, own: Any) -> None:
+    def add_state(self, state: Any) -> None:
         """Take in what the same analysis has from another part of the corpus."""
 
     def notes(self) -> list[str]:
@@ -316,16 +316,16 @@ def needs_objective(analysis: type[Analysis]) -> bool:
     return not analysis.needs.isdisjoint({"objective", "gradient"})
 
 
-def refuse_non_finite(one: Analysis, key: tuple[str, Site, int], ratio: Ratio) -> None:
+def refuse_non_finite(analysis: Analysis, key: tuple[str, Site, int], ratio: Ratio) -> None:
     """NumericalError for what an analysis makes of a batch where it is NaN or infinite."""
     if not is_finite(ratio.total):
         _, site, layer = key
         raise NumericalError(
-            f"{one.name} gives NaN or infinite numbers at {site}.{layer}; leave it out with --skip {one.name}, or take "
-            "a wider --dtype"
+            f"{analysis.name} gives NaN or infinite numbers at {site}.{layer}; "
+            f"leave it out with --skip {analysis.name}, or take a wider --dtype"
         )
 
 
-def head_ids(place: tuple[Site, int], count: int) -> Sequence[HeadId]:
+def head_ids(site_layer: tuple[Site, int], count: int) -> Sequence[HeadId]:
     """The heads of one (site, layer)."""
-    return [HeadId(*place, head) for head in range(count)]
+    return [HeadId(*site_layer, head) for head in range(count)]

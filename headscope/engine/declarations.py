@@ -114,8 +114,12 @@ class Declaration:
     @classmethod
     def of(cls, analysis: Any) -> Declaration:
         """From a class, or from attributes that were read."""
-        given = {each.name: getattr(analysis, each.name) for each in fields(cls) if hasattr(analysis, each.name)}
-        return cls(**given)
+        attributes = {
+            attribute.name: getattr(analysis, attribute.name)
+            for attribute in fields(cls)
+            if hasattr(analysis, attribute.name)
+        }
+        return cls(**attributes)
 
 
 @dataclass(frozen=True)
@@ -134,41 +138,41 @@ def declarations(*attributes: str) -> tuple[Declaration, ...]:
 
 @lru_cache(maxsize=16)
 def _declarations(attributes: tuple[str, ...], registered: tuple[tuple[str, Any], ...]) -> tuple[Declaration, ...]:
-    found = {name: Declaration.of(cls) for name, cls in registered}
+    declared = {name: Declaration.of(cls) for name, cls in registered}
     sources = dict(REGISTRY.unread())
     assigned = re.compile(rf"^    ({'|'.join(attributes)})\b.*= ", re.MULTILINE)
     for module, path in sources.items():
         if assigned.search(path.read_text(encoding="utf-8")):
             try:
-                for each in _read(module, sources)["analyses"]:
-                    found.setdefault(each.name, Declaration.of(each))
+                for analysis in _read(module, sources)["analyses"]:
+                    declared.setdefault(analysis.name, Declaration.of(analysis))
             except Exception:  # whatever its statements raise: they need what is not light
                 REGISTRY.names()
                 return declarations(*attributes)
-    return tuple(sorted(found.values(), key=lambda each: (each.order, each.name)))
+    return tuple(sorted(declared.values(), key=lambda declaration: (declaration.order, declaration.name)))
 
 
 def measure_of(column: str) -> Measure:
     """How a column of heads.csv is shown, as its analysis declares it."""
-    every = (measure for analysis in declarations("measures") for measure in analysis.measures)
-    return next((measure for measure in every if measure.name == column), Measure(column))
+    measures = (measure for analysis in declarations("measures") for measure in analysis.measures)
+    return next((measure for measure in measures if measure.name == column), Measure(column))
 
 
 def overview_measures() -> list[str]:
     """The columns whose maps are drawn of every run that has them."""
-    every = (measure for analysis in declarations("measures") for measure in analysis.measures if measure.overview)
-    return [measure.name for measure in sorted(every, key=lambda measure: measure.overview)]
+    measures = (measure for analysis in declarations("measures") for measure in analysis.measures if measure.overview)
+    return [measure.name for measure in sorted(measures, key=lambda measure: measure.overview)]
 
 
 def head_functions() -> dict[str, HeadFunction]:
     """The functions of heads by name, in the order of legends."""
-    every = (function for analysis in declarations("functions") for function in analysis.functions)
-    return {function.name: function for function in sorted(every, key=lambda function: function.order)}
+    functions = (function for analysis in declarations("functions") for function in analysis.functions)
+    return {function.name: function for function in sorted(functions, key=lambda function: function.order)}
 
 
 def analysis_figures() -> dict[str, tuple[str, AnalysisFigure]]:
     """The figures of analyses by name, each with the name of its analysis."""
-    return {each.name: (analysis.name, each) for analysis in declarations("figures") for each in analysis.figures}
+    return {figure.name: (analysis.name, figure) for analysis in declarations("figures") for figure in analysis.figures}
 
 
 def imported(target: Callable[..., Any] | str) -> Callable[..., Any]:
@@ -176,47 +180,47 @@ def imported(target: Callable[..., Any] | str) -> Callable[..., Any]:
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def analysis_options() -> dict[str, DeclaredOption]:
     """Every option that analyses have, by name; ConfigError where two give one name another type or default."""
-    found: dict[str, DeclaredOption] = {}
+    options: dict[str, DeclaredOption] = {}
     for analysis in declarations("Options"):
         hints = get_type_hints(analysis.Options)
-        for each in fields(analysis.Options):
-            first = found.get(each.name)
-            if first and (first.type, first.field.default) != (hints[each.name], each.default):
-                raise ConfigError(f"{first.analyses[0]} and {analysis.name} both have {flag(each.name)}; rename one")
+        for option in fields(analysis.Options):
+            first = options.get(option.name)
+            if first and (first.type, first.field.default) != (hints[option.name], option.default):
+                raise ConfigError(f"{first.analyses[0]} and {analysis.name} both have {flag(option.name)}; rename one")
             owners = (*(first.analyses if first else ()), analysis.name)
-            found[each.name] = DeclaredOption(each, hints[each.name], owners)
-    return found
+            options[option.name] = DeclaredOption(option, hints[option.name], owners)
+    return options
 
 
-def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of all options of analyses by name, the defaults of those that are not given included.
 
     ConfigError for an option that no analysis has, and for a value that is none.
     """
-    known = {each.name: each for analysis in declarations("Options") for each in fields(analysis.Options)}
-    for name in given:
-        if name not in known:
-            raise ConfigError(unknown("option of analyses", name, sorted(known)))
-    values = {name: given.get(name, each.default) for name, each in known.items()}
+    options = {option.name: option for analysis in declarations("Options") for option in fields(analysis.Options)}
+    for name in values:
+        if name not in options:
+            raise ConfigError(unknown("option of analyses", name, sorted(options)))
+    checked = {name: values.get(name, option.default) for name, option in options.items()}
     for analysis in declarations("Options"):
-        names = [each.name for each in fields(analysis.Options)]
-        check_options(analysis.Options(**{name: values[name] for name in names}))
-    return values
+        names = [option.name for option in fields(analysis.Options)]
+        check_options(analysis.Options(**{name: checked[name] for name in names}))
+    return checked
 
 
 def refuse_idle_options(values: Mapping[str, Any], running: set[str]) -> None:
     """ConfigError for values of options that may not be ignored (`refuse_idle`) where no analysis has them."""
     idle: dict[str, list[str]] = {}
     options = analysis_options()
-    for name, each in options.items():
-        if each.field.metadata.get("refuse_idle") and running.isdisjoint(each.analyses):
-            idle.setdefault(each.analyses[0], []).append(name)
+    for name, option in options.items():
+        if option.field.metadata.get("refuse_idle") and running.isdisjoint(option.analyses):
+            idle.setdefault(option.analyses[0], []).append(name)
     for analysis, names in idle.items():
         if any(values[name] != options[name].field.default for name in names):
             *others, last = map(flag, names)
@@ -249,8 +253,12 @@ def _read(module: str, sources: Mapping[str, Path]) -> dict[str, Any]:
     classes: dict[str, SimpleNamespace] = {}
     for node in ast.parse(sources[module].read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module in sources:
-            others = _read(node.module, sources)
-            names |= {alias.asname or alias.name: others[alias.name] for alias in node.names if alias.name in others}
+            imported_names = _read(node.module, sources)
+            names |= {
+                alias.asname or alias.name: imported_names[alias.name]
+                for alias in node.names
+                if alias.name in imported_names
+            }
         elif isinstance(node, ast.ClassDef) and "dataclass" not in _names(node.decorator_list):
             inherited = [vars(classes[base]) for base in _names(node.bases) if base in classes]
             classes[node.name] = SimpleNamespace(**ChainMap(_attributes(node, names), *inherited))
@@ -270,21 +278,21 @@ def _is_light(node: ast.stmt) -> bool:
 
 def _attributes(node: ast.ClassDef, names: dict[str, Any]) -> dict[str, Any]:
     """The values that a class assigns to attributes that `Declaration` has."""
-    wanted = {each.name for each in fields(Declaration)}
-    found: dict[str, Any] = {}
-    for each in node.body:
-        targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
-        if {target.id for target in targets if isinstance(target, ast.Name)} & wanted:
-            _execute(each, names, found)
-    return found
+    declared = {attribute.name for attribute in fields(Declaration)}
+    values: dict[str, Any] = {}
+    for statement in node.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        if {target.id for target in targets if isinstance(target, ast.Name)} & declared:
+            _execute(statement, names, values)
+    return values
 
 
-def _execute(node: ast.stmt, names: dict[str, Any], found: dict[str, Any] | None = None) -> None:
+def _execute(node: ast.stmt, names: dict[str, Any], values: dict[str, Any] | None = None) -> None:
     """One statement; annotations are evaluated, whatever the module says of them."""
-    exec(compile(ast.Module([node], []), "<declarations>", "exec", dont_inherit=True), names, found)
+    exec(compile(ast.Module([node], []), "<declarations>", "exec", dont_inherit=True), names, values)
 
 
 def _names(nodes: list[ast.expr]) -> set[str]:
     """The names of decorators or bases, without their arguments."""
-    called = [node.func if isinstance(node, ast.Call) else node for node in nodes]
-    return {node.id for node in called if isinstance(node, ast.Name)}
+    bare = [node.func if isinstance(node, ast.Call) else node for node in nodes]
+    return {node.id for node in bare if isinstance(node, ast.Name)}

@@ -51,9 +51,9 @@ def read_counts(checkpoint: Checkpoint, path: Path) -> dict[int, int]:
         token, _, number = line.rstrip().replace("\t", " ").rpartition(" ")
         if not token.strip() or not re.fullmatch(r"\d{1,18}", number, re.ASCII):
             raise DataError(f"{path}:{lines}: {line[:60]!r} is not `token count`; write a token, a blank and a number")
-        found = checkpoint.id_of(token.strip())
-        if found is not None:
-            counts[found] = counts.get(found, 0) + int(number)
+        token_id = checkpoint.id_of(token.strip())
+        if token_id is not None:
+            counts[token_id] = counts.get(token_id, 0) + int(number)
     if len(counts) * 2 < lines:
         raise DataError(
             f"{path}: only {len(counts)} of {lines} tokens are pieces of this model; count its own pieces "

@@ -11,9 +11,9 @@ ROWS = 64
 def gram(flat: Tensor) -> Tensor:
     """flatᵀ flat of [n d]: what lies right of the diagonal, by strips of `ROWS` rows, and its mirror image."""
     width = flat.shape[1]
-    found = flat.new_empty(width, width)
+    product = flat.new_empty(width, width)
     for top in range(0, width, ROWS):
         strip = slice(top, top + ROWS)
-        torch.mm(flat[:, strip].T, flat[:, top:], out=found[strip, top:])
-        found[top + ROWS :, strip] = found[strip, top + ROWS :].T
-    return found
+        torch.mm(flat[:, strip].T, flat[:, top:], out=product[strip, top:])
+        product[top + ROWS :, strip] = product[strip, top + ROWS :].T
+    return product

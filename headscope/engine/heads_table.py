@@ -15,7 +15,7 @@ from headscope.heads import HeadId, Site
 
 
 def heads_table(
-    heads: Sequence[HeadId], report: Sequence[AnalysisReport], labels: Mapping[HeadId, list[str]]
+    heads: Sequence[HeadId], reports: Sequence[AnalysisReport], labels: Mapping[HeadId, list[str]]
 ) -> pd.DataFrame:
     """One row per head: site, layer, head, every measure with its interval, the labels."""
     columns: dict[str, list[Any]] = {
@@ -23,10 +23,10 @@ def heads_table(
         "layer": [head.layer for head in heads],
         "head": [head.head for head in heads],
     }
-    for found in report:
-        for name, texts in found.texts.items():
+    for report in reports:
+        for name, texts in report.texts.items():
             columns[name] = [texts.get(head, "") for head in heads]
-        for column in found.columns:
+        for column in report.columns:
             for end, part in (("", "value"), ("_low", "low"), ("_high", "high")):
                 columns[column.name + end] = _entries(column.estimates, heads, part)
     columns["functions"] = [";".join(labels.get(head, [])) for head in heads]
@@ -35,15 +35,17 @@ def heads_table(
 
 def _entries(estimates: Mapping[tuple[Site, int], Any], heads: Sequence[HeadId], part: str) -> list[float]:
     """One bound of a column at every head; NaN where its place was not measured."""
-    known = {place: getattr(estimate, part).tolist() for place, estimate in estimates.items()}
-    nothing = float("nan")
-    return [known[head.site, head.layer][head.head] if (head.site, head.layer) in known else nothing for head in heads]
+    bounds = {site_layer: getattr(estimate, part).tolist() for site_layer, estimate in estimates.items()}
+    missing = float("nan")
+    return [
+        bounds[head.site, head.layer][head.head] if (head.site, head.layer) in bounds else missing for head in heads
+    ]
 
 
 def stacked(layers: Mapping[int, Tensor]) -> Array:
     """Per-layer values [h] as [layer h]; layers with fewer heads are filled with NaN."""
     widest = max(len(values) for values in layers.values())
-    found = np.full((max(layers) + 1, widest), np.nan)
+    filled = np.full((max(layers) + 1, widest), np.nan)
     for layer, values in layers.items():
-        found[layer, : len(values)] = values.numpy()
-    return found
+        filled[layer, : len(values)] = values.numpy()
+    return filled

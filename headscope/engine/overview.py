@@ -40,15 +40,17 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    there = {attention_site.site for attention_site in checkpoint.attention_sites.order}
+    sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
     rows = []
     for _, cls in sorted(ANALYSES, key=lambda entry: entry[1].order):
-        why = ""
+        refusal = ""
         if cls.passes and not facts["tokenizer"]:
-            why = "no: the checkpoint has no tokenizer"
-        elif cls.passes and not cls.sites & there:
-            why = "no: for " + " or ".join(site.value for site in SITES if site in cls.sites)
+            refusal = "no: the checkpoint has no tokenizer"
+        elif cls.passes and not cls.sites & sites:
+            refusal = "no: for " + " or ".join(site.value for site in SITES if site in cls.sites)
         elif reason := cls.applies(checkpoint):
-            why = f"no: {reason.removeprefix('is ')}"
-        rows.append({"name": cls.name, "fits": not why, "why": why, "summary": cls.summary, "default": cls.default})
+            refusal = f"no: {reason.removeprefix('is ')}"
+        rows.append(
+            {"name": cls.name, "fits": not refusal, "why": refusal, "summary": cls.summary, "default": cls.default}
+        )
     return rows

@@ -32,12 +32,12 @@ def choose_analyses(
 
     Names are those of analyses or of their groups. ConfigError for an unknown name, with the nearest known one.
     """
-    found = dict(ANALYSES)
-    wanted = _members(only) or {name for name, cls in found.items() if cls.default}
-    wanted = (wanted | _members(also)) - _members(skip)
-    if not wanted:
+    registered = dict(ANALYSES)
+    chosen = _members(only) or {name for name, cls in registered.items() if cls.default}
+    chosen = (chosen | _members(also)) - _members(skip)
+    if not chosen:
         raise ConfigError("no analysis is left to run; ask for fewer to be skipped")
-    return sorted((found[name] for name in wanted), key=lambda cls: (cls.order, cls.name))
+    return sorted((registered[name] for name in chosen), key=lambda cls: (cls.order, cls.name))
 
 
 def _members(names: Sequence[str]) -> set[str]:
@@ -79,26 +79,26 @@ def analyze(
     losses, complete, done = Omissions(), True, 0
     limit = sentence_limit(checkpoint, batching or BatchingOptions())
     try:
-        for one in running:
-            one.inspect(checkpoint)
-            one.read(corpus)
+        for analysis in running:
+            analysis.inspect(checkpoint)
+            analysis.read(corpus)
         streams = _streams(checkpoint, corpus, running, options, batching or BatchingOptions(), limit, losses)
         with runner.hooks():
             for number, batch in enumerate(streams):
-                mine = number % processes.world == processes.rank
-                if mine:
+                own_batch = number % processes.world == processes.rank
+                if own_batch:
                     runner.run(batch)
                 if batch.kind == "text":
-                    done += len(batch.indices) if mine else 0
+                    done += len(batch.indices) if own_batch else 0
                     progress(len(batch.indices))
     except KeyboardInterrupt:
         if done == 0:
             raise
         complete = False
-    _, *others = processes.gather((runner.part(), done, complete))
-    for part, its_done, its_complete in others:
+    _, *parts = processes.gather((runner.part(), done, complete))
+    for part, part_done, part_complete in parts:
         runner.take(part)
-        done, complete = done + its_done, complete and its_complete
+        done, complete = done + part_done, complete and part_complete
     study = runner.conclude(Bootstrap(seed=options.seed, replicates=replicates))
     study.left_out[:0] = left_out
     study.losses, study.sentences, study.complete = losses, done, complete
@@ -112,20 +112,22 @@ def _applicable(
 ) -> tuple[list[Analysis], list[LeftOut]]:
     """Instances of the analyses that have what they need, and why the others have not."""
     refuse_unread_target(checkpoint, corpus)
-    there = {attention_site.site for attention_site in checkpoint.attention_sites.order}
-    measured = there if corpus.has_target or not checkpoint.two_sided else there & {Site.ENCODER_SELF}
+    sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
+    measured = sites if corpus.has_target or not checkpoint.two_sided else sites & {Site.ENCODER_SELF}
     left_out = []
-    if unmeasured := sorted(site.value for site in there - measured):
+    if unmeasured := sorted(site.value for site in sites - measured):
         left_out.append(LeftOut("all", f"{' and '.join(unmeasured)} need a --target"))
     running = []
     for cls in analyses:
-        why = _missing(cls, corpus, options) or _elsewhere(cls, measured) or cls.applies(checkpoint)
-        if why:
-            left_out.append(LeftOut(cls.name, why))
+        reason = _missing(cls, corpus, options) or _elsewhere(cls, measured) or cls.applies(checkpoint)
+        if reason:
+            left_out.append(LeftOut(cls.name, reason))
         else:
             running.append(cls(options))
     if not running:
-        raise ConfigError("no analysis can run: " + "; ".join(f"{each.analysis}: {each.why}" for each in left_out))
+        raise ConfigError(
+            "no analysis can run: " + "; ".join(f"{omission.analysis}: {omission.why}" for omission in left_out)
+        )
     return running, left_out
 
 
@@ -139,8 +141,8 @@ def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | 
 
 def _elsewhere(cls: type[Analysis], measured: set[Site]) -> str | None:
     if cls.passes and not cls.sites & measured:
-        wanted = " or ".join(site.value for site in SITES if site in cls.sites)
-        return f"is for {wanted}; measured here: {', '.join(site.value for site in SITES if site in measured)}"
+        supported = " or ".join(site.value for site in SITES if site in cls.sites)
+        return f"is for {supported}; measured here: {', '.join(site.value for site in SITES if site in measured)}"
     return None
 
 
@@ -153,7 +155,7 @@ def _streams(
     limit: int,
     losses: Omissions,
 ) -> Iterator[Batch]:
-    passes = {name for one in running for name in one.passes}
+    passes = {name for analysis in running for name in analysis.passes}
     if "text" in passes:
         yield from batches(
             corpus,
@@ -170,8 +172,8 @@ def _streams(
 
 def _labelled(checkpoint: Checkpoint, corpus: Corpus, running: Sequence[Analysis]) -> bool:
     """Whether batches must say what the decoder should predict."""
-    asked = any(needs_objective(type(one)) or "labels" in one.needs for one in running)
-    return asked and decodes_words(checkpoint, corpus)
+    needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
+    return needed and decodes_words(checkpoint, corpus)
 
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:

@@ -70,8 +70,8 @@ def describe_run(
 ) -> Description:
     """Describe a study while the checkpoint and the corpus are as they were measured."""
     common = run_signature(checkpoint, corpus, study, settings)
-    whole = common.having(m="+".join(study.signatures), **_own_settings(study))
-    return Description(whole, _meta(study, checkpoint, corpus, settings, command, whole, common))
+    signature = common.having(m="+".join(study.signatures), **_own_settings(study))
+    return Description(signature, _meta(study, checkpoint, corpus, settings, command, signature, common))
 
 
 def write_run(
@@ -81,10 +81,10 @@ def write_run(
 
     `pickles` are further files for the folder of that name (see `headscope.engine.fork.pickles`).
     """
-    whole = description.signature
-    ResultTable("heads", study.heads, whole).to_csv(folder)
+    signature = description.signature
+    ResultTable("heads", study.heads, signature).to_csv(folder)
     for name, frame in study.tables.items():
-        ResultTable(name, frame, whole).to_csv(folder)
+        ResultTable(name, frame, signature).to_csv(folder)
     if study.arrays:
         write_arrays(folder / "similarity.npz", study.arrays)
     nested_files = {f"{measure}.pkl": value for measure, value in nested_measures(study).items()}
@@ -96,7 +96,9 @@ def write_run(
 
 
 def _own_settings(study: AnalysisResult) -> dict[str, str]:
-    return {key: value for each in study.signatures.values() for key, value in each.items() if key != "m" and value}
+    return {
+        key: value for settings in study.signatures.values() for key, value in settings.items() if key != "m" and value
+    }
 
 
 def _meta(
@@ -105,7 +107,7 @@ def _meta(
     corpus: Corpus,
     settings: Mapping[str, Any],
     command: Sequence[str],
-    whole: Signature,
+    signature: Signature,
     common: Signature,
 ) -> dict[str, Any]:
     layout: dict[str, list[int]] = {}
@@ -114,7 +116,7 @@ def _meta(
     return {
         "headscope": VERSION,
         "complete": study.complete,
-        "signature": str(whole),
+        "signature": str(signature),
         "signatures": {name: str(analysis_signature(common, study, name)) for name in study.signatures},
         "command": list(command),
         "checkpoint": {
@@ -136,7 +138,7 @@ def _meta(
             "unaligned": dict(study.losses.unaligned),
             "relations_within_a_word": study.losses.fused,
         },
-        "left_out": [asdict(each) for each in study.left_out],
+        "left_out": [asdict(omission) for omission in study.left_out],
         "remarks": study.remarks,
         "options": dict(settings),
         "seed": settings["seed"],
@@ -156,7 +158,7 @@ def nested_measures(study: AnalysisResult) -> dict[str, Any]:
     """
     numeric = [name for name in study.heads.columns if pd.api.types.is_float_dtype(study.heads[name])]
     measures = [name for name in numeric if not name.endswith(("_low", "_high"))]
-    found = {
+    pickles = {
         name: nested({attention_site: column for attention_site, column in _by_place(study.heads, name)})
         for name in measures
     }
@@ -167,8 +169,8 @@ def nested_measures(study: AnalysisResult) -> dict[str, Any]:
             site, layer, measure = key.split("/")
             if measure == kind:
                 attention_sites[Site(site), int(layer)] = array
-        found[f"similarity_{kind}_matrices"] = nested(attention_sites)
-    return found
+        pickles[f"similarity_{kind}_matrices"] = nested(attention_sites)
+    return pickles
 
 
 def _by_place(heads: pd.DataFrame, name: str) -> list[tuple[tuple[Site, int], Array]]:
@@ -178,13 +180,13 @@ def _by_place(heads: pd.DataFrame, name: str) -> list[tuple[tuple[Site, int], Ar
 
 def nested(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:
     """Arrays by (site, layer) in the MHR nesting; cross attention is called `enc_attn` there."""
-    found: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
+    stacks: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
     for site in SITES:
         stack, kind = _LOCATION.get(site, ("decoder", "enc_attn"))
-        layers = {layer: array for (its, layer), array in attention_sites.items() if its is site}
+        layers = {layer: array for (array_site, layer), array in attention_sites.items() if array_site is site}
         for layer in range(max(layers, default=-1) + 1):
-            while len(found[stack]) <= layer:
-                found[stack].append({})
+            while len(stacks[stack]) <= layer:
+                stacks[stack].append({})
             if layer in layers:
-                found[stack][layer][kind] = layers[layer]
-    return found
+                stacks[stack][layer][kind] = layers[layer]
+    return stacks

@@ -32,12 +32,12 @@ from headscope.model.threads import threads_for_pass
 
 @dataclass(frozen=True)
 class PartialResult:
-    """What one of several processes has found: its sums, values of single sentences, what it left out, the rest."""
+    """What one of several processes measured: sums, values of single sentences, omissions, states of analyses."""
 
     sums: dict[str, dict[tuple[str, Site, int], GroupSums]]
     detailed: dict[str, dict[str, dict[int, Tensor]]]
     refused: list[LeftOut]
-    own: dict[str, Any]
+    states: dict[str, Any]
 
 
 class StopForward(BaseException):
@@ -60,7 +60,7 @@ class AnalysisRunner:
     batch: Batch = field(init=False)
     observers: Sequence[Analysis] = ()
     cache: dict[str, Any] = field(default_factory=dict)
-    kept: list[tuple[HeadBatch, Tensor]] = field(default_factory=list)
+    head_contexts: list[tuple[HeadBatch, Tensor]] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
     refused: list[LeftOut] = field(default_factory=list)
     contexts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -115,16 +115,16 @@ class AnalysisRunner:
         except CheckpointError as error:
             if self.aggregator.has(analysis) or len(self.running) == 1:
                 raise
-            self.running = [other for other in self.running if other is not analysis]
+            self.running = [active for active in self.running if active is not analysis]
             self.refused.append(LeftOut(analysis.name, str(error)))
 
     def _look(self, batch: Batch, observers: Sequence[Analysis]) -> None:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
-        with torch.inference_mode(), self._seen(batch, observers):
+        with torch.inference_mode(), self._observing(batch, observers):
             self.unseen = set() if any(map(watches, self.running)) else set(self.layers)
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
-            for heads, _ in self.kept:
+            for heads, _ in self.head_contexts:
                 self._observe(heads, afterwards=True)
 
     def _differentiate(self, batch: Batch) -> None:
@@ -136,29 +136,29 @@ class AnalysisRunner:
         observers: Sequence[Analysis] = self.running
         if objective.alters(self.checkpoint):
             observers = [analysis for analysis in self.running if "gradient" in analysis.needs]
-            if others := [
+            if text_analyses := [
                 analysis for analysis in self.running if "gradient" not in analysis.needs and "text" in analysis.passes
             ]:
-                self._look(batch, others)
+                self._look(batch, text_analyses)
         ready = objective.prepared(self.checkpoint, batch)
-        with self._seen(ready, observers):
+        with self._observing(ready, observers):
             with differentiable_contexts():
                 outcome = objective.evaluate(self.checkpoint, objective.output(self.checkpoint, ready), ready)
-            gradients = gradients_of(outcome.values, [context for _, context in self.kept])
+            gradients = gradients_of(outcome.values, [context for _, context in self.head_contexts])
             with torch.no_grad():
-                for (heads, _), gradient in zip(self.kept, gradients, strict=True):
+                for (heads, _), gradient in zip(self.head_contexts, gradients, strict=True):
                     heads.gradient, heads.counts = _precise(gradient), outcome.counts
                     self._observe(heads, afterwards=True)
 
     @contextmanager
-    def _seen(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
+    def _observing(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
         """Within the block `see` shows every call to these analyses; NumericalError where a context is not finite."""
-        self.batch, self.observers, self.cache, self.kept, self.contexts = batch, observers, {}, [], []
+        self.batch, self.observers, self.cache, self.head_contexts, self.contexts = batch, observers, {}, [], []
         try:
             yield
             finite = sums_are_finite(self.contexts)
         finally:
-            self.observers, self.cache, self.kept, self.contexts, self.unseen = (), {}, [], [], set()
+            self.observers, self.cache, self.head_contexts, self.contexts, self.unseen = (), {}, [], [], set()
         if not finite:
             refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
@@ -171,7 +171,7 @@ class AnalysisRunner:
             self.contexts.append((heads.context.sum(dim=(1, 3)), heads.query_side.real))
             self._observe(heads, afterwards=False)
             if any(later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
-                self.kept.append((heads, call.context))
+                self.head_contexts.append((heads, call.context))
         if self.unseen:
             self.unseen.discard((attention_site.site, attention_site.layer))
             if not self.unseen:
@@ -225,8 +225,8 @@ class AnalysisRunner:
 
     def part(self) -> PartialResult:
         """What this process observed, for the one that concludes."""
-        own = {analysis.name: analysis.own() for analysis in self.running}
-        return PartialResult(self.aggregator.sums, self.aggregator.detailed, self.refused, own)
+        states = {analysis.name: analysis.state() for analysis in self.running}
+        return PartialResult(self.aggregator.sums, self.aggregator.detailed, self.refused, states)
 
     def take(self, part: PartialResult) -> None:
         """Add what another process observed in its share of the batches."""
@@ -235,8 +235,8 @@ class AnalysisRunner:
         self.refused += [left_out for left_out in part.refused if left_out not in self.refused]
         self.aggregator.merge(part.sums, part.detailed)
         for analysis in self.running:
-            if part.own.get(analysis.name) is not None:
-                analysis.add(part.own[analysis.name])
+            if part.states.get(analysis.name) is not None:
+                analysis.add_state(part.states[analysis.name])
 
     def conclude(self, bootstrap: Bootstrap) -> AnalysisResult:
         """Columns, tables and labels of all sums."""

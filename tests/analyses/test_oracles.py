@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.analyses.distinctness import Apart, cosines, principal_cosines
+from headscope.analyses.distinctness import FactoredSlices, cosines, principal_cosines
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
@@ -337,7 +337,7 @@ def test_slices_that_nearly_lack_rank(condition: float) -> None:
     )
     sizes = torch.logspace(0, -torch.tensor(condition).log10().item(), 5, dtype=torch.float64)
     weights = left @ (sizes[:, None] * right)
-    its = Apart.of(weights)
+    its = FactoredSlices.of(weights)
     square = weights @ weights.transpose(1, 2)
     torch.testing.assert_close(its.triangle @ its.triangle.transpose(1, 2), square, rtol=0, atol=1e-14)
     assert its.lacking.tolist() == [condition > 1e6] * 3

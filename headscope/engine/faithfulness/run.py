@@ -67,5 +67,5 @@ def try_rankings(
     comparison = compare_rankings(plan, drop, rankings, Bootstrap(seed=options.seed, replicates=options.replicates))
     with randomised(checkpoint.model, seed=options.seed):
         shuffled, _ = scores_of(remeasure())
-    remarks = [f"{name} is no ranking: {why}" for name, why in refused.items()]
+    remarks = [f"{name} is no ranking: {reason}" for name, reason in refused.items()]
     return replace(with_randomised(comparison, rankings, shuffled), remarks=remarks)

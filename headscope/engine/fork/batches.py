@@ -52,16 +52,18 @@ def fork_batches(
     shuffled = np.random.RandomState(SEED).permutation(len(texts)).tolist()
     for group in groups(sorted(shuffled, key=lengths.__getitem__), lengths, size or BatchSize()):
         longest_first = torch.tensor([lengths[n][0] for n in group]).sort(descending=True).indices
-        numbers = [group[place] for place in longest_first.tolist()]  # torch decides about ties, as when fairseq sorts
+        numbers = [
+            group[position] for position in longest_first.tolist()
+        ]  # torch decides about ties, as when fairseq sorts
         read = pad_side([sources[n] for n in numbers], pad=_pad(checkpoint, "source"))
-        said = [target for n in numbers if (target := targets[n]) is not None]
-        target = pad_side(said, pad=_pad(checkpoint, "target")) if said else None
+        encoded = [target for n in numbers if (target := targets[n]) is not None]
+        target = pad_side(encoded, pad=_pad(checkpoint, "target")) if encoded else None
         yield Batch(torch.tensor(numbers), 0, _padded_left(read), target)
 
 
 def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: BatchSize) -> list[list[int]]:
     """Cut `order` into batches as fairseq's batch_by_size does: a full batch is closed at a multiple of 8."""
-    found, batch, longest = list[list[int]](), list[int](), 0
+    closed_batches, batch, longest = list[list[int]](), list[int](), 0
     for number in order:
         longest = max(longest, *lengths[number])
         if size.tokens is not None and longest > size.tokens:
@@ -72,11 +74,11 @@ def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: Batch
         crowded = size.tokens is not None and longest * (len(batch) + 1) > size.tokens
         if batch and (crowded or len(batch) == size.most_sentences):
             closed = max(MULTIPLE * (len(batch) // MULTIPLE), len(batch) % MULTIPLE)
-            found.append(batch[:closed])
+            closed_batches.append(batch[:closed])
             batch = batch[closed:]
             longest = max(max(lengths[n]) for n in (*batch, number))
         batch.append(number)
-    return [*found, batch] if batch else found
+    return [*closed_batches, batch] if batch else closed_batches
 
 
 def _length(target: Encoded | None) -> int:
@@ -93,4 +95,4 @@ def _padded_left(right: Side) -> Side:
     """The padding moved before the texts."""
     width = right.ids.shape[1]
     order = (torch.arange(width) + right.real.sum(dim=1, keepdim=True)) % width
-    return Side(*(each.gather(1, order) for each in (right.ids, right.real, right.special)))
+    return Side(*(tensor.gather(1, order) for tensor in (right.ids, right.real, right.special)))

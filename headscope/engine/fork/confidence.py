@@ -39,5 +39,5 @@ def pairwise(weights: Tensor) -> Tensor:
 
 def _last(real: Tensor) -> Tensor:
     """Where the last real position of each sentence is [b n]."""
-    places = torch.arange(real.shape[1], device=real.device)
-    return places == (real * (places + 1)).argmax(dim=1, keepdim=True)
+    positions = torch.arange(real.shape[1], device=real.device)
+    return positions == (real * (positions + 1)).argmax(dim=1, keepdim=True)

@@ -68,7 +68,7 @@ def mhr_pickles(
         raise ConfigError(f"--mhr-rows {rows!r} is not known; choose one of {', '.join(ROWS)}")
     if rows != "corpus" and not checkpoint.is_native:
         raise ConfigError(f"--mhr-rows {rows} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
-    found = _Rows(whole=rows == "corpus")
+    collected = _Rows(summed=rows == "corpus")
     last: dict[At, AttentionCall] = {}
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
@@ -84,10 +84,10 @@ def mhr_pickles(
                 _as_the_fork(cast(TransformerCheckpoint, checkpoint), batch, searching=rows == "generate")
             for at, call in last.items():
                 queries, keys = _sides(at[0], batch) if rows == "corpus" else (None, None)
-                found.add(at, fork_numbers(call, queries, keys))
+                collected.add(at, fork_numbers(call, queries, keys))
     name = Path(checkpoint.path).name.removesuffix(".pt").removesuffix(".npz")
-    files = {f"{SCORES[kind]}/{name}-{kind}": found.scores(kind) for kind in SCORES}
-    files |= {f"{folder}/{name}": found.matrices(kind) for kind, folder in MATRICES.items()}
+    files = {f"{SCORES[kind]}/{name}-{kind}": collected.scores(kind) for kind in SCORES}
+    files |= {f"{folder}/{name}": collected.matrices(kind) for kind, folder in MATRICES.items()}
     if alphas := fork_alphas(checkpoint):
         files[f"alphas_eval/{name}"] = alphas
     return {f"mhr/{file}.pkl": nested(attention_sites) for file, attention_sites in files.items()}
@@ -120,47 +120,47 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
 
 
 class _Rows:
-    """Rows of every file, or with `whole` sums of what one row will say."""
+    """Rows of every file, or where `summed` the sums of what one row will say."""
 
-    def __init__(self, *, whole: bool) -> None:
-        self.whole = whole
-        self.kept: dict[str, dict[At, list[Tensor]]] = {kind: {} for kind in (*SCORES, *MATRICES)}
+    def __init__(self, *, summed: bool) -> None:
+        self.summed = summed
+        self.values: dict[str, dict[At, list[Tensor]]] = {kind: {} for kind in (*SCORES, *MATRICES)}
         self.counts: dict[tuple[str, At], int] = {}
 
     def add(self, at: At, numbers: Mapping[str, Tensor]) -> None:
         """What one batch gives for one module."""
         for kind, values in numbers.items():
-            mine, count = self.kept[kind].setdefault(at, []), len(values)
-            if self.whole:
+            batches_of, count = self.values[kind].setdefault(at, []), len(values)
+            if self.summed:
                 values = values.double().sum(dim=0, keepdim=True).cpu()
-                values = values if not mine else values + mine.pop()
-            mine.append(values.cpu())
+                values = values if not batches_of else values + batches_of.pop()
+            batches_of.append(values.cpu())
             self.counts[kind, at] = self.counts.get((kind, at), 0) + count
 
     def scores(self, kind: str) -> dict[At, NDArray[Any]]:
         """Scores and batch size, a row a batch."""
-        found = {}
-        for at, batches_of in self.kept[kind].items():
-            if self.whole:
+        scores = {}
+        for at, batches_of in self.values[kind].items():
+            if self.summed:
                 count = self.counts[kind, at]
-                rows = [[*(each[0] / count).tolist(), count] for each in batches_of]
+                rows = [[*(values[0] / count).tolist(), count] for values in batches_of]
             else:
-                rows = [[*each.mean(dim=0).tolist(), len(each)] for each in batches_of]
-            found[at] = np.array(rows, dtype=np.float64)
-        return found
+                rows = [[*values.mean(dim=0).tolist(), len(values)] for values in batches_of]
+            scores[at] = np.array(rows, dtype=np.float64)
+        return scores
 
     def matrices(self, kind: str) -> dict[At, NDArray[Any]]:
         """Matrices and batch size, a vector a batch."""
-        found = {}
-        for at, batches_of in self.kept[kind].items():
-            divisor = self.counts[kind, at] if self.whole else 1
-            vectors = [np.append((each / divisor).double().flatten().numpy(), len(each)) for each in batches_of]
+        matrices = {}
+        for at, batches_of in self.values[kind].items():
+            divisor = self.counts[kind, at] if self.summed else 1
+            vectors = [np.append((values / divisor).double().flatten().numpy(), len(values)) for values in batches_of]
             if len({len(vector) for vector in vectors}) == 1:
-                found[at] = np.stack(vectors)
+                matrices[at] = np.stack(vectors)
             else:
-                found[at] = np.empty(len(vectors), dtype=object)
-                found[at][:] = vectors
-        return found
+                matrices[at] = np.empty(len(vectors), dtype=object)
+                matrices[at][:] = vectors
+        return matrices
 
 
 def _sides(site: Site, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -174,7 +174,7 @@ def _sides(site: Site, batch: Batch) -> tuple[Tensor, Tensor]:
 def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
     """The alpha matrix [h h] of every module that mixes heads with one; empty for models that do not."""
     matrices = head_matrices(checkpoint.model)
-    return {place: matrix.detach().float().cpu().numpy().copy() for place, matrix in matrices.items()}
+    return {site_layer: matrix.detach().float().cpu().numpy().copy() for site_layer, matrix in matrices.items()}
 
 
 def _batches(
@@ -190,7 +190,7 @@ def _as_the_fork(checkpoint: TransformerCheckpoint, batch: Batch, *, searching: 
     if not (searching and checkpoint.two_sided and checkpoint.target is not None):
         checkpoint.forward(batch)
         return
-    vocabulary, most = checkpoint.target, checkpoint.model.config.decoder.max_positions
+    vocabulary, max_positions = checkpoint.target, checkpoint.model.config.decoder.max_positions
     search(
         checkpoint.model,
         batch.source.ids,
@@ -199,5 +199,5 @@ def _as_the_fork(checkpoint: TransformerCheckpoint, batch: Batch, *, searching: 
         end=vocabulary.end,
         pad=vocabulary.pad,
         unknown=vocabulary.unknown,
-        config=checkpoint.search if most is None else replace(checkpoint.search, limit=most - 1),
+        config=checkpoint.search if max_positions is None else replace(checkpoint.search, limit=max_positions - 1),
     )
