@@ -96,10 +96,10 @@ def update_all(run: TrainingRun, batches: Sequence[TrainingBatch]) -> float:
     began = 0.0
     for number, batch in enumerate(batches):
         began = clock(run.device) if number == 1 else began
-        variant.before_update(run, run.moment)
+        variant.before_update(run, run.position)
         run.update([batch])
-        run.moment = replace(run.moment, update=run.moment.update + 1)
-        variant.after_update(run, run.moment)
+        run.position = replace(run.position, update=run.position.update + 1)
+        variant.after_update(run, run.position)
     return clock(run.device) - began
 
 

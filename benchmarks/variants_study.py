@@ -230,7 +230,7 @@ class Clock:
 
     def updated(self, run: TrainingRun, sums: Sums) -> None:
         """Starts at the first update of a process; notes the time where the state is saved."""
-        update = run.moment.update
+        update = run.position.update
         if not self.began:
             self.began = time.process_time()
             self.found = {n: seconds for n, seconds in self.found.items() if n < update}
@@ -240,7 +240,7 @@ class Clock:
 
     def validated(self, run: TrainingRun, found: Validation, *, best: bool) -> None:
         """Notes the time at the end of an epoch."""
-        self._note(run.moment.update)
+        self._note(run.position.update)
 
     def remarked(self, text: str) -> None:
         """Nothing: what a variant did not do stands in its run.json."""

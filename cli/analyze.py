@@ -139,7 +139,7 @@ class Explained:
     ] = ""
 
 
-OF_ANALYSES = analysis_options()
+ANALYSIS_OPTIONS = analysis_options()
 """Options that analyses declare, each in its own file."""
 
 
@@ -234,7 +234,7 @@ class Written:
     Text,
     Chosen,
     Explained,
-    [option_of(each.field, each.type, ANALYSES) for each in OF_ANALYSES.values()],
+    [option_of(option.field, option.type, ANALYSES) for option in ANALYSIS_OPTIONS.values()],
     Counted,
     RunningOptions,
     Batches,
@@ -243,14 +243,16 @@ class Written:
     Written,
     Ending,
 )
-def analyze(given: dict[str, Any]) -> None:
+def analyze(values: dict[str, Any]) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass."""
     from headscope.api.analysis import run_analysis
     from headscope.config import AnalyzeConfig
 
-    json, settings = settings_of(given, lists=("only", "skip", "also"))
-    own = {name: value_of(name, each.type, settings.pop(name)) for name, each in OF_ANALYSES.items()}
-    finished = run_analysis(AnalyzeConfig(**settings, analysis_options=own), progress=console.progress)
+    json, settings = settings_of(values, lists=("only", "skip", "also"))
+    analysis_values = {
+        name: value_of(name, option.type, settings.pop(name)) for name, option in ANALYSIS_OPTIONS.items()
+    }
+    finished = run_analysis(AnalyzeConfig(**settings, analysis_options=analysis_values), progress=console.progress)
     if not finished.main:
         return
     if json:
@@ -273,7 +275,7 @@ def _as_json(finished: Finished) -> dict[str, Any]:
         "sentences": finished.study.sentences,
         "unknown_pieces": finished.study.losses.unknown.to_json(),
         "remarks": finished.study.remarks,
-        "left_out": [{"analysis": each.analysis, "why": each.why} for each in finished.study.left_out],
+        "left_out": [{"analysis": omission.analysis, "why": omission.why} for omission in finished.study.left_out],
         "heads": table.to_json(),
     }
 

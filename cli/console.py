@@ -46,29 +46,29 @@ def _without_nan(value: Any) -> Any:
 
 
 @contextmanager
-def progress(what: str, total: int, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
+def progress(title: str, total: int, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
     """A progress bar with rate and time left on stderr; nothing where stderr is no terminal."""
     from headscope.progress import bar
 
     console = err()
-    with bar(what, total, unit=unit, console=console, shown=console.is_terminal) as step:
+    with bar(title, total, unit=unit, console=console, shown=console.is_terminal) as step:
         yield step
 
 
 @contextmanager
-def counter(what: str, *, unit: str = "lines") -> Iterator[Callable[[int], None]]:
+def counter(title: str, *, unit: str = "lines") -> Iterator[Callable[[int], None]]:
     """A count with its rate on stderr, for a stream of unknown length; nothing where stderr is no terminal."""
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
     console = err()
     columns = (
         SpinnerColumn(),
-        TextColumn(what),
+        TextColumn(title),
         TextColumn("{task.completed:.0f} " + unit),
         TextColumn("{task.fields[rate]}"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None, rate="")
+        task = bar.add_task(title, total=None, rate="")
 
         def step(count: int) -> None:
             speed = bar.tasks[0].speed
@@ -78,7 +78,7 @@ def counter(what: str, *, unit: str = "lines") -> Iterator[Callable[[int], None]
 
 
 @contextmanager
-def updates(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def updates(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar of updates or other steps."""
-    with progress(what, total, unit="steps") as step:
+    with progress(title, total, unit="steps") as step:
         yield step

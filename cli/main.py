@@ -54,10 +54,10 @@ class Commands(Summaries):
     What click refuses becomes a ConfigError in one line; for options of the MHR fork and fairseq it names headscope's.
     """
 
-    def make_context(self, *given: Any, **options: Any) -> Any:
+    def make_context(self, *args: Any, **options: Any) -> Any:
         """The context of the whole command line, as typer makes it."""
         with in_one_line():
-            return super().make_context(*given, **options)
+            return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Parse the rest of the command line and run the command."""
@@ -95,8 +95,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from headscope.version import VERSION
 
         print(f"headscope {VERSION}")
@@ -124,8 +124,8 @@ def run() -> None:
     except OSError as error:  # unexpected, or of stdout itself
         sys.stdout = None  # else Python would try again at exit, and say so
         if not isinstance(error, BrokenPipeError):
-            where = f" {error.filename}" if error.filename else ""
-            print(f"error: cannot read or write{where}: {error.strerror or error}", file=sys.stderr)
+            path = f" {error.filename}" if error.filename else ""
+            print(f"error: cannot read or write{path}: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -20,11 +20,11 @@ class Counterpart:
     options: str = ""
     note: str = ""
 
-    def ours(self, command: str = "") -> str:
+    def usage(self, command: str = "") -> str:
         """What to type, in `command` if that takes the options; empty where nothing does it."""
         names = self.commands.split("|")
-        chosen = command if command in names else names[0]
-        return " ".join(filter(None, ("headscope", chosen, self.options))) if chosen else ""
+        name = command if command in names else names[0]
+        return " ".join(filter(None, ("headscope", name, self.options))) if name else ""
 
 
 FORK: dict[str, Counterpart] = {
@@ -138,24 +138,24 @@ def counterpart(option: str) -> Counterpart | None:
 
 def answer(option: str, command: str = "") -> str | None:
     """One line for who has given an option of theirs to a command of ours; None for other options."""
-    found = counterpart(option)
-    if found is None:
+    equivalent = counterpart(option)
+    if equivalent is None:
         return None
-    whose = "the MHR fork" if SHORT.get(option, option.replace("_", "-")) in FORK else "fairseq"
-    if not found.commands:
-        return f"{option} of {whose} has no counterpart here: {found.note}"
-    note = f" ({found.note})" if found.note else ""
-    return f"{option} is an option of {whose}; here it is `{found.ours(command)}`{note}"
+    program = "the MHR fork" if SHORT.get(option, option.replace("_", "-")) in FORK else "fairseq"
+    if not equivalent.commands:
+        return f"{option} of {program} has no counterpart here: {equivalent.note}"
+    note = f" ({equivalent.note})" if equivalent.note else ""
+    return f"{option} is an option of {program}; here it is `{equivalent.usage(command)}`{note}"
 
 
 def as_markdown() -> str:
     """Both tables, as docs/mhr-options.md has them."""
     parts = []
     for title, table in (("Options of the fork", FORK), ("Options of fairseq that its commands use", FAIRSEQ)):
-        rows = [f"| `{name}` | {_cell(its)} | {its.note} |" for name, its in table.items()]
+        rows = [f"| `{name}` | {_cell(equivalent)} | {equivalent.note} |" for name, equivalent in table.items()]
         parts.append("\n".join([f"## {title}", "", "| there | here | |", "| --- | --- | --- |", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
-def _cell(found: Counterpart) -> str:
-    return f"`{found.ours()}`".replace("|", "\\|") if found.commands else "–"
+def _cell(equivalent: Counterpart) -> str:
+    return f"`{equivalent.usage()}`".replace("|", "\\|") if equivalent.commands else "–"

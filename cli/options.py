@@ -158,21 +158,21 @@ def takes(*groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[[Command
     """
 
     def decorate(function: Command) -> Callable[..., None]:
-        def command(**given: Any) -> None:
-            check_config(given)
-            function(given)
+        def command(**values: Any) -> None:
+            check_config(values)
+            function(values)
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
-        return declared(command, (each for group in groups for each in _attributes(group)))
+        return declared(command, (option for group in groups for option in _attributes(group)))
 
     return decorate
 
 
-def check_config(given: Mapping[str, Any]) -> None:
+def check_config(values: Mapping[str, Any]) -> None:
     """OutputError where an output would replace the file that --config names."""
     for name in ("out", "per_sentence"):
-        if given.get("config") and given.get(name):
-            check_inputs(given[name], [Input(given["config"])])
+        if values.get("config") and values.get(name):
+            check_inputs(values[name], [Input(values["config"])])
 
 
 def _attributes(group: type[Any] | Sequence[inspect.Parameter]) -> Iterable[inspect.Parameter]:
@@ -188,25 +188,25 @@ def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def option_of(each: Field[Any], hint: Any, panel: str | None) -> inspect.Parameter:
+def option_of(field: Field[Any], hint: Any, panel: str | None) -> inspect.Parameter:
     """A field of an options class (`headscope.config.option`) as an option; lists and choices are text to typer."""
     parts = [part for part in get_args(hint) if part is not type(None)]
     choices = [str(value) for value in get_args(hint)] if str(hint).startswith("typing.Literal") else []
     optional = type(None) in get_args(hint)
     kind: Any = parts[0] if optional else hint
-    default = each.default
-    assert default is not MISSING, f"option {each.name} needs a default"
+    default = field.default
+    assert default is not MISSING, f"option {field.name} needs a default"
     if choices or str(kind).startswith("tuple"):
         kind = str
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
     about = typer.Option(
-        help=each.metadata.get("help"),
-        metavar=each.metadata.get("metavar") or ("|".join(choices) or None),
-        min=each.metadata.get("minimum"),
-        rich_help_panel=each.metadata.get("panel") or panel,
+        help=field.metadata.get("help"),
+        metavar=field.metadata.get("metavar") or ("|".join(choices) or None),
+        min=field.metadata.get("minimum"),
+        rich_help_panel=field.metadata.get("panel") or panel,
     )
-    return parameter(each.name, Annotated[kind | None if optional else kind, about], default)
+    return parameter(field.name, Annotated[kind | None if optional else kind, about], default)
 
 
 def value_of(name: str, hint: Any, value: Any) -> Any:
@@ -237,16 +237,16 @@ def value_of(name: str, hint: Any, value: Any) -> Any:
 
 def declared(function: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
     """A function of any keywords, with these as its signature."""
-    every = list(parameters)
-    function.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-    function.__annotations__ = {option.name: option.annotation for option in every}
+    options = list(parameters)
+    function.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    function.__annotations__ = {option.name: option.annotation for option in options}
     return function
 
 
-def settings_of(given: Mapping[str, Any], *, lists: Sequence[str] = ()) -> tuple[bool, dict[str, Any]]:
+def settings_of(values: Mapping[str, Any], *, lists: Sequence[str] = ()) -> tuple[bool, dict[str, Any]]:
     """Whether the result is wanted as JSON, and the fields of the command's config: lists as tuples of names."""
-    settings = {name: value for name, value in given.items() if name not in ("config", "json")}
-    return given["json"], settings | {name: tuple(names(settings[name])) for name in lists}
+    settings = {name: value for name, value in values.items() if name not in ("config", "json")}
+    return values["json"], settings | {name: tuple(names(settings[name])) for name in lists}
 
 
 def _known(context: typer.Context) -> dict[str, str]:
@@ -260,7 +260,7 @@ def _known(context: typer.Context) -> dict[str, str]:
     return parameters
 
 
-def read_config(path: Path, known: list[str]) -> dict[str, Any]:
+def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
     """Options from a TOML file, dashes or underscores alike; ConfigError lists every key that is no option."""
     from headscope.files.reading import exists
     from headscope.files.serialize import read_toml
@@ -268,14 +268,14 @@ def read_config(path: Path, known: list[str]) -> dict[str, Any]:
     if not exists(path):
         raise ConfigError(f"there is no config file {path}")
     options = {key.replace("-", "_"): value for key, value in read_toml(path).items()}
-    if strange := sorted(set(options) - set(known)):
+    if strange := sorted(set(options) - set(allowed)):
         from headscope.cli.mhr_options import answer
 
         if advice := answer("--" + strange[0].replace("_", "-")):
             raise ConfigError(f"{path}: {advice}")
-        shown = ", ".join(sorted(name.replace("_", "-") for name in known))
-        named = ", ".join(name[:60] for name in strange[:5]) + (" …" if len(strange) > 5 else "")
-        raise ConfigError(f"{path}: unknown option {named}; options of this command: {shown}")
+        shown = ", ".join(sorted(name.replace("_", "-") for name in allowed))
+        unknown_names = ", ".join(name[:60] for name in strange[:5]) + (" …" if len(strange) > 5 else "")
+        raise ConfigError(f"{path}: unknown option {unknown_names}; options of this command: {shown}")
     if tables := [name for name, value in options.items() if isinstance(value, dict)]:
         raise ConfigError(f"{path}: {tables[0]} is a table; it must be the value of an option")
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}

@@ -30,13 +30,15 @@ class Figures(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names, the figures of analyses after those of whole runs."""
-        own = super().list_commands(ctx)
-        return [*own[:2], *analysis_figures(), *own[2:]]
+        names = super().list_commands(ctx)
+        return [*names[:2], *analysis_figures(), *names[2:]]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a figure."""
-        found = analysis_figures().get(cmd_name)
-        return super().get_command(ctx, cmd_name) if found is None else _command(found[1])
+        if cmd_name not in analysis_figures():
+            return super().get_command(ctx, cmd_name)
+        _, figure = analysis_figures()[cmd_name]
+        return _command(figure)
 
 
 app = typer.Typer(
@@ -168,9 +170,9 @@ def attention(
 
     check_path(out, force=force)
     opened = read_run(run)
-    chosen = _of_one_site(heads, opened)
-    found = sentence_attention(opened, sentence=sentence, index=index, target=target, heads=chosen)
-    figure = attention_figure(found.weights, found.pieces_t, found.pieces_s, found.names, run=opened)
+    head_ids = _of_one_site(heads, opened)
+    maps = sentence_attention(opened, sentence=sentence, index=index, target=target, heads=head_ids)
+    figure = attention_figure(maps.weights, maps.pieces_t, maps.pieces_s, maps.names, run=opened)
     written = write_figure(figure, out, dpi=dpi, force=force)
     _say("attention", [([opened.name], written)], as_json=as_json)
 
@@ -250,22 +252,24 @@ def pruning(
     from headscope.report.readers.pruning_runs import load_pruned
 
     check_path(out, force=force)
-    found = load_pruned(runs, functions=functions)
-    written = write_figure(pruning_figure(found, figure), out, dpi=dpi, force=force)
-    _say("pruning", [([each.name for each in found], written)], as_json=as_json)
+    pruned = load_pruned(runs, functions=functions)
+    written = write_figure(pruning_figure(pruned, figure), out, dpi=dpi, force=force)
+    _say("pruning", [([run.name for run in pruned], written)], as_json=as_json)
 
 
 def _command(figure: AnalysisFigure) -> Any:
     """The command of a figure that an analysis declares."""
     sources = ["RUN", *(["CKPT"] if figure.from_checkpoint else []), *(["PICKLE"] if figure.from_pickle else [])]
-    what = {"CKPT": "checkpoints", "PICKLE": "pickles that the MHR fork wrote"}
-    help = ", ".join(["Directories that `headscope analyze --out` wrote", *(what[each] for each in sources[1:])])
+    kinds = {"CKPT": "checkpoints", "PICKLE": "pickles that the MHR fork wrote"}
+    help = ", ".join(["Directories that `headscope analyze --out` wrote", *(kinds[source] for source in sources[1:])])
     runs = Annotated[list[Path], typer.Argument(metavar=f"{'|'.join(sources)}…", help=f"{help}.")]
     hints = get_type_hints(figure.Options)
-    own = [option_of(each, hints[each.name], None) for each in fields(figure.Options)]
+    declared_options = [option_of(field, hints[field.name], None) for field in fields(figure.Options)]
 
-    def command(**given: Any) -> None:
-        options = {each.name: value_of(each.name, hints[each.name], given[each.name]) for each in own}
+    def command(**values: Any) -> None:
+        options = {
+            option.name: value_of(option.name, hints[option.name], values[option.name]) for option in declared_options
+        }
         readers = [imported(name) if name else None for name in (figure.from_pickle, figure.from_checkpoint)]
         draw = _Draw(
             figure.stem,
@@ -273,14 +277,14 @@ def _command(figure: AnalysisFigure) -> Any:
             from_pickle=readers[0],
             from_checkpoint=readers[1],
         )
-        draw(given["runs"], given["out"], force=given["force"], dpi=given["dpi"], as_json=given["as_json"])
+        draw(values["runs"], values["out"], force=values["force"], dpi=values["dpi"], as_json=values["as_json"])
 
     none = inspect.Parameter.empty
-    parameters = [parameter("runs", runs, none), parameter("out", Out, none), *own]
+    parameters = [parameter("runs", runs, none), parameter("out", Out, none), *declared_options]
     parameters += [parameter("force", Force, False), parameter("dpi", Dpi, DPI), parameter("as_json", AsJson, False)]
-    made = typer.Typer(add_completion=False)
-    made.command(name=figure.name, help=figure.summary)(declared(command, parameters))
-    return typer.main.get_command(made)
+    group = typer.Typer(add_completion=False)
+    group.command(name=figure.name, help=figure.summary)(declared(command, parameters))
+    return typer.main.get_command(group)
 
 
 class _Draw:
@@ -322,19 +326,19 @@ def _of_one_site(names: str, run: AnalysisRun) -> list[HeadId]:
     """The heads that `--heads` selects; pieces differ between sites, so a figure shows only one."""
     from headscope.heads import select_heads
 
-    chosen = select_heads(names, run.head_layout)
-    sites = sorted({str(head.site) for head in chosen})
+    head_ids = select_heads(names, run.head_layout)
+    sites = sorted({str(head.site) for head in head_ids})
     if len(sites) != 1:
-        came = f"are of {', '.join(sites)}" if sites else "are none"
-        raise ConfigError(f"--heads {names!r} {came}; a figure shows heads of one site, draw one for each")
-    return chosen
+        problem = f"are of {', '.join(sites)}" if sites else "are none"
+        raise ConfigError(f"--heads {names!r} {problem}; a figure shows heads of one site, draw one for each")
+    return head_ids
 
 
 def _say(figure: str, written: Sequence[tuple[list[str], Path]], *, as_json: bool) -> None:
     """One line on stdout about the files written."""
     if as_json:
-        found: list[dict[str, Any]] = [{"figure": figure, "runs": names, "path": str(path)} for names, path in written]
-        typer.echo(json.dumps({"written": found}))
+        files: list[dict[str, Any]] = [{"figure": figure, "runs": names, "path": str(path)} for names, path in written]
+        typer.echo(json.dumps({"written": files}))
         return
     from rich.console import Console
     from rich.text import Text

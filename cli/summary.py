@@ -41,8 +41,8 @@ def _functions(finished: Finished) -> Table:
             by_label.setdefault(label, []).append(head)
     for label, heads in sorted(by_label.items(), key=lambda entry: (entry[0] == "sink", entry[0])):
         shown = ", ".join(map(str, sorted(heads)[:MOST]))
-        more = f" … {len(heads) - MOST} more" if len(heads) > MOST else ""
-        table.add_row(label, str(len(heads)), shown + more)
+        hidden = f" … {len(heads) - MOST} more" if len(heads) > MOST else ""
+        table.add_row(label, str(len(heads)), shown + hidden)
     return table
 
 
@@ -94,8 +94,8 @@ def _remarks(finished: Finished) -> Iterator[str]:
         yield f"left out: {left_out.analysis} ({left_out.why})"
     if study.losses.truncated:
         yield f"cut off at the length limit: {study.losses.truncated} sentences (--max-length, --long)"
-    for why, count in study.losses.unaligned.items():
-        yield f"not aligned with their parse, left out of syntactic: {count} sentences ({why})"
+    for reason, count in study.losses.unaligned.items():
+        yield f"not aligned with their parse, left out of syntactic: {count} sentences ({reason})"
     if study.losses.fused:
         yield f"relations inside one written word, not counted: {study.losses.fused}"
     yield from study.remarks

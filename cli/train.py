@@ -53,11 +53,11 @@ def train() -> None:
 def _command(variant: type[Variant]) -> Any:
     from headscope.training.config import TrainConfig
 
-    made = typer.Typer(add_completion=False)
-    made.command(name=variant.name, help=_help(variant), short_help=variant.summary)(
+    group = typer.Typer(add_completion=False)
+    group.command(name=variant.name, help=_help(variant), short_help=variant.summary)(
         _callback(variant, {"shared": TrainConfig, "own": variant.Options})
     )
-    return typer.main.get_command(made)
+    return typer.main.get_command(group)
 
 
 def _help(variant: type[Variant]) -> str:
@@ -68,9 +68,9 @@ def _help(variant: type[Variant]) -> str:
 def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Callable[..., None]:
     """A function whose signature lists all options, for typer to read."""
 
-    def command(**given: Any) -> None:
-        check_config(given)
-        _run(variant, classes, given)
+    def command(**values: Any) -> None:
+        check_config(values)
+        _run(variant, classes, values)
 
     parameters = [parameter("context", typer.Context, inspect.Parameter.empty)]
     for part, cls in classes.items():
@@ -98,23 +98,23 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
     return declared(command, parameters)
 
 
-def _run(variant: type[Variant], classes: Mapping[str, type[Any]], given: dict[str, Any]) -> None:
+def _run(variant: type[Variant], classes: Mapping[str, type[Any]], arguments: dict[str, Any]) -> None:
     import sys
 
     from headscope.training.config import preset
-    from headscope.training.files.earlier import earlier_options
+    from headscope.training.files.resumed_options import resumed_options
 
-    context, resume, force, json = (given.pop(name) for name in ("context", "resume", "force", "json"))
-    del given["config"]
-    unsaid = {name for name in given if context.get_parameter_source(name).name == "DEFAULT"}
-    earlier = earlier_options(Path(given["out"]), variant.name) if resume else {}
-    fallback = {**preset(given["preset"] or earlier.get("preset")), **earlier}
-    values = {name: fallback.get(name, value) if name in unsaid else value for name, value in given.items()}
-    config, options = (_made(cls, values) for cls in classes.values())
+    context, resume, force, json = (arguments.pop(name) for name in ("context", "resume", "force", "json"))
+    del arguments["config"]
+    defaulted = {name for name in arguments if context.get_parameter_source(name).name == "DEFAULT"}
+    earlier = resumed_options(Path(arguments["out"]), variant.name) if resume else {}
+    fallback = {**preset(arguments["preset"] or earlier.get("preset")), **earlier}
+    values = {name: fallback.get(name, value) if name in defaulted else value for name, value in arguments.items()}
+    config, options = (_configured(cls, values) for cls in classes.values())
     _train(config, variant(options), resume=resume, force=force, json=json, command=sys.argv[1:])
 
 
-def _made(cls: type[Any], values: Mapping[str, Any]) -> Any:
+def _configured(cls: type[Any], values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(cls)
     return cls(**{field.name: value_of(field.name, hints[field.name], values[field.name]) for field in fields(cls)})
 
@@ -193,17 +193,19 @@ class _Display:
         """After every update."""
         import time
 
-        from headscope.training.moment import length
+        from headscope.training.position import length
 
         now = time.monotonic()
         before, tokens = getattr(self, "_since", (now, 0))
         tokens += sums.tokens
         self._since = (before, tokens)
         speed = f"{tokens / (now - before):,.0f} tokens/s" if now > before else ""
-        moment = run.moment
-        total = length(run.config.max_updates, run.config.epochs, moment.updates_per_epoch)
+        position = run.position
+        total = length(run.config.max_updates, run.config.epochs, position.updates_per_epoch)
         scores = f"loss {sums.loss / max(sums.tokens, 1):.3f}  {self.valid}"
-        self.bar.update(self.task, completed=moment.update, total=total, epoch=moment.epoch, rate=speed, scores=scores)
+        self.bar.update(
+            self.task, completed=position.update, total=total, epoch=position.epoch, rate=speed, scores=scores
+        )
 
     def validated(self, run: Any, validation: Any, *, best: bool) -> None:
         """After every validation."""

@@ -104,7 +104,7 @@ def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: 
 
     limit = checkpoint.reads(options.longest)
     cut: list[int] = []
-    unknown = UnknownSubwords()
+    unknown_counts = UnknownSubwords()
     with console.counter("translating") as step:
         lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin"))
         translations = translate_lines(
@@ -114,11 +114,11 @@ def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: 
             tokens=batch_tokens,
             window=window,
             cut=cut.append,
-            unknown=unknown,
+            unknown=unknown_counts,
             progress=step,
         )
         done, complete = _write(translations, options, window)
-    for warning in unknown.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
+    for warning in unknown_counts.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
         console.say(warning)
     if not complete:
         console.say(f"interrupted: {done} lines are translated")

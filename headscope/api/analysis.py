@@ -87,11 +87,11 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build:
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
     checkpoint = open_configured(config)
-    found = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
-    if found.description is None or build is None:
-        return Finished(found.study, config.out, Signature({}), [], main=False)
-    out, figures = save_measurement(found, build, figures=config.figures)
-    return Finished(found.study, out, found.description.signature, figures)
+    measurement = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
+    if measurement.description is None or build is None:
+        return Finished(measurement.study, config.out, Signature({}), [], main=False)
+    out, figures = save_measurement(measurement, build, figures=config.figures)
+    return Finished(measurement.study, out, measurement.description.signature, figures)
 
 
 def measure_heads(
@@ -143,15 +143,15 @@ def measure_heads(
     return Measurement(study, describe_run(study, checkpoint, corpus, settings, command), pickles)
 
 
-def save_measurement(found: Measurement, build: Build, *, figures: bool) -> tuple[Path, list[Path]]:
+def save_measurement(measurement: Measurement, build: Build, *, figures: bool) -> tuple[Path, list[Path]]:
     """Write the files of a run; the directory, and the figures that were drawn in it.
 
     A run that was interrupted replaces nothing (see `Build.finish`).
     """
-    assert found.description is not None, "one process writes"
-    record, partial = found.description.record, not found.study.complete
-    with build.writing() as made:
-        write_run(made, found.study, found.description, found.pickles)
+    assert measurement.description is not None, "one process writes"
+    record, partial = measurement.description.record, not measurement.study.complete
+    with build.writing() as temporary:
+        write_run(temporary, measurement.study, measurement.description, measurement.pickles)
     drawn = _figures(build, record, partial=partial) if figures else []
     out = build.finish(record, partial=partial)
     return out, [out / "figures" / path.name for path in drawn]
@@ -159,8 +159,8 @@ def save_measurement(found: Measurement, build: Build, *, figures: bool) -> tupl
 
 def chosen_analyses(options: AnalyzeOptions) -> list[type[Analysis]]:
     """The analyses that options ask for; ConfigError where an option is about none of them."""
-    wanted = options.importance or (options.faithfulness and not options.only)
-    also = (*options.also, *(["importance"] if wanted else []))
+    importance = options.importance or (options.faithfulness and not options.only)
+    also = (*options.also, *(["importance"] if importance else []))
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
@@ -195,10 +195,10 @@ def _try_rankings(
     )
 
     def again() -> pd.DataFrame:
-        chosen = [cls for cls in analyses if ranks(cls)]
+        ranked = [cls for cls in analyses if ranks(cls)]
         batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
         with progress("analysing shuffled weights", corpus.count) as step:
-            return analyze(checkpoint, corpus, analyses=chosen, options=options, batching=batching, progress=step).heads
+            return analyze(checkpoint, corpus, analyses=ranked, options=options, batching=batching, progress=step).heads
 
     verdict = try_rankings(
         checkpoint, corpus, study.heads, options=trial, likelihood_options=reading, remeasure=again, progress=progress
@@ -263,9 +263,9 @@ def _figures(build: Build, record: Mapping[str, Any], *, partial: bool) -> list[
     """Draw the figures; where that fails for other reasons than the disk, the numbers are kept without them."""
     from headscope.report.named import draw_standard
 
-    with build.writing() as made:
+    with build.writing() as temporary:
         try:
-            return draw_standard(made)
+            return draw_standard(temporary)
         except (OutputError, OSError, KeyboardInterrupt):
             raise
         except Exception:

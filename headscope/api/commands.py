@@ -38,8 +38,8 @@ def of_loaded(method: Callable[Concatenate[Model, P], R]) -> Callable[Concatenat
         return method(load(model), *args, **kwargs)
 
     function.__name__, function.__doc__, signature = method.__name__, method.__doc__, inspect.signature(method)
-    own, *others = signature.parameters.values()
-    first = own.replace(name="model", annotation="PathName | nn.Module | Model")
+    self_parameter, *others = signature.parameters.values()
+    first = self_parameter.replace(name="model", annotation="PathName | nn.Module | Model")
     function.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]
     return function  # type: ignore[return-value]  # `model` may also be named
 
@@ -86,8 +86,8 @@ def prune(
     function = f"prune {method}"
     if method == "rank":
         return run_ranking(configured(RankConfig, common, function=function), progress=report)
-    own, rest = _split(common, kinds[method])
-    learnt = {**rest, "method": configured(kinds[method], own, function=function)}
+    method_options, run_options = _split(common, kinds[method])
+    learnt = {**run_options, "method": configured(kinds[method], method_options, function=function)}
     return run_learning(configured(LearnConfig, learnt, function=function), progress=report)
 
 
@@ -113,18 +113,23 @@ def train(
     """
     from headscope.training.composed import find_variant
     from headscope.training.config import TrainConfig, preset
-    from headscope.training.files.earlier import earlier_options
+    from headscope.training.files.resumed_options import resumed_options
     from headscope.training.trainer import train as run_training
 
     cls, function = find_variant(variant), f"train {variant}"
-    earlier = earlier_options(Path(out), cls.name) if resume else {}
+    earlier = resumed_options(Path(out), cls.name) if resume else {}
     shaped = preset(options.get("preset", earlier.get("preset")))
-    own, shared = _split({**shaped, **earlier, **options, "out": out}, cls.Options)
+    variant_options, shared = _split({**shaped, **earlier, **options, "out": out}, cls.Options)
     config = configured(TrainConfig, shared, function=function)
-    chosen = cls(configured(cls.Options, own, function=function))
+    configured_variant = cls(configured(cls.Options, variant_options, function=function))
     with TrainingReport(progress_of(progress)) as listener:
         return run_training(
-            config, chosen, resume=resume, force=force, listener=listener, command=("headscope.train", variant)
+            config,
+            configured_variant,
+            resume=resume,
+            force=force,
+            listener=listener,
+            command=("headscope.train", variant),
         )
 
 

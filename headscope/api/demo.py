@@ -52,10 +52,10 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
     `text`. OutputError where `out` has results and `force` is not given.
     """
     with Build(out, DEMONSTRATION, force=force) as build:
-        with build.writing() as made:
-            demonstration = _run(made, progress)
+        with build.writing() as temporary:
+            demonstration = _run(temporary, progress)
         build.finish({"headscope": VERSION})
-    return _moved(demonstration, made, out)
+    return _moved(demonstration, temporary, out)
 
 
 def _run(out: Path, progress: Progress) -> Demonstration:
@@ -102,11 +102,11 @@ def _run(out: Path, progress: Progress) -> Demonstration:
     return Demonstration(analysis, choice, removed, before, after, tuple(analysis.figures))
 
 
-def _moved(demonstration: Demonstration, made: Path, out: Path) -> Demonstration:
-    """A copy with paths below `out` instead of `made`."""
+def _moved(demonstration: Demonstration, temporary: Path, out: Path) -> Demonstration:
+    """A copy with paths below `out` instead of `temporary`."""
 
     def at(path: Path) -> Path:
-        return out / path.relative_to(made)
+        return out / path.relative_to(temporary)
 
     figures = tuple(map(at, demonstration.figures))
     return replace(

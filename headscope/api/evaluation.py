@@ -81,10 +81,10 @@ def _open_evaluation(
     checkpoint: Checkpoint, text: Text, target: Text | None, options: Mapping[str, Any], *, function: str
 ) -> OpenedEvaluation:
     heads: dict[str, Heads | None] = {name: options.get(name) for name in ("mask", "heads") if name in options}
-    named = {name: heads_option(chosen, checkpoint.layout) for name, chosen in heads.items()}
-    chosen = configured(EvaluateOptions, {**options, **named}, function=function)
-    corpus = text_pair(text, target).corpus(max_sentences=chosen.max_sentences)
-    return matched(checkpoint, corpus, chosen)
+    selected = {name: heads_option(selection, checkpoint.layout) for name, selection in heads.items()}
+    checked = configured(EvaluateOptions, {**options, **selected}, function=function)
+    corpus = text_pair(text, target).corpus(max_sentences=checked.max_sentences)
+    return matched(checkpoint, corpus, checked)
 
 
 _SEARCH = {"lenpen": "power", "max_len_a": "max_ratio", "max_len_b": "max_extra", "max_length": "longest"}
@@ -99,12 +99,12 @@ def translations_of(
     mask, report = options.pop("mask", None), options.pop("progress", False)
     tokens = options.pop("batch_tokens", 2048)
     search = {_SEARCH.get(name, name): value for name, value in options.items()}
-    chosen = configured(TranslateOptions, {**search, "best": nbest, "scores": scores}, function="translate")
+    checked = configured(TranslateOptions, {**search, "best": nbest, "scores": scores}, function="translate")
     off = [] if mask is None else head_ids_of(mask, checkpoint.layout)
     source = one_text(text)
     lines, total = (_file_lines(Path(source)), 0) if isinstance(source, (str, Path)) else (iter(source), len(source))
     with eval_mode(checkpoint.model), masked(checkpoint.model, off), progress_of(report)("translating", total) as step:
-        return list(translate_lines(checkpoint, lines, options=chosen, tokens=tokens, progress=step))
+        return list(translate_lines(checkpoint, lines, options=checked, tokens=tokens, progress=step))
 
 
 def _file_lines(path: Path) -> Iterator[str]:

@@ -72,7 +72,7 @@ def load(
             f"a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a transformers model "
             "(the model itself, not what wraps it)"
         )
-    given = {
+    checkpoint_options = {
         "device": device != "auto",
         "dtype": dtype != "auto",
         "format": format,
@@ -80,7 +80,7 @@ def load(
         "hp": hp,
         "bpe": bpe,
     }
-    if useless := [name for name, value in given.items() if value]:
+    if useless := [name for name, value in checkpoint_options.items() if value]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
     checkpoint = InMemoryCheckpoint(source, tokenizer)
     refuse_damaged_model(checkpoint.path, source)

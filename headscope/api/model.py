@@ -72,12 +72,12 @@ class Model(OpenModel):
         Ctrl-C ends the pass; the study then covers what was done (`complete` is False). ConfigError, DataError and
         CheckpointError, each with one line, for whatever the caller can fix.
         """
-        chosen = {**options, "only": () if only is None else only, "importance": importance, "parse": parse}
+        settings = {**options, "only": () if only is None else only, "importance": importance, "parse": parse}
         return study_of(
             self.checkpoint,
             text,
             target,
-            chosen,
+            settings,
             mask=mask,
             gates=self.gates,
             out=out,
@@ -157,8 +157,10 @@ class Model(OpenModel):
         """
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
-        gone = head_ids_of(heads, self.layout)
-        done = shrunk_copy(self.checkpoint, gone, export=export, text=text, target=target, max_sentences=max_sentences)
+        removed = head_ids_of(heads, self.layout)
+        done = shrunk_copy(
+            self.checkpoint, removed, export=export, text=text, target=target, max_sentences=max_sentences
+        )
         return SmallModel(done, companions=self._companions)
 
     @in_python
@@ -173,7 +175,7 @@ class Model(OpenModel):
         progress: Report = False,
         **options: Unpack[EvaluateMore],
     ) -> Evaluation:
-        """Score the model on a text: what `headscope evaluate` does; `found["bleu"].value` is a score.
+        """Score the model on a text: what `headscope evaluate` does; `["bleu"].value` of the result is a score.
 
         text, target: see `analyze`; models that translate need the references.
         metrics: "bleu", "chrf", "perplexity", "accuracy"; default: all that fit the model.
@@ -181,8 +183,8 @@ class Model(OpenModel):
         mask: heads that are off meanwhile.
         options: further ones, of `headscope.config.EvaluateOptions` (`beam`, `max_sentences`, `seed`, …).
         """
-        chosen = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask}
-        return evaluation_of(self.checkpoint, text, target, chosen, gates=self.gates, progress=progress)
+        settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask}
+        return evaluation_of(self.checkpoint, text, target, settings, gates=self.gates, progress=progress)
 
     @in_python
     def evaluate_heads(
@@ -202,8 +204,8 @@ class Model(OpenModel):
         The first row is the model as it is; then come the heads whose loss harms most. Default metrics are perplexity
         and accuracy, of all heads in one pass; "bleu" and "chrf" translate the whole text for every head.
         """
-        chosen = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask, "heads": heads}
-        return head_scores_of(self.checkpoint, text, target, chosen, gates=self.gates, progress=progress)
+        settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask, "heads": heads}
+        return head_scores_of(self.checkpoint, text, target, settings, gates=self.gates, progress=progress)
 
     @in_python
     def translate(self, text: Text, **options: Unpack[TranslateMore]) -> list[str]:

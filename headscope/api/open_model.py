@@ -65,11 +65,11 @@ class OpenModel:
 
     def __repr__(self) -> str:
         opened = self.checkpoint
-        what = f"{opened.path} ({opened.format}, {opened.model_type})"
+        description = f"{opened.path} ({opened.format}, {opened.model_type})"
         try:
-            return f"<{type(self).__name__} {what}: {describe_heads(opened.layout)}>"
+            return f"<{type(self).__name__} {description}: {describe_heads(opened.layout)}>"
         except HeadscopeError:  # every method that needs the heads says why they cannot be seen
-            return f"<{type(self).__name__} {what}>"
+            return f"<{type(self).__name__} {description}>"
 
     @in_python
     def __call__(self, text: Text, *, target: Text | None = None) -> Tensor:
@@ -91,14 +91,14 @@ class OpenModel:
             return opened.states(batch)
 
     @contextmanager
-    def capture(self, *wanted: str) -> Iterator[Captured]:
+    def capture(self, *names: str) -> Iterator[Captured]:
         """Keep tensors of every head while the block runs: "weights" [b h t s] (default), "context" [b h t k], …
 
         Within the block run the model in any way: `heads["encoder-self", 2]["weights"]` are those of the last call of
         that layer, `heads["encoder-self.2.5"]["weights"]` [b t s] those of one head. Also "query", "key", "value".
         Memory grows with every call.
         """
-        with python_errors(), capture(self.model, wanted or ("weights",)) as captured:
+        with python_errors(), capture(self.model, names or ("weights",)) as captured:
             yield captured
 
     @contextmanager
@@ -113,16 +113,16 @@ class OpenModel:
         Signatures of what is measured within the block name the gates.
         """
         with python_errors():
-            chosen = gates_of(gates, self.layout)
-            with gated(self.model, chosen), self._noted(gates_name(chosen)):
+            by_layer = gates_of(gates, self.layout)
+            with gated(self.model, by_layer), self._noted(gates_name(by_layer)):
                 yield
 
     @contextmanager
     def masked(self, heads: Heads) -> Iterator[None]:
         """Within the block the contexts of these heads are zero before any mixing; without mixing as `gated`."""
         with python_errors():
-            chosen = head_ids_of(heads, self.layout)
-            with masked(self.model, chosen), self._noted(",".join(f"{head}=masked" for head in chosen)):
+            head_ids = head_ids_of(heads, self.layout)
+            with masked(self.model, head_ids), self._noted(",".join(f"{head}=masked" for head in head_ids)):
                 yield
 
     @contextmanager

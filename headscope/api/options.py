@@ -102,16 +102,16 @@ def configured(cls: type[C], options: Mapping[str, Any], *, function: str) -> C:
 def analyze_options(options: Mapping[str, Any]) -> AnalyzeOptions:
     """The options of `analyze` from keywords, among which those of analyses may stand like all others."""
     shared = _types(AnalyzeOptions)
-    declared = {name: each.type for name, each in analysis_options().items()}
+    declared = {name: option.type for name, option in analysis_options().items()}
     values = _checked(options, {**declared, **shared}, function="analyze")
     nested = _checked(values.pop("analysis_options", {}), declared, function="analyze")
-    own = {name: values.pop(name) for name in list(values) if name not in shared}
-    return AnalyzeOptions(**values, analysis_options={**nested, **own})
+    of_analyses = {name: values.pop(name) for name in list(values) if name not in shared}
+    return AnalyzeOptions(**values, analysis_options={**nested, **of_analyses})
 
 
 def _types(cls: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(cls)
-    return {each.name: hints[each.name] for each in fields(cls)}
+    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def _checked(options: Mapping[str, Any], types: Mapping[str, Any], *, function: str) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _value(name: str, hint: Any, value: Any) -> Any:
         fitting = _fitting(kind, value)
         if fitting is not None:
             return fitting
-    wanted = " or ".join(_words(kind) for kind in kinds if kind is not type(None))
-    raise ConfigError(f"{name}={value!r} is of the wrong type; give {wanted}")
+    expected = " or ".join(_words(kind) for kind in kinds if kind is not type(None))
+    raise ConfigError(f"{name}={value!r} is of the wrong type; give {expected}")
 
 
 def _fitting(kind: Any, value: Any) -> Any:
@@ -140,9 +140,9 @@ def _fitting(kind: Any, value: Any) -> Any:
         entries = value.split(",") if isinstance(value, str) else value
         if isinstance(entries, Mapping) or not isinstance(entries, Iterable):
             return None
-        found = [each.strip() if isinstance(each, str) else each for each in entries]
-        fitting = [_fitting(get_args(kind)[0], each) for each in found if each != ""]
-        return None if any(each is None for each in fitting) else tuple(fitting)
+        stripped = [entry.strip() if isinstance(entry, str) else entry for entry in entries]
+        fitting = [_fitting(get_args(kind)[0], entry) for entry in stripped if entry != ""]
+        return None if any(entry is None for entry in fitting) else tuple(fitting)
     if kind is Path:
         return Path(value) if isinstance(value, (str, PathLike)) else None
     if get_origin(kind) is Mapping:

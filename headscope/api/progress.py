@@ -40,16 +40,16 @@ class TrainingReport:
 
     def updated(self, run: Any, sums: Any) -> None:
         """After every update."""
-        moment = run.moment
+        position = run.position
         if self._step is None:
-            totals = [moment.updates_planned] if moment.updates_planned else []
-            if moment.epochs_planned and moment.updates_per_epoch:
-                totals.append(moment.epochs_planned * moment.updates_per_epoch)
+            totals = [position.updates_planned] if position.updates_planned else []
+            if position.epochs_planned and position.updates_per_epoch:
+                totals.append(position.epochs_planned * position.updates_per_epoch)
             self._step = self._stack.enter_context(self._progress("training", min(totals, default=0)))
-        self._step(moment.update - self._done)
-        self._done = moment.update
+        self._step(position.update - self._done)
+        self._done = position.update
 
-    def validated(self, run: Any, found: Any, *, best: bool) -> None:
+    def validated(self, run: Any, validation: Any, *, best: bool) -> None:
         """Called after every validation; progress does not change."""
 
     def remarked(self, text: str) -> None:

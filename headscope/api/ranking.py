@@ -42,20 +42,20 @@ class Ranking:
     @property
     def scores(self) -> pd.DataFrame:
         """A row per head that may be removed, the best first: site, layer, head, score, rank."""
-        everything = rank_heads(self._gating, self._gating.heads, lambda gone: self._scores)
-        return ranking_table(self._gating, everything)[["site", "layer", "head", "score", "rank"]]
+        ranked = rank_heads(self._gating, self._gating.heads, lambda removed: self._scores)
+        return ranking_table(self._gating, ranked)[["site", "layer", "head", "score", "rank"]]
 
     def lowest(self, count: int, *, per_layer: bool = False) -> list[HeadId]:
         """The `count` heads to remove first, by site, layer and head; `per_layer` takes the same share of every layer.
 
         ConfigError where there are fewer, where groups of heads do not add up to `count`, or where a head has no score.
         """
-        most = self._gating.heads - len(self._gating.protected)
-        if not 0 <= count <= most:
-            raise ConfigError(f"{count} heads cannot go; there are {most} that may")
+        removable = self._gating.heads - len(self._gating.protected)
+        if not 0 <= count <= removable:
+            raise ConfigError(f"{count} heads cannot go; there are {removable} that may")
         try:
             selection = rank_heads(
-                self._gating, self._gating.heads - count, lambda gone: self._scores, per_layer=per_layer
+                self._gating, self._gating.heads - count, lambda removed: self._scores, per_layer=per_layer
             )
         except ConfigError as error:
             raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None

@@ -34,11 +34,11 @@ def shrunk_copy(
     max_sentences: int,
 ) -> Shrunk:
     """A copy without `heads`, compared with the whole model with them masked."""
-    chosen = choose_export(export, checkpoint)
+    built_export = choose_export(export, checkpoint)
     source = text_pair(text, target)
     with eval_mode(checkpoint.model):
         data = texts(checkpoint, source.source, source.target, sentences=max_sentences)
-        return shrink(checkpoint, heads, export=chosen, data=data)
+        return shrink(checkpoint, heads, export=built_export, data=data)
 
 
 def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:
@@ -72,8 +72,8 @@ def save_shrunk(
         model = done.checkpoint.model
         with eval_mode(model):
             with through_attend(model), torch.no_grad():
-                wanted = outputs(model, done.data.feeds[0])
+                expected = outputs(model, done.data.feeds[0])
             if export is not None:
-                made, built = as_export(done.checkpoint, done.export, done.removal, export)
-                done = replace(done, checkpoint=made, export=built)
-            return write_shrunk(done, config, build, wanted=wanted, began=began)
+                exported, built = as_export(done.checkpoint, done.export, done.removal, export)
+                done = replace(done, checkpoint=exported, export=built)
+            return write_shrunk(done, config, build, wanted=expected, began=began)

@@ -27,18 +27,18 @@ def head_ids_of(heads: Heads, layout: Layout) -> list[HeadId]:
     entries = [heads] if isinstance(heads, (str, HeadId)) else heads
     if isinstance(entries, (bytes, Mapping)) or not isinstance(entries, Iterable):
         raise ConfigError(f"a {type(heads).__name__} names no heads; give names such as 'encoder-self.2.5', or a list")
-    chosen: dict[HeadId, None] = {}
+    head_ids: dict[HeadId, None] = {}
     for entry in entries:
         if not isinstance(entry, (str, HeadId)):
             raise ConfigError(f"{entry!r} is no head; write it as 'encoder-self.2.5'")
-        chosen.update(dict.fromkeys(select_heads(str(entry), layout)))
-    return list(chosen)
+        head_ids.update(dict.fromkeys(select_heads(str(entry), layout)))
+    return list(head_ids)
 
 
 def heads_option(heads: Heads | None, layout: Layout) -> str | None:
     """The selected heads as a comma-separated option; None for no heads."""
-    chosen = [] if heads is None else head_ids_of(heads, layout)
-    return ",".join(map(str, chosen)) or None
+    head_ids = [] if heads is None else head_ids_of(heads, layout)
+    return ",".join(map(str, head_ids)) or None
 
 
 def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
@@ -54,9 +54,9 @@ def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
             by_layer[_site_layer(key, layout)] = torch.as_tensor(value)
             continue
         for head in head_ids_of(key, layout):
-            where = (head.site, head.layer)
-            row = by_layer.setdefault(where, torch.ones(layout[where]))
-            by_layer[where] = torch.where(
+            site_layer = (head.site, head.layer)
+            row = by_layer.setdefault(site_layer, torch.ones(layout[site_layer]))
+            by_layer[site_layer] = torch.where(
                 torch.arange(len(row)) == head.head, torch.as_tensor(value, dtype=row.dtype), row
             )
     return by_layer
@@ -66,18 +66,18 @@ def _site_layer(key: tuple[Any, ...], layout: Layout) -> tuple[Site, int]:
     names = {(site.value, layer): (site, layer) for site, layer in layout}
     name = (getattr(key[0], "value", key[0]), *key[1:])
     if name not in names:
-        known = ", ".join(f"({site!r}, {layer})" for site, layer in names)
-        raise ConfigError(f"this model has no layer {name!r}; it has {known}")
+        layers = ", ".join(f"({site!r}, {layer})" for site, layer in names)
+        raise ConfigError(f"this model has no layer {name!r}; it has {layers}")
     return names[name]
 
 
 def gates_name(gates: Gates) -> str:
     """Gates in a signature: the heads whose gates are not one, or a digest of many gates."""
-    rows = {where: gate.detach().cpu() for where, gate in gates.items()}
-    single = {where: gate for where, gate in rows.items() if gate.ndim == 1}
+    rows = {site_layer: gate.detach().cpu() for site_layer, gate in gates.items()}
+    single = {site_layer: gate for site_layer, gate in rows.items() if gate.ndim == 1}
     listed = [
-        f"{HeadId(*where, head)}={value:g}"
-        for where, gate in single.items()
+        f"{HeadId(*site_layer, head)}={value:g}"
+        for site_layer, gate in single.items()
         for head, value in enumerate(gate.tolist())
         if value != 1
     ]

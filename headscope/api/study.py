@@ -80,10 +80,10 @@ class Study:
 
     def _arrays(self) -> dict[str, Array]:
         study = self._measurement.study
-        named = {f"similarity/{name}": array for name, array in study.arrays.items()}
+        named_arrays = {f"similarity/{name}": array for name, array in study.arrays.items()}
         for analysis, arrays in study.detail.items():
-            named |= {f"detail/{analysis}/{name}": array for name, array in arrays.items()}
-        return named
+            named_arrays |= {f"detail/{analysis}/{name}": array for name, array in arrays.items()}
+        return named_arrays
 
     @property
     def labels(self) -> dict[HeadId, list[str]]:
@@ -152,8 +152,8 @@ class Study:
         return out
 
     def __repr__(self) -> str:
-        more = "" if self.complete else ", interrupted"
-        return f"<Study of {len(self.heads)} heads on {self.sentences} sentences{more}: {', '.join(self.tables)}>"
+        status = "" if self.complete else ", interrupted"
+        return f"<Study of {len(self.heads)} heads on {self.sentences} sentences{status}: {', '.join(self.tables)}>"
 
     def _repr_html_(self) -> str:
         """The first rows without intervals, the analyses that were left out, and the signature."""
@@ -162,11 +162,11 @@ class Study:
         lines = [f"{len(self.heads)} heads, {self.sentences} sentences" + ("" if self.complete else " (interrupted)")]
         lines += [f"left out: {left_out.analysis} ({left_out.why})" for left_out in self.left_out] + self.remarks
         rows = shown.to_html(index=False, border=0, float_format=lambda value: f"{value:.3f}")
-        more = (
+        hidden = (
             f"<p>… {len(self.heads) - SHOWN} more heads in <code>.heads</code></p>" if len(self.heads) > SHOWN else ""
         )
         text = "".join(f"<p>{escape(line)}</p>" for line in lines)
-        return f"<div>{text}{rows}{more}<p><small>{escape(self.signature)}</small></p></div>"
+        return f"<div>{text}{rows}{hidden}<p><small>{escape(self.signature)}</small></p></div>"
 
 
 def sources(checkpoint: str, options: Mapping[str, Any]) -> list[Input]:
@@ -177,8 +177,8 @@ def sources(checkpoint: str, options: Mapping[str, Any]) -> list[Input]:
 def _no_array(name: str, names: list[str]) -> str:
     if not names:
         return f"there is no array {name!r}: similarity is an analysis, and detail=True keeps single sentences"
-    more = f" … ({len(names)} in .arrays)" if len(names) > 4 else ""
-    return f"there is no array {name!r}; there are {', '.join(names[:4])}{more}"
+    others = f" … ({len(names)} in .arrays)" if len(names) > 4 else ""
+    return f"there is no array {name!r}; there are {', '.join(names[:4])}{others}"
 
 
 COMMAND = ("headscope.Model.analyze",)
@@ -201,18 +201,18 @@ def study_of(
 
     Options, text and folder are checked before the first pass.
     """
-    chosen = analyze_options({**options, "mask": heads_option(mask, checkpoint.layout)})
-    chosen_analyses(chosen)
+    settings = analyze_options({**options, "mask": heads_option(mask, checkpoint.layout)})
+    chosen_analyses(settings)
     texts = text_pair(text, target)
     if out is not None:
-        read = sources(checkpoint.path, {**chosen.settings(), **texts.settings()})
+        read = sources(checkpoint.path, {**settings.settings(), **texts.settings()})
         check_folder(Path(out), ANALYSIS, inputs=read, force=force)
         check_writable(Path(out))
-    corpus = texts.corpus(parse=chosen.parse, max_sentences=chosen.max_sentences)
+    corpus = texts.corpus(parse=settings.parse, max_sentences=settings.max_sentences)
     about = {**texts.settings(), **({"gates": gates} if gates else {})}
     with eval_mode(checkpoint.model):
         measurement = measure_heads(
-            checkpoint, corpus, chosen, about=about, command=COMMAND, progress=progress_of(progress)
+            checkpoint, corpus, settings, about=about, command=COMMAND, progress=progress_of(progress)
         )
     study = Study(measurement)
     if out is not None:

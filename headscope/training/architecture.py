@@ -105,11 +105,11 @@ def check_memory(shape: TransformerConfig) -> None:
     """ConfigError for a model whose weights, gradients and Adam's two moments are more than this machine's memory."""
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in Transformer(shape).parameters())
-    needed, there = 4 * 4 * count, _memory()
-    if there is not None and needed > there:
+    needed, available = 4 * 4 * count, _memory()
+    if available is not None and needed > available:
         raise ConfigError(
             f"a model of {count:,} parameters takes {needed / 1e9:,.0f} GB to train, and this machine has "
-            f"{there / 1e9:,.0f}; take a smaller --d-model, --d-ffn or --vocab-size, or fewer layers"
+            f"{available / 1e9:,.0f}; take a smaller --d-model, --d-ffn or --vocab-size, or fewer layers"
         )
 
 
@@ -133,9 +133,13 @@ def _fill(config: TrainConfig, model: Transformer, init: Transformer, variant: V
     lacking = [key for key in expected if key not in weights and not variant.may_lack(key)]
     over = [key for key in weights if key not in expected]
     wrong = [key for key in expected if key in weights and expected[key].shape != weights[key].shape]
-    for what, keys in (("lacks", lacking), ("has no place for its", over), ("has another size of", wrong)):
+    for problem, keys in (("lacks", lacking), ("has no place for its", over), ("has another size of", wrong)):
         if keys:
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            who = f"--init {config.init}" if what == "lacks" else f"variant {variant.name}, started from {config.init},"
-            raise CheckpointError(f"{who} {what} {', '.join(keys[:3])}{more}")
+            others = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            subject = (
+                f"--init {config.init}"
+                if problem == "lacks"
+                else f"variant {variant.name}, started from {config.init},"
+            )
+            raise CheckpointError(f"{subject} {problem} {', '.join(keys[:3])}{others}")
     model.load_state_dict({**expected, **weights})

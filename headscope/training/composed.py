@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from headscope.config import NoOptions
 from headscope.errors import ConfigError
-from headscope.training.moment import Moment
+from headscope.training.position import TrainingPosition
 from headscope.training.variant import VARIANTS, Gradients, Variant
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class VariantChain(Variant):
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
         """What all parts leave to the main optimizer, with the settings of all."""
-        found = super().groups(model)
+        groups = super().groups(model)
         for part in self.parts:
-            found = intersected(found, part.groups(model))
-        return found
+            groups = intersected(groups, part.groups(model))
+        return groups
 
     def prepare(self, run: TrainingRun) -> None:
         for part in self.parts:
@@ -65,21 +65,21 @@ class VariantChain(Variant):
         for part in self.parts:
             part.resumed(run)
 
-    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:
+    def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         for part in self.parts:
-            part.before_epoch(run, moment)
+            part.before_epoch(run, position)
 
-    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
+    def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         for part in self.parts:
-            part.after_epoch(run, moment)
+            part.after_epoch(run, position)
 
-    def before_update(self, run: TrainingRun, moment: Moment) -> None:
+    def before_update(self, run: TrainingRun, position: TrainingPosition) -> None:
         for part in self.parts:
-            part.before_update(run, moment)
+            part.before_update(run, position)
 
-    def after_update(self, run: TrainingRun, moment: Moment) -> None:
+    def after_update(self, run: TrainingRun, position: TrainingPosition) -> None:
         for part in self.parts:
-            part.after_update(run, moment)
+            part.after_update(run, position)
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         for part in reversed(self.parts):
@@ -135,12 +135,12 @@ def find_variant(name: str) -> type[Variant]:
 def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
     """What keeps these variants from training one model, None where nothing does."""
     for first, second in combinations(classes, 2):
-        if both := [what for what in first.decides if what in second.decides]:
-            return f"{first.name} and {second.name} both decide {both[0]}; take one of them"
+        if shared := [decision for decision in first.decides if decision in second.decides]:
+            return f"{first.name} and {second.name} both decide {shared[0]}; take one of them"
     for cls in classes:
         if cls.alone is not None:
-            others = "+".join(each.name for each in classes if each is not cls)
-            return f"{cls.name} cannot be combined, because {cls.alone}; take {others}"
+            remaining = "+".join(other.name for other in classes if other is not cls)
+            return f"{cls.name} cannot be combined, because {cls.alone}; take {remaining}"
     return None
 
 
@@ -167,14 +167,18 @@ def combined_options(classes: Sequence[type[Variant]]) -> type[Any]:
     owners: dict[str, list[tuple[type[Variant], Field[Any], Any]]] = {}
     for cls in classes:
         hints = get_type_hints(cls.Options)
-        for each in fields(cls.Options):
-            owners.setdefault(each.name, []).append((cls, each, hints[each.name]))
+        for option in fields(cls.Options):
+            owners.setdefault(option.name, []).append((cls, option, hints[option.name]))
     specified = []
-    for name, its in owners.items():
-        if len({(repr(hint), repr(each.default)) for _, each, hint in its}) > 1:
-            who = " and ".join(cls.name for cls, _, _ in its)
-            raise ConfigError(f"{who} have options --{name.replace('_', '-')} of their own; they cannot be combined")
-        specified.append((name, its[0][2], _joined([each for _, each, _ in its], [cls.name for cls, _, _ in its])))
+    for name, owned in owners.items():
+        if len({(repr(hint), repr(option.default)) for _, option, hint in owned}) > 1:
+            owner_names = " and ".join(cls.name for cls, _, _ in owned)
+            raise ConfigError(
+                f"{owner_names} have options --{name.replace('_', '-')} of their own; they cannot be combined"
+            )
+        specified.append(
+            (name, owned[0][2], _joined([option for _, option, _ in owned], [cls.name for cls, _, _ in owned]))
+        )
 
     def check(options: Any) -> None:
         for cls in classes:
@@ -187,23 +191,23 @@ def combined_options(classes: Sequence[type[Variant]]) -> type[Any]:
 
 def options_of(cls: type[Variant], options: Any) -> Any:
     """The options of one variant out of those of several."""
-    return cls.Options(**{each.name: getattr(options, each.name) for each in fields(cls.Options)})
+    return cls.Options(**{option.name: getattr(options, option.name) for option in fields(cls.Options)})
 
 
-def intersected(groups: Iterable[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def intersected(groups: Iterable[Mapping[str, Any]], other_groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Parameter groups of what is in both, with the settings of both, in the order of the first ones."""
     merged = []
     for group in groups:
-        for other in others:
+        for other in other_groups:
             shared = set(map(id, other["params"]))
-            both = [parameter for parameter in group["params"] if id(parameter) in shared]
-            merged.append({**group, **other, "params": both})
+            parameters = [parameter for parameter in group["params"] if id(parameter) in shared]
+            merged.append({**group, **other, "params": parameters})
     return [group for group in merged if group["params"]] or merged[:1]
 
 
-def _joined(same: Sequence[Field[Any]], names: Sequence[str]) -> Any:
+def _joined(options: Sequence[Field[Any]], names: Sequence[str]) -> Any:
     """One option for several of the same name: its help is all that they say, under a heading of its own."""
-    said = dict.fromkeys(each.metadata["help"] for each in same)
-    about = {**same[0].metadata, "help": " ".join(said)}
+    texts = dict.fromkeys(option.metadata["help"] for option in options)
+    about = {**options[0].metadata, "help": " ".join(texts)}
     about["panel"] = about["panel"] or ", ".join(names).capitalize()
-    return field(default=same[0].default, metadata=about)
+    return field(default=options[0].default, metadata=about)

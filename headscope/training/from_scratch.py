@@ -51,24 +51,24 @@ class Retrained(NamedTuple):
 
 
 def train_from_scratch(
-    whole: TransformerCheckpoint, removed: Sequence[HeadId], options: TrainConfig, folder: Path
+    unpruned: TransformerCheckpoint, removed: Sequence[HeadId], options: TrainConfig, folder: Path
 ) -> Retrained:
-    """Train `whole` anew without the heads `removed`, in `folder`; goes on where a killed process had got to.
+    """Train `unpruned` anew without the heads `removed`, in `folder`; goes on where a killed process had got to.
 
     The weights begin, and the data are shuffled, by `options.seed`. KeyboardInterrupt where the run was interrupted.
     """
     torch.manual_seed(options.seed)
-    model = Transformer(config_without(whole.model, removed))
+    model = Transformer(config_without(unpruned.model, removed))
     INITIAL[options.initial](model)
     fresh = TransformerCheckpoint(
         path=str(folder / FRESH),
         format="native",
         model=model,
-        model_type=whole.model_type,
+        model_type=unpruned.model_type,
         digest="",
-        source=whole.source,
-        target=whole.target,
-        search=whole.search,
+        source=unpruned.source,
+        target=unpruned.target,
+        search=unpruned.search,
     )
     NATIVE.save(fresh, folder / FRESH, force=True)
     run = folder / RUN
@@ -112,8 +112,8 @@ def read_recipe(
     The validation text is the recipe's own, where it still lies there: what models are compared on must not choose
     the checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.
     """
-    given = _recorded(recipe, checkpoint)
-    values = _typed({**preset(given.get("preset")), **given})
+    recorded = _recorded(recipe, checkpoint)
+    values = _typed({**preset(recorded.get("preset")), **recorded})
     values = {name: value for name, value in values.items() if name not in NOT_THE_RECIPES}
     texts = [values.get(name) for name in ("valid_source", "valid_target")]
     if not all(text is None or text.is_file() for text in texts):

@@ -40,12 +40,12 @@ class Progress:
             self.since_best += 1
         return better
 
-    def keep(self, value: float, update: int, *, most: int, best: bool) -> bool:
-        """Whether the weights of this update belong to the average, of the last or the best `most`."""
+    def keep(self, value: float, update: int, *, count: int, best: bool) -> bool:
+        """Whether the weights of this update belong to the average, of the last or the best `count`."""
         entries = [*zip(self.values, self.kept, strict=True), (value, update)]
         order = sorted(entries) if best else sorted(entries, key=lambda entry: -entry[1])
-        chosen = sorted(order[:most], key=lambda entry: entry[1])
-        self.values, self.kept = [entry[0] for entry in chosen], [entry[1] for entry in chosen]
+        kept = sorted(order[:count], key=lambda entry: entry[1])
+        self.values, self.kept = [entry[0] for entry in kept], [entry[1] for entry in kept]
         return update in self.kept
 
     def plain(self) -> dict[str, Any]:
@@ -55,5 +55,5 @@ class Progress:
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Progress:
         """Inverse of `plain`."""
-        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        known = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
         return cls(**known | {"window": Sums(*values["window"])})

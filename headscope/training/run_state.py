@@ -1,4 +1,4 @@
-"""A run: model, optimizer, data and moment together, and how one update gets its gradients.
+"""A run: model, optimizer, data and position together, and how one update gets its gradients.
 
 What variants see of the engine (`headscope.training.variant`).
 """
@@ -22,7 +22,7 @@ from headscope.training.config import TrainConfig
 from headscope.training.data.batches import TrainingBatch, plan_batches, training_batches
 from headscope.training.data.prepare import Prepared
 from headscope.training.losses.cross_entropy import Sums, smoothed_cross_entropy
-from headscope.training.moment import Moment
+from headscope.training.position import TrainingPosition
 from headscope.training.schedules import rate
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,11 +40,11 @@ class TrainingLoss(nn.Module):
     def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """The criterion, with the extra loss in training, and Σ -log p in nats."""
         states = self.states(batch)
-        seen = batch.labels != IGNORED
-        states, labels = states[seen], batch.labels[seen]  # [n d], [n]
+        counted = batch.labels != IGNORED
+        states, labels = states[counted], batch.labels[counted]  # [n d], [n]
         loss, nll = self.sums(states, labels)
-        more = self.extra(batch) if self.training and self.extra is not None else None
-        return loss if more is None else loss + more.to(loss.dtype), nll
+        extra = self.extra(batch) if self.training and self.extra is not None else None
+        return loss if extra is None else loss + extra.to(loss.dtype), nll
 
     def states(self, batch: TrainingBatch) -> Tensor:
         """The decoder's output [b t d]."""
@@ -108,7 +108,7 @@ class TrainingRun:
     processes: Processes
     data: Prepared
     generator: torch.Generator
-    moment: Moment
+    position: TrainingPosition
     descended: bool = False
 
     @property
@@ -151,19 +151,19 @@ class TrainingRun:
         return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
 
     def update(self, batches: Sequence[TrainingBatch]) -> tuple[Sums, float]:
-        """One optimizer update: the variant's step, clipping, the learning rate of the moment; also the norm."""
+        """One optimizer update: the variant's step, clipping, the scheduled learning rate; also the norm."""
         self.clear_gradients()
         self.criterion.train()
         self.descended = False
-        found = self.variant.step(self, batches, self.gradients)
+        sums = self.variant.step(self, batches, self.gradients)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate(self.config, self.moment) * group.get("scale", 1.0)
+            group["lr"] = rate(self.config, self.position) * group.get("scale", 1.0)
         norm = self.descend(self.optimizer, batches, clip=self.config.clip)
         if self.descended and self.scaler.is_enabled():
             self.scaler.update()
             if (scale := self.scaler.get_scale()) < LEAST_SCALE:
                 raise TrainingError(self._broken("the scale of the loss, lowered at every overflow,", scale, batches))
-        return found, norm
+        return sums, norm
 
     def descend(
         self, optimizer: torch.optim.Optimizer, batches: Sequence[TrainingBatch], *, clip: float = 0.0
@@ -209,34 +209,34 @@ class TrainingRun:
     def bare(self) -> TrainingLoss:
         """The criterion without its wrapping for several processes, which one process alone can call."""
         wrapped = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
-        found = self.criterion.module if wrapped else self.criterion
-        assert isinstance(found, TrainingLoss)
-        return found
+        criterion = self.criterion.module if wrapped else self.criterion
+        assert isinstance(criterion, TrainingLoss)
+        return criterion
 
     def _alone(self, alone: bool) -> AbstractContextManager[Any]:
         """Gradients of all but the last micro-batch stay in this process until then."""
         wrapped = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
         return self.criterion.no_sync() if alone and wrapped else nullcontext()  # type: ignore[operator]
 
-    def _broken(self, what: str, value: float, batches: Sequence[TrainingBatch]) -> str:
+    def _broken(self, quantity: str, value: float, batches: Sequence[TrainingBatch]) -> str:
         lines = [line for batch in batches for line in batch.lines]
         shown = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
-        moment, last = self.moment, self.config.out / "last"
-        where = f"update {moment.update + 1} (epoch {moment.epoch}, batch {moment.update_in_epoch + 1}"
-        kept = f"{last} is from before it" if last.is_dir() else "no checkpoint was written before it"
+        position, last = self.position, self.config.out / "last"
+        location = f"update {position.update + 1} (epoch {position.epoch}, batch {position.update_in_epoch + 1}"
+        checkpoint = f"{last} is from before it" if last.is_dir() else "no checkpoint was written before it"
         advice = f"begin anew with {_either(self._remedies())}"
-        return f"{what} is {value:g} in {where}, training lines {shown}); {kept}; {advice}"
+        return f"{quantity} is {value:g} in {location}, training lines {shown}); {checkpoint}; {advice}"
 
     def _remedies(self) -> list[str]:
         """What may help against a loss that is no number, without what the run has already."""
-        found = self.variant.remedies()
+        remedies = self.variant.remedies()
         if self.trained:
-            found = ["a lower --lr", "a longer --warmup", *found]
+            remedies = ["a lower --lr", "a longer --warmup", *remedies]
         if self.trained and not 0 < self.config.clip <= 1:
-            found.append("--clip 1")
+            remedies.append("--clip 1")
         if self.config.precision == "fp16":
-            found.append("--precision bf16")
-        return found
+            remedies.append("--precision bf16")
+        return remedies
 
 
 def _either(choices: Sequence[str]) -> str:

@@ -77,39 +77,41 @@ class Loop:
 
     def _epoch(self) -> Reason | None:
         run = self.run
-        groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=run.moment.epoch)
+        groups = epoch_plan(
+            run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=run.position.epoch
+        )
         size = run.config.accumulate * run.processes.world
         count = math.ceil(len(groups) / size)
-        run.moment = replace(run.moment, updates_per_epoch=count)
-        if run.moment.update_in_epoch == 0:
-            self.variant.before_epoch(run, run.moment)
-        while run.moment.update_in_epoch < count:
-            begin = run.moment.update_in_epoch * size
+        run.position = replace(run.position, updates_per_epoch=count)
+        if run.position.update_in_epoch == 0:
+            self.variant.before_epoch(run, run.position)
+        while run.position.update_in_epoch < count:
+            begin = run.position.update_in_epoch * size
             self._update(groups[begin : begin + size])
-            reason = self._between() if run.moment.update_in_epoch < count else None
+            reason = self._between() if run.position.update_in_epoch < count else None
             if reason is not None:
                 return reason
         if self._validates():
             self._validate()
-        self.variant.after_epoch(run, run.moment)
-        run.moment = replace(run.moment, epoch=run.moment.epoch + 1, update_in_epoch=0)
+        self.variant.after_epoch(run, run.position)
+        run.position = replace(run.position, epoch=run.position.epoch + 1, update_in_epoch=0)
         self._save()
-        return self._planned_end() or self._wanted_end()
+        return self._planned_end() or self._interruption()
 
     def _update(self, groups: list[Numbers]) -> None:
         run = self.run
-        self.variant.before_update(run, run.moment)
+        self.variant.before_update(run, run.position)
         sums, norm = run.update(self._mine(groups))
-        moment = run.moment
-        done = {"update": moment.update + 1, "update_in_epoch": moment.update_in_epoch + 1}
-        self.progress.latest = {"lr": rate(run.config, moment), "gradient_norm": norm}
-        seen = {"sentences": moment.sentences + sums.sentences, "tokens": moment.tokens + sums.tokens}
-        run.moment = replace(moment, **done, **seen)
-        self.variant.after_update(run, run.moment)
+        position = run.position
+        done = {"update": position.update + 1, "update_in_epoch": position.update_in_epoch + 1}
+        self.progress.latest = {"lr": rate(run.config, position), "gradient_norm": norm}
+        read = {"sentences": position.sentences + sums.sentences, "tokens": position.tokens + sums.tokens}
+        run.position = replace(position, **done, **read)
+        self.variant.after_update(run, run.position)
         self.progress.window = self.progress.window.plus(sums)
         if run.processes.main:
             self.listener.updated(run, sums)
-        if run.moment.update % run.config.log_every == 0 and not self._validates():
+        if run.position.update % run.config.log_every == 0 and not self._validates():
             self._log({})
 
     def _mine(self, groups: list[Numbers]) -> list[TrainingBatch]:
@@ -122,50 +124,50 @@ class Loop:
 
     def _validates(self) -> bool:
         """Whether a validation follows the update just done; the last update always has one."""
-        moment, config = self.run.moment, self.run.config
-        closes = moment.update_in_epoch == moment.updates_per_epoch
-        if moment.update == config.max_updates or (closes and moment.epoch == config.epochs):
+        position, config = self.run.position, self.run.config
+        closes = position.update_in_epoch == position.updates_per_epoch
+        if position.update == config.max_updates or (closes and position.epoch == config.epochs):
             return True
-        return closes if config.validate_every is None else moment.update % config.validate_every == 0
+        return closes if config.validate_every is None else position.update % config.validate_every == 0
 
     def _between(self) -> Reason | None:
         """After an update that does not end the epoch: validate, save, see whether to end."""
-        moment, config = self.run.moment, self.run.config
+        position, config = self.run.position, self.run.config
         due = self._validates()
         if due:
             self._validate()
-        if due or (config.save_every and moment.update % config.save_every == 0):
+        if due or (config.save_every and position.update % config.save_every == 0):
             self._save()
-        return self._planned_end() or self._wanted_end()
+        return self._planned_end() or self._interruption()
 
     def _planned_end(self) -> Reason | None:
-        moment, config = self.run.moment, self.run.config
-        if config.max_updates is not None and moment.update >= config.max_updates:
+        position, config = self.run.position, self.run.config
+        if config.max_updates is not None and position.update >= config.max_updates:
             return "updates"
-        if config.epochs is not None and moment.epoch > config.epochs:
+        if config.epochs is not None and position.epoch > config.epochs:
             return "epochs"
         if config.patience is not None and self.progress.since_best >= config.patience:
             return "patience"
         return None
 
-    def _wanted_end(self) -> Reason | None:
-        wanted = self.run.processes.sum([float(self.interrupted())])[0]
-        return "interrupted" if wanted else None
+    def _interruption(self) -> Reason | None:
+        interrupted = self.run.processes.sum([float(self.interrupted())])[0]
+        return "interrupted" if interrupted else None
 
     def _validate(self) -> None:
         run, progress = self.run, self.progress
         validation = validate(run, number=progress.validations + 1)
-        value = validation.value(run.config.best_by) if validation.nll is not None else -float(run.moment.update)
-        best = progress.validated(value, run.moment.update)
+        value = validation.value(run.config.best_by) if validation.nll is not None else -float(run.position.update)
+        best = progress.validated(value, run.position.update)
         progress.nll, progress.bleu = validation.nll, validation.bleu
-        averaging = {"most": run.config.average, "best": run.config.average_of == "best"}
-        keeps = run.config.average > 0 and progress.keep(value, run.moment.update, **averaging)  # type: ignore[arg-type]
+        averaging = {"count": run.config.average, "best": run.config.average_of == "best"}
+        keeps = run.config.average > 0 and progress.keep(value, run.position.update, **averaging)  # type: ignore[arg-type]
         if run.processes.main:
             checkpoints.save(run, "last")
             if best:
                 checkpoints.save(run, "best")
             if keeps:
-                checkpoints.keep_weights(run, run.moment.update)
+                checkpoints.keep_weights(run, run.position.update)
             self.listener.validated(run, validation, best=best)
         self._log(
             {
@@ -176,25 +178,25 @@ class Loop:
             }
         )
 
-    def _log(self, more: Mapping[str, float | int | None]) -> None:
+    def _log(self, values: Mapping[str, float | int | None]) -> None:
         """A line of metrics.csv: means since the line before, and what is given."""
         run, window = self.run, self.progress.window
         now = time.monotonic()
         self.progress.seconds += now - self.mark
-        passed, self.mark = now - self.mark, now
-        row: dict[str, float | int | None] = {name: getattr(run.moment, name) for name in _COUNTS}
+        elapsed, self.mark = now - self.mark, now
+        row: dict[str, float | int | None] = {name: getattr(run.position, name) for name in _COUNTS}
         row |= {"seconds": self.progress.seconds}
         if window.tokens:
             row |= {
                 **self.progress.latest,
-                "tokens_per_second": window.tokens / max(passed, 1e-9),
+                "tokens_per_second": window.tokens / max(elapsed, 1e-9),
                 "loss": window.loss / window.tokens,
                 "nll": window.nll / window.tokens,
             }
         self.progress.window = Sums()
         extra = self.variant.history(run)
         if self.history is not None:
-            self.history.add(row | dict(more) | extra)
+            self.history.add(row | dict(values) | extra)
 
     def _save(self) -> None:
         save_state(self.run, self.progress, self.settings)

@@ -30,9 +30,9 @@ from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig
 from headscope.training.data.prepare import Prepared, prepare
 from headscope.training.files.history import History
-from headscope.training.files.outputs import TRAINING, cleaned, training_place
+from headscope.training.files.outputs import TRAINING, cleaned, training_workspace
 from headscope.training.files.state import check_settings, load_state, read_state
-from headscope.training.moment import Moment
+from headscope.training.position import TrainingPosition
 from headscope.training.progress import Progress
 from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import Listener, Loop, Reason, Silent
@@ -84,10 +84,12 @@ def train(
     if resume and force:
         raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
     with process_group() as processes, ExitStack() as stack:
-        workspace = training_place(config, processes, stack, resume=resume, force=force)
-        here = replace(config, out=workspace.path)
-        with _settled(config), _stoppable() as wanted, cleaned(workspace, processes):
-            result = _train(here, variant, processes, read_state(workspace.path), listener or Silent(), wanted, command)
+        workspace = training_workspace(config, processes, stack, resume=resume, force=force)
+        working = replace(config, out=workspace.path)
+        with _settled(config), _stoppable() as interrupted, cleaned(workspace, processes):
+            result = _train(
+                working, variant, processes, read_state(workspace.path), listener or Silent(), interrupted, command
+            )
         if result.reason != "interrupted":
             if processes.main:
                 workspace.finish()
@@ -101,7 +103,7 @@ def _train(
     processes: Processes,
     state: Mapping[str, Any] | None,
     listener: Listener,
-    wanted: Callable[[], bool],
+    interrupted: Callable[[], bool],
     command: Sequence[str],
 ) -> TrainingResult:
     begun = time.time()
@@ -117,14 +119,14 @@ def _train(
     history = None
     about = _about(run, options, command)
     if processes.main:
-        history = History(config.out, update=run.moment.update, tensorboard=config.tensorboard)
+        history = History(config.out, update=run.position.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", TRAINING.described(about | {"status": "running"}))
         for text in run.data.unknown.warnings(run.data):
             listener.remarked(text)
-    begun_at = run.moment.update
-    loop = Loop(run, variant, progress, settings, history, listener, wanted)
-    few = threads_for_pass(run.model, config.max_tokens) if config.threads is None else nullcontext()
-    with few, _recorded(config.out, about, history):
+    begun_at = run.position.update
+    loop = Loop(run, variant, progress, settings, history, listener, interrupted)
+    threads = threads_for_pass(run.model, config.max_tokens) if config.threads is None else nullcontext()
+    with threads, _recorded(config.out, about, history):
         reason = loop.train()
     result = replace(_outcome(loop, reason, about), begun_at=begun_at)
     if history is not None:
@@ -141,9 +143,9 @@ def _recorded(folder: Path, about: Mapping[str, Any], history: History | None) -
         yield
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
-        why = str(error) if isinstance(error, HeadscopeError) else f"{type(error).__name__}: {error}"
+        message = str(error) if isinstance(error, HeadscopeError) else f"{type(error).__name__}: {error}"
         if history is not None:
-            ending = {"status": "interrupted"} if stopped else {"status": "failed", "error": why}
+            ending = {"status": "interrupted"} if stopped else {"status": "failed", "error": message}
             with suppress(OSError, HeadscopeError):  # the error itself says more than that this cannot be written
                 write_json(folder / "run.json", TRAINING.described({**about, **ending}))
         raise
@@ -183,7 +185,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
         processes=processes,
         data=data,
         generator=torch.Generator().manual_seed(config.seed),
-        moment=Moment(updates_planned=config.max_updates, epochs_planned=config.epochs),
+        position=TrainingPosition(updates_planned=config.max_updates, epochs_planned=config.epochs),
     )
     run.criterion = _criterion(run, variant)
     torch.manual_seed(config.seed + 1 + processes.rank)  # dropout
@@ -193,17 +195,17 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
 
 def _criterion(run: TrainingRun, variant: Variant) -> nn.Module:
     config = run.config
-    made = TrainingLoss(run.model, smoothing=config.label_smoothing, chunked=config.precision != "fp16")
-    made.extra = lambda batch: variant.extra_loss(run, batch)
-    whole: nn.Module = made
+    criterion = TrainingLoss(run.model, smoothing=config.label_smoothing, chunked=config.precision != "fp16")
+    criterion.extra = lambda batch: variant.extra_loss(run, batch)
+    module: nn.Module = criterion
     if config.compile:
-        made.sums = torch.compiler.disable(made.sums)  # type: ignore[method-assign]
-        whole.compile(dynamic=True)
+        criterion.sums = torch.compiler.disable(criterion.sums)  # type: ignore[method-assign]
+        module.compile(dynamic=True)
     if run.processes.world == 1:
-        return whole
+        return module
     on_gpu = run.device.type == "cuda"
     return nn.parallel.DistributedDataParallel(
-        whole, device_ids=[run.device] if on_gpu else None, find_unused_parameters=not variant.uses_all
+        module, device_ids=[run.device] if on_gpu else None, find_unused_parameters=not variant.uses_all
     )
 
 
@@ -252,13 +254,13 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
         yield lambda: False
         return
 
-    def ask(number: int, _: object) -> None:
+    def request_stop(number: int, _: object) -> None:
         note(number)
         if signals:
             raise KeyboardInterrupt
         signals.append(number)
 
-    before = {number: signal.signal(number, ask) for number in ending_signals()}
+    before = {number: signal.signal(number, request_stop) for number in ending_signals()}
     try:
         yield lambda: bool(signals)
     finally:
@@ -278,7 +280,7 @@ def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str])
         "options": dict(options),
         "model": run.model.config.plain(),
         "parameters": parameters,
-        "planned": {"updates": run.moment.updates_planned, "epochs": run.moment.epochs_planned},
+        "planned": {"updates": run.position.updates_planned, "epochs": run.position.epochs_planned},
         "data": {
             "digest": run.data.digest,
             "sentences": len(run.data.train),
@@ -317,8 +319,8 @@ def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> TrainingRe
     return TrainingResult(
         folder=run.config.out,
         reason=reason,
-        epoch=run.moment.last_epoch,
-        update=run.moment.update,
+        epoch=run.position.last_epoch,
+        update=run.position.update,
         best=abs(progress.best or 0.0) if measured else None,
         best_update=progress.best_update,
         nll=progress.nll,

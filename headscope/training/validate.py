@@ -42,10 +42,10 @@ def validate(run: TrainingRun, *, number: int) -> Validation:
         total = Sums()
         for batch in run.validation():
             total = total.plus(run.measure(batch))
-        every = run.config.bleu_every
-        wanted = bool(every) and number % every == 0 and run.data.valid_texts is not None
+        interval = run.config.bleu_every
+        bleu_due = bool(interval) and number % interval == 0 and run.data.valid_texts is not None
         validation = Validation(
-            total.nll / total.tokens if total.tokens else None, validation_bleu(run) if wanted else None
+            total.nll / total.tokens if total.tokens else None, validation_bleu(run) if bleu_due else None
         )
     return run.processes.broadcast(validation)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headscope.model.native.transformer_config import TransformerConfig
     from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses.cross_entropy import Sums
-    from headscope.training.moment import Moment
+    from headscope.training.position import TrainingPosition
     from headscope.training.run_state import TrainingRun
 
 Gradients: TypeAlias = "Callable[[Sequence[TrainingBatch]], Sums]"
@@ -75,17 +75,17 @@ class Variant:
     def resumed(self, run: TrainingRun) -> None:
         """After model, optimizer and the variant have their saved state."""
 
-    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:
+    def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         """Before the first update of an epoch."""
 
-    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
-        """After validation and checkpoint of an epoch; `moment.epoch` is the one that ended."""
+    def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
+        """After validation and checkpoint of an epoch; `position.epoch` is the one that ended."""
 
-    def before_update(self, run: TrainingRun, moment: Moment) -> None:
-        """Before the gradients of an update; `moment.update` updates are done."""
+    def before_update(self, run: TrainingRun, position: TrainingPosition) -> None:
+        """Before the gradients of an update; `position.update` updates are done."""
 
-    def after_update(self, run: TrainingRun, moment: Moment) -> None:
-        """After the optimizer's step; `moment.update` includes it."""
+    def after_update(self, run: TrainingRun, position: TrainingPosition) -> None:
+        """After the optimizer's step; `position.update` includes it."""
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         """Leave the gradients of one update in the parameters; the engine clips them and steps the optimizer.

@@ -53,9 +53,9 @@ def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **op
 
 def lesson(run: TrainingRun) -> list[TrainingBatch]:
     """The micro-batch of the next update."""
-    moment = run.moment
-    groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=moment.epoch)
-    return [collate(run.data.train, groups[moment.update_in_epoch % len(groups)])]
+    position = run.position
+    groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=position.epoch)
+    return [collate(run.data.train, groups[position.update_in_epoch % len(groups)])]
 
 
 @dataclass
@@ -65,7 +65,7 @@ class StopsAfter(Silent):
     update: int
 
     def updated(self, run: TrainingRun, sums: object) -> None:
-        if run.moment.update == self.update:
+        if run.position.update == self.update:
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -77,16 +77,16 @@ def variant(run: TrainingRun) -> Any:
 def updates(run: TrainingRun, count: int = 1) -> None:
     """So many updates, hooks included, within one epoch."""
     for _ in range(count):
-        variant(run).before_update(run, run.moment)
+        variant(run).before_update(run, run.position)
         sums, _ = run.update(lesson(run))
-        moment = run.moment
-        run.moment = replace(
-            moment,
-            update=moment.update + 1,
-            update_in_epoch=moment.update_in_epoch + 1,
-            sentences=moment.sentences + sums.sentences,
+        position = run.position
+        run.position = replace(
+            position,
+            update=position.update + 1,
+            update_in_epoch=position.update_in_epoch + 1,
+            sentences=position.sentences + sums.sentences,
         )
-        variant(run).after_update(run, run.moment)
+        variant(run).after_update(run, run.position)
 
 
 def weights(run: TrainingRun) -> dict[str, Tensor]:

@@ -103,7 +103,7 @@ class Breaks(Variant):
     update = 0
 
     def extra_loss(self, run: TrainingRun, batch: Any) -> torch.Tensor | None:
-        return torch.tensor(float("nan")) if run.moment.update == self.update else None
+        return torch.tensor(float("nan")) if run.position.update == self.update else None
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_stopped_run_says_so_and_names_what_it_has_not(
 
 class Fails(Breaks):
     def extra_loss(self, run: TrainingRun, batch: Any) -> torch.Tensor | None:
-        if run.moment.update == 1:
+        if run.position.update == 1:
             raise ZeroDivisionError("of our own")
         return None
 

@@ -14,7 +14,7 @@ from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
 from headscope.training.composed import combine, find_variant, intersected
-from headscope.training.moment import Moment
+from headscope.training.position import TrainingPosition
 from headscope.training.swaps.swaps import Swap, swap_heads
 from headscope.training.variant import VARIANTS, Variant
 from headscope.training.variants.disagreement import Disagreement
@@ -113,8 +113,8 @@ def test_losses_are_added(tmp_path: Path) -> None:
         )  # fmt: skip
         for part in getattr(run.variant, "parts", [run.variant]):
             if isinstance(part, LinearMixing):
-                part.seen = 1  # the fork's first batch of all is outside its window
-        lessons.variant(run).before_update(run, run.moment)
+                part.sentences = 1  # the fork's first batch of all is outside its window
+        lessons.variant(run).before_update(run, run.position)
         run.model.train()
         sums[name] = run.variant.step(run, lessons.lesson(run), run.gradients).loss
     (folder := tmp_path / "plain").mkdir()
@@ -136,7 +136,7 @@ def test_what_a_swap_does_to_matrices(compat: str, tmp_path: Path) -> None:
             for number, alpha in enumerate(alpha for its in matrices_of(run.model).values() for alpha in its):
                 alpha.add_(number + 1)
         before = lessons.weights(run)
-        lessons.variant(run).before_epoch(run, Moment(epoch=2))
+        lessons.variant(run).before_epoch(run, TrainingPosition(epoch=2))
         after = lessons.weights(run)
         moved = {key for key in differing(before, after) if "mixing" in key}
         keys = [f"decoder.layers.{n}.cross_attention.mixing.alpha" for n in (0, 1)]
@@ -180,7 +180,7 @@ def test_what_the_parts_refuse_is_refused_before_training(
 def test_histories_and_states_of_all_parts(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, ALL, swap_schedule=schedule(tmp_path / "s.json", (0, 0, 1, 0)), start_after=0.0)
     lessons.updates(run, 2)
-    lessons.variant(run).before_epoch(run, Moment(epoch=2))
+    lessons.variant(run).before_epoch(run, TrainingPosition(epoch=2))
     noted = lessons.variant(run).history(run)
     assert noted["swaps.schedule"] == 1 and noted["window"] == 1 and 0 < noted["disagreement"] < 1
     saved = run.variant.state_dict()

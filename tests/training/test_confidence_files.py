@@ -22,7 +22,7 @@ from headscope.report.figures.confidence import confidence_figure, load_confiden
 from headscope.report.readers.run import RunError
 from headscope.training.composed import find_variant
 from headscope.training.data.batches import collate, epoch_plan
-from headscope.training.moment import Moment
+from headscope.training.position import TrainingPosition
 from headscope.training.trainer import train
 from tests.oracles import lessons
 from tests.oracles.confidence_rows import sentence_score
@@ -57,7 +57,7 @@ def test_rows_are_means_over_the_sentences_of_a_batch(method: str, tmp_path: Pat
     groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=1)[:3]
     for group in groups:
         run.update([collate(run.data.train, group)])
-    lessons.variant(run).after_epoch(run, Moment(epoch=1))
+    lessons.variant(run).after_epoch(run, TrainingPosition(epoch=1))
     found = read(tmp_path, 1)
     assert any(len({len(run.data.train.target[int(n)]) for n in group}) > 1 for group in groups)
     run.model.eval()
@@ -82,7 +82,7 @@ def test_base_and_advanced_are_the_forks_numbers_where_nothing_is_padded(tmp_pat
         run = lessons.begin(folder, "baseline", shared={"save_confidence": method, **STILL})
         batch = collate(run.data.train, np.array([0]))
         run.update([batch])
-        lessons.variant(run).after_epoch(run, Moment(epoch=4))
+        lessons.variant(run).after_epoch(run, TrainingPosition(epoch=4))
         found = read(folder, 4)
         run.model.eval()
         with torch.no_grad(), capture(run.model, ("weights",)) as heads:

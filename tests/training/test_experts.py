@@ -76,7 +76,7 @@ def test_experts_are_drawn_as_often_as_they_are_responsible() -> None:
     gates = made.log_gates(Queries(states)).exp()[0, 0]
     torch.manual_seed(0)
     with using([made], "sampled"):
-        chosen = made.chosen(Queries(states.expand(20000, 2, 11)))
+        chosen = made.choose(Queries(states.expand(20000, 2, 11)))
     shares = torch.bincount(chosen[:, 0], minlength=3) / 20000
     torch.testing.assert_close(shares.double(), gates.detach(), rtol=0, atol=0.02)
 
@@ -90,7 +90,7 @@ def test_the_most_responsible_of_equal_experts_is_any_of_them() -> None:
     torch.manual_seed(0)
     for made, expected in ((even, [1 / 3, 1 / 3, 1 / 3]), (tied, [0.5, 0.0, 0.5])):
         with using([made], "argmax"):
-            chosen = made.chosen(Queries(torch.randn(9000, 4, 11).double(), causal=True))
+            chosen = made.choose(Queries(torch.randn(9000, 4, 11).double(), causal=True))
         assert (chosen == chosen[:, :1]).all()
         shares = torch.bincount(chosen[:, 0], minlength=3) / 9000
         torch.testing.assert_close(shares, torch.tensor(expected), rtol=0, atol=0.02)
@@ -101,7 +101,7 @@ def test_where_the_gate_stays_the_draw_stays() -> None:
     made = disturbed(experts())
     states = torch.randn(64, 1, 11).double().expand(64, 6, 11)
     with using([made], "sampled"):
-        chosen = made.chosen(Queries(states, causal=True))
+        chosen = made.choose(Queries(states, causal=True))
     assert (chosen == chosen[:, :1]).all() and len(chosen[:, 0].unique()) > 1
 
 
@@ -238,7 +238,7 @@ def step_once(run: Any, epoch: int) -> set[str]:
     from dataclasses import replace
 
     disturbed(run.model)
-    run.moment = replace(run.moment, epoch=epoch)
+    run.position = replace(run.position, epoch=epoch)
     before = lessons.weights(run)
     lessons.updates(run)
     after = lessons.weights(run)
@@ -263,13 +263,13 @@ def test_g_steps_change_gates_only(tmp_path: Path) -> None:
         patch.setattr(type(variant), "_descend", stopped(type(variant)._descend))
         with pytest.raises(Stop):
             run.model.train()
-            run.moment = type(run.moment)(epoch=2)
+            run.position = type(run.position)(epoch=2)
             run.variant.step(run, lessons.lesson(run), run.gradients)
     after = lessons.weights(run)
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed and all(GATE in key for key in changed)
     assert {key for key in before if GATE in key} == changed
-    assert not any(each.grad is not None and each.grad.any() for each in lessons.variant(run).rest)
+    assert not any(each.grad is not None and each.grad.any() for each in lessons.variant(run).other_parameters)
     assert all(each.requires_grad for each in run.model.parameters())
     assert lessons.variant(run).history(run)["gate_entropy"] > 0
 

@@ -240,9 +240,9 @@ def test_an_open_window_adds_the_push_to_the_gradient(compat: str, tmp_path: Pat
             ratios=(1.0, 0.0, 2.0),
             compat=compat,
         )
-        lessons.variant(run).seen = 1  # the fork's first batch of all is outside
+        lessons.variant(run).sentences = 1  # the fork's first batch of all is outside
         its = matrices_of(run.model)
-        lessons.variant(run).before_update(run, run.moment)
+        lessons.variant(run).before_update(run, run.position)
         run.clear_gradients()
         run.model.train()
         batches = lessons.lesson(run) * 2

@@ -12,7 +12,7 @@ import pytest
 
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.training.moment import length
+from headscope.training.position import length
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 from tests.oracles import lessons

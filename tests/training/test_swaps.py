@@ -15,10 +15,10 @@ from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.native.transformer import Transformer
 from headscope.training.data.batches import plan_batches, training_batches
-from headscope.training.swaps.choice import CHOICES, FORK_CHOICES, Phase, SwapScores, SwapTiming, decide
 from headscope.training.swaps.fork import ForkHead, ForkSwap, swap_heads_like_fork
 from headscope.training.swaps.head_scores import head_scores
 from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
+from headscope.training.swaps.selection import FORK_SELECTIONS, SELECTIONS, Phase, SwapScores, SwapTiming, decide
 from headscope.training.swaps.swaps import Swap, swap_heads
 from tests.makers.shared import SHIPPED
 from tests.oracles import growth, mhr, native
@@ -237,7 +237,7 @@ SCORES = [[0.5, 0.1, 0.9, 0.3], [0.2, 0.8, 0.4, 0.6], [0.7, 0.35, 0.05, 1.0], [0
 
 
 def pairs(name: str, most: int, *, fork: bool = False) -> list[str]:
-    ways = FORK_CHOICES if fork else CHOICES
+    ways = FORK_SELECTIONS if fork else SELECTIONS
     return [f"{s.first}-{s.second}".replace("cross.", "") for s in ways[name](choice(SCORES, most))]
 
 
@@ -276,7 +276,7 @@ def test_the_forks_scores_are_the_references(score: str, oracles: Path) -> None:
 def test_hard_swaps_of_the_forks_scores(shared: Path) -> None:
     reference = np.load(shared / "oracles/mhr/alpha/oracle/tf_stats.npz")
     scores = fork_scores(shared / "oracles", "pairwise")[Site.CROSS]
-    chosen = CHOICES["hard"](SwapScores(Site.CROSS, scores, 2, torch.Generator()))
+    chosen = SELECTIONS["hard"](SwapScores(Site.CROSS, scores, 2, torch.Generator()))
     expected = np.stack([reference[f"conf_pairwise/decoder.{n}.enc_attn"].mean(axis=0) for n in range(3)])
     order = [f"cross.{n // 8}.{n % 8}" for n in np.argsort(expected.ravel())]
     assert [str(each) for each in chosen] == [f"{order[-2]} ↔ {order[1]}", f"{order[-1]} ↔ {order[0]}"]

@@ -32,7 +32,7 @@ from headscope.training.data.batches import Pairs, TokenizedTexts, TrainingBatch
 from headscope.training.data.normalise import normaliser
 from headscope.training.files.checkpoints import average
 from headscope.training.losses import cross_entropy as losses
-from headscope.training.moment import Moment
+from headscope.training.position import TrainingPosition
 from headscope.training.progress import Progress
 from headscope.training.run_state import TrainingRun
 from headscope.training.schedules import rate
@@ -219,21 +219,21 @@ def test_a_batch_holds_inputs_labels_and_masks() -> None:
 )
 def test_learning_rates(texts: Path, schedule: Any, update: int, expected: float) -> None:
     config = small(texts, schedule=schedule, lr=0.01, min_lr=0.001, warmup=100, max_updates=1000)
-    assert rate(config, Moment(update=update, updates_planned=1000)) == pytest.approx(expected)
+    assert rate(config, TrainingPosition(update=update, updates_planned=1000)) == pytest.approx(expected)
 
 
-def test_a_moment_knows_how_much_of_the_run_is_done() -> None:
-    assert Moment(update=30, updates_planned=120).fraction == 0.25
-    moment = Moment(epoch=3, update_in_epoch=5, updates_per_epoch=10, epochs_planned=5)
-    assert moment.fraction == 0.5 and replace(moment, update=80, updates_planned=100).fraction == 0.8
+def test_a_position_knows_how_much_of_the_run_is_done() -> None:
+    assert TrainingPosition(update=30, updates_planned=120).fraction == 0.25
+    position = TrainingPosition(epoch=3, update_in_epoch=5, updates_per_epoch=10, epochs_planned=5)
+    assert position.fraction == 0.5 and replace(position, update=80, updates_planned=100).fraction == 0.8
 
 
 def test_weights_of_the_last_or_the_best_are_kept() -> None:
     values = [5.0, 2.0, 3.0, 1.0, 4.0]
     last, best = Progress(), Progress()
     for update, value in enumerate(values):
-        last.keep(value, update, most=2, best=False)
-        best.keep(value, update, most=2, best=True)
+        last.keep(value, update, count=2, best=False)
+        best.keep(value, update, count=2, best=True)
     assert last.kept == [3, 4] and best.kept == [1, 3]
     assert Progress.from_plain(best.plain()) == best
 
@@ -390,7 +390,7 @@ class Breaks(Variant):
     name, summary = "breaks", "Makes the loss no number in update 4."
 
     def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
-        return torch.tensor(float("nan")) if run.moment.update == 3 else None
+        return torch.tensor(float("nan")) if run.position.update == 3 else None
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(texts: Path, tmp_path: Path) -> None:
@@ -414,17 +414,17 @@ class Counts(Variant):
         super().__init__(options)
         self.calls: list[str] = []
 
-    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:
-        self.calls.append(f"epoch {moment.epoch}")
+    def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
+        self.calls.append(f"epoch {position.epoch}")
 
-    def before_update(self, run: TrainingRun, moment: Moment) -> None:
-        self.calls.append(f"update {moment.update}")
+    def before_update(self, run: TrainingRun, position: TrainingPosition) -> None:
+        self.calls.append(f"update {position.update}")
 
-    def after_update(self, run: TrainingRun, moment: Moment) -> None:
-        self.calls.append(f"done {moment.update}")
+    def after_update(self, run: TrainingRun, position: TrainingPosition) -> None:
+        self.calls.append(f"done {position.update}")
 
-    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
-        self.calls.append(f"end {moment.epoch}")
+    def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
+        self.calls.append(f"end {position.epoch}")
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         return {"calls": float(len(self.calls))}

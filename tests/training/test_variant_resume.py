@@ -12,7 +12,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.training.composed import find_variant
-from headscope.training.moment import Moment
+from headscope.training.position import TrainingPosition
 from headscope.training.swaps.head_scores import SCORES, head_scores
 from headscope.training.swaps.swaps import Swap, swap_heads
 from headscope.training.trainer import make_run, train
@@ -72,9 +72,9 @@ def test_a_scheduled_swap_happens_before_its_epoch(tmp_path: Path) -> None:
     (tmp_path / "swaps.toml").write_text(SWAPS)
     its = lessons.begin(tmp_path, "swap", swap_schedule=tmp_path / "swaps.toml")
     before = lessons.weights(its)
-    lessons.variant(its).before_epoch(its, Moment(epoch=1))
+    lessons.variant(its).before_epoch(its, TrainingPosition(epoch=1))
     assert not differing(before, lessons.weights(its))
-    lessons.variant(its).before_epoch(its, Moment(epoch=2))
+    lessons.variant(its).before_epoch(its, TrainingPosition(epoch=2))
     swaps = [Swap(HeadId(Site.CROSS, 0, head), HeadId(Site.CROSS, 1, head)) for head in range(3)]
     assert differing(before, lessons.weights(its)) and lessons.variant(its).history(its) == {"swaps.schedule": 3.0}
     swap_heads(its.model, swaps)
@@ -85,7 +85,7 @@ def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
     its = lessons.begin(tmp_path, "swap", dynamic=("hard", "soft", "none"), score="uniqueness", dynamic_end=(3,))
     before = lessons.weights(its)
     for epoch, moved in ((1, True), (2, False), (3, False), (4, False)):
-        lessons.variant(its).after_epoch(its, Moment(epoch=epoch))
+        lessons.variant(its).after_epoch(its, TrainingPosition(epoch=epoch))
         changed = differing(before, lessons.weights(its))
         assert bool(changed) is moved and not any("cross" in name for name in changed)
     history = lessons.variant(its).history(its)

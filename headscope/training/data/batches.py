@@ -145,9 +145,9 @@ def collate(pairs: Pairs, numbers: Numbers) -> TrainingBatch:
     if pairs.source is not None:
         read = [np.concatenate([pairs.prefix, pairs.source[int(n)], pairs.suffix]) for n in numbers]
         source, source_mask = _padded(read, fill=pairs.pads[0])
-    wanted, _ = _padded(labels, fill=IGNORED)
+    padded_labels, _ = _padded(labels, fill=IGNORED)
     lines = tuple(int(pairs.lines[number]) for number in numbers)
-    return TrainingBatch(source, source_mask, target, target_mask, wanted, lines, sum(map(len, labels)))
+    return TrainingBatch(source, source_mask, target, target_mask, padded_labels, lines, sum(map(len, labels)))
 
 
 def training_batches(pairs: Pairs, groups: Sequence[Numbers]) -> Iterator[TrainingBatch]:

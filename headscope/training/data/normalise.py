@@ -9,15 +9,15 @@ from headscope.errors import ConfigError
 from headscope.training.config import Normalise
 
 
-def normaliser(how: Normalise, language: str) -> Callable[[str], str]:
+def normaliser(method: Normalise, language: str) -> Callable[[str], str]:
     """What is done to every line before it is split into pieces; "lowercase" is done by the tokenizer itself.
 
     "moses": Moses's punctuation normalisation, then its tokenizer (without escapes for XML), by sacremoses;
     "moses-lowercase" lower-cases first, as Multi30k's task-1 text is made (lowercase, normalise, tokenise).
     """
-    if not how.startswith("moses"):
+    if not method.startswith("moses"):
         return lambda text: text
-    low = how == "moses-lowercase"
+    low = method == "moses-lowercase"
     split = _moses(language)
     return lambda text: split(text.lower() if low else text)
 

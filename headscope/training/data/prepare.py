@@ -83,11 +83,11 @@ def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary 
     if config.vocabulary == "separate":
         return tokenizers.learn(sources(), **settings), tokenizers.learn(targets(), **settings)  # type: ignore[arg-type]
 
-    def both() -> Iterator[str]:
+    def both_sides() -> Iterator[str]:
         yield from sources()
         yield from targets()
 
-    vocabulary = tokenizers.learn(both(), **settings)  # type: ignore[arg-type]
+    vocabulary = tokenizers.learn(both_sides(), **settings)  # type: ignore[arg-type]
     return vocabulary, vocabulary
 
 
@@ -104,11 +104,11 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
         write_vocabularies(folder, vocabularies, recipe)
     source, target = vocabularies
     digest = _digest(config, corpus, valid, vocabularies)
-    kept = _read(folder, digest)
-    train, dropped = kept.get("train") or _kept(folder, "train", digest, *_pairs(config, corpus, vocabularies))
+    stored = _read(folder, digest)
+    train, dropped = stored.get("train") or _kept(folder, "train", digest, *_pairs(config, corpus, vocabularies))
     checked, texts = None, None
     if valid is not None:
-        checked, _ = kept.get("valid") or _kept(folder, "valid", digest, *_pairs(config, valid, vocabularies))
+        checked, _ = stored.get("valid") or _kept(folder, "valid", digest, *_pairs(config, valid, vocabularies))
         if config.kind == "translation":
             sources, targets = _lines(config, valid)
             texts = (list(sources()), list(targets()))
@@ -121,8 +121,12 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
 
 def _lines(config: TrainConfig, corpus: Corpus) -> tuple[Callable[[], Iterator[str]], Callable[[], Iterator[str]]]:
     """The normalised lines of both sides, again and again."""
-    left, right = (normaliser(config.normalise, language) for language in (config.source_lang, config.target_lang))
-    return (lambda: (left(pair.source) for pair in corpus)), (lambda: (right(pair.target or "") for pair in corpus))
+    of_source, of_target = (
+        normaliser(config.normalise, language) for language in (config.source_lang, config.target_lang)
+    )
+    return (lambda: (of_source(pair.source) for pair in corpus)), (
+        lambda: (of_target(pair.target or "") for pair in corpus)
+    )
 
 
 def _pairs(
@@ -143,9 +147,9 @@ def _pairs(
         )
     longest = [max(len(ids), len(sources_ids[n]) if sources_ids else 0) for n, ids in enumerate(targets_ids)]
     keep = [n for n, length in enumerate(longest) if length < config.max_length]
-    chosen = None if sources_ids is None else TokenizedTexts.of([sources_ids[n] for n in keep])
+    source_texts = None if sources_ids is None else TokenizedTexts.of([sources_ids[n] for n in keep])
     lines = np.array(keep, dtype=np.int64) + 1
-    pairs = pairs_of(chosen, TokenizedTexts.of([targets_ids[n] for n in keep]), lines, source, target)
+    pairs = pairs_of(source_texts, TokenizedTexts.of([targets_ids[n] for n in keep]), lines, source, target)
     return pairs, len(targets_ids) - len(keep)
 
 
@@ -206,8 +210,8 @@ def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[V
 def _recipe(config: TrainConfig, corpus: Corpus) -> str:
     """What the vocabularies depend on."""
     settings = [corpus.digest, config.kind, config.vocabulary, config.vocab_size, config.tokenizer_kind]
-    given = b"" if config.tokenizer is None else tokenizers.read(config.tokenizer).splitter.codes or b""
-    settings += [config.normalise, config.source_lang, config.target_lang, hashlib.sha256(given).hexdigest()]
+    model_file = b"" if config.tokenizer is None else tokenizers.read(config.tokenizer).splitter.codes or b""
+    settings += [config.normalise, config.source_lang, config.target_lang, hashlib.sha256(model_file).hexdigest()]
     return json.dumps(settings) + "\n"
 
 
@@ -244,7 +248,7 @@ def _kept(folder: Path, name: str, digest: str, pairs: Pairs, dropped: int) -> t
 
 def _read(folder: Path, digest: str) -> dict[str, tuple[Pairs, int]]:
     """What is kept of the same texts and vocabularies."""
-    kept = {}
+    stored = {}
     for name in ("train", "valid"):
         try:
             with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
@@ -256,7 +260,7 @@ def _read(folder: Path, digest: str) -> dict[str, tuple[Pairs, int]]:
                     TokenizedTexts(arrays["source_ids"], arrays["source_bounds"]) if "source_ids" in arrays else None
                 )
                 pairs = Pairs(source, TokenizedTexts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around)
-                kept[name] = (pairs, int(facts["dropped"]))
+                stored[name] = (pairs, int(facts["dropped"]))
         except (AttributeError, *BROKEN):
             continue
-    return kept
+    return stored

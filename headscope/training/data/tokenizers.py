@@ -25,11 +25,11 @@ def learn(texts: Iterable[str], *, size: int, kind: str, normalise: Normalise) -
     """
     import sentencepiece
 
-    made = io.BytesIO()
+    model_file = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts),
-            model_writer=made,
+            model_writer=model_file,
             model_type=kind,
             vocab_size=size,
             character_coverage=1.0,
@@ -43,8 +43,8 @@ def learn(texts: Iterable[str], *, size: int, kind: str, normalise: Normalise) -
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        raise DataError(_told(str(error), size)) from None
-    return vocabulary(made.getvalue())
+        raise DataError(_learning_problem(str(error), size)) from None
+    return vocabulary(model_file.getvalue())
 
 
 def read(path: Path) -> Vocabulary:
@@ -77,14 +77,16 @@ def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
         import sentencepiece
 
         model: Any = sentencepiece.SentencePieceProcessor(model_proto=codes)
-        same = model.get_piece_size() == len(vocabulary) and model.unk_id() == vocabulary.unknown
-        if same and all(model.id_to_piece(number) == piece for number, piece in enumerate(vocabulary.pieces)):
+        same_vocabulary = model.get_piece_size() == len(vocabulary) and model.unk_id() == vocabulary.unknown
+        if same_vocabulary and all(
+            model.id_to_piece(number) == piece for number, piece in enumerate(vocabulary.pieces)
+        ):
             ids: list[list[int]] = model.encode(list(texts), num_threads=1)
             return ids
     return [vocabulary.encode(text) for text in texts]
 
 
-def _told(message: str, size: int) -> str:
+def _learning_problem(message: str, size: int) -> str:
     """What SentencePiece means, in one line."""
     high = re.search(r"size (?:is )?too high.*?<= *(\d+)", message, re.DOTALL)
     if high:

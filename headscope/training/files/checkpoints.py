@@ -39,8 +39,8 @@ def checkpoint(run: TrainingRun, model: Transformer | None = None) -> Transforme
 
 def save(run: TrainingRun, name: str, model: Transformer | None = None) -> None:
     """Write DIR/name in headscope's native format; there is a whole one at (almost) every moment, see `recover_all`."""
-    with replacing(run.config.out / name, DIRECTORY) as made:
-        NATIVE.write(checkpoint(run, model), made, Companions())
+    with replacing(run.config.out / name, DIRECTORY) as temporary:
+        NATIVE.write(checkpoint(run, model), temporary, Companions())
 
 
 def recover_all(folder: Path) -> None:
@@ -56,17 +56,17 @@ def keep_weights(run: TrainingRun, update: int) -> None:
     write_atomically(folder / f"{update}.safetensors", lambda path: save_file(state, path))
 
 
-def drop_weights(run: TrainingRun, kept: Sequence[int]) -> None:
-    """Remove weights that are not among the updates `kept`."""
+def drop_weights(run: TrainingRun, updates: Sequence[int]) -> None:
+    """Remove the weights of every update that is not among `updates`."""
     for path in (run.config.out / WEIGHTS).glob("*.safetensors"):
-        if path.stem.isdecimal() and int(path.stem) not in kept:
+        if path.stem.isdecimal() and int(path.stem) not in updates:
             path.unlink(missing_ok=True)
 
 
-def save_average(run: TrainingRun, kept: Sequence[int]) -> None:
+def save_average(run: TrainingRun, updates: Sequence[int]) -> None:
     """Write DIR/averaged: the mean of the weights of these updates, summed in float64."""
     model = Transformer(run.model.config)
-    filled = average(_weights(run.config.out / WEIGHTS / f"{update}.safetensors") for update in kept)
+    filled = average(_weights(run.config.out / WEIGHTS / f"{update}.safetensors") for update in updates)
     for copy, original in model.tied().items():
         filled.setdefault(copy, filled[original])
     model.load_state_dict(filled)

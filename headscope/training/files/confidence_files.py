@@ -26,8 +26,8 @@ from headscope.model.attention import AttentionCall, tapped
 from headscope.results import write_pickle
 from headscope.training.composed import VariantChain
 from headscope.training.files.checkpoints import CONFIDENCE
-from headscope.training.moment import Moment
-from headscope.training.swaps.head_scores import SCORES, seen_of, sides_of
+from headscope.training.position import TrainingPosition
+from headscope.training.swaps.head_scores import SCORES, observed_heads, sides_of
 from headscope.training.variant import Gradients, Variant
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ConfidenceFiles(Variant):
     def __init__(self, method: str) -> None:
         super().__init__(None)
         self.method = method
-        self.places: dict[int, tuple[Site, int]] = {}
+        self.site_layers: dict[int, tuple[Site, int]] = {}
         self.heads: dict[tuple[Site, int], int] = {}
         self.calls: list[AttentionCall] = []
         self.passes: list[Tensor] = []
@@ -57,19 +57,19 @@ class ConfidenceFiles(Variant):
 
     def prepare(self, run: TrainingRun) -> None:
         modules = [(site, layer, module) for site, layer, _, module in run.model.attention_modules() if module.heads]
-        self.places = {id(module): (site, layer) for site, layer, module in modules}
+        self.site_layers = {id(module): (site, layer) for site, layer, module in modules}
         self.heads = {(site, layer): module.heads for site, layer, module in modules}
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         self.calls, self.passes = [], []
         with tapped(self._see, before_mixing=True):
-            found = gradients(batches)
+            sums = gradients(batches)
         rows = [row.cpu() for row, batch in zip(self.passes[-len(batches) :], batches, strict=True) if len(batch)]
-        self.rows += [row for its in run.processes.all(rows) for row in its]
-        return found
+        self.rows += [row for process_rows in run.processes.all(rows) for row in process_rows]
+        return sums
 
     def _see(self, call: AttentionCall, _: Tensor) -> None:
-        if id(call.module) in self.places:
+        if id(call.module) in self.site_layers:
             self.calls.append(call)
 
     @torch.no_grad()
@@ -77,30 +77,34 @@ class ConfidenceFiles(Variant):
         """No loss; the calls of the forward pass that is over become a row."""
         calls, self.calls = self.calls, []
         sides = sides_of(batch)
-        found: dict[tuple[Site, int], Tensor] = {}
+        scores: dict[tuple[Site, int], Tensor] = {}
         for call in calls:
-            place = self.places[id(call.module)]
-            total, count = SCORES[self.method](seen_of(call, place[0], sides))
-            found[place] = torch.cat([total / count.clamp_min(1), count.view(1)])
-        self.passes.append(torch.cat([found[place] for place in self.heads]))
+            site_layer = self.site_layers[id(call.module)]
+            total, count = SCORES[self.method](observed_heads(call, site_layer[0], sides))
+            scores[site_layer] = torch.cat([total / count.clamp_min(1), count.view(1)])
+        self.passes.append(torch.cat([scores[site_layer] for site_layer in self.heads]))
 
-    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
-        rows = self._by_place(self.rows)
+    def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
+        rows = self._by_site_layer(self.rows)
         self.rows, self.noted = [], 0
         if run.processes.main:
-            write_confidence(run.config.out / CONFIDENCE, moment.epoch, rows)
+            write_confidence(run.config.out / CONFIDENCE, position.epoch, rows)
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Mean over the heads of a site and the sentences since the line before, of this epoch."""
-        found = dict.fromkeys(sorted({site for site, _ in self.heads}), float("nan"))
+        means = dict.fromkeys(sorted({site for site, _ in self.heads}), float("nan"))
         if recent := self.rows[self.noted :]:
-            rows = self._by_place(recent)
-            for site in found:
-                its = [(rows[place][:, :-1], rows[place][:, -1:]) for place in self.heads if place[0] is site]
-                count = sum(float(sizes.sum()) * scores.shape[1] for scores, sizes in its)
-                found[site] = sum(float((scores * sizes).sum()) for scores, sizes in its) / max(count, 1)
+            rows = self._by_site_layer(recent)
+            for site in means:
+                parts = [
+                    (rows[site_layer][:, :-1], rows[site_layer][:, -1:])
+                    for site_layer in self.heads
+                    if site_layer[0] is site
+                ]
+                count = sum(float(sizes.sum()) * scores.shape[1] for scores, sizes in parts)
+                means[site] = sum(float((scores * sizes).sum()) for scores, sizes in parts) / max(count, 1)
         self.noted = len(self.rows)
-        return {f"confidence_{self.method}.{site}": value for site, value in found.items()}
+        return {f"confidence_{self.method}.{site}": value for site, value in means.items()}
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"rows": self.rows, "noted": self.noted}
@@ -108,22 +112,22 @@ class ConfidenceFiles(Variant):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rows, self.noted = list(state["rows"]), state["noted"]
 
-    def _by_place(self, rows: Sequence[Tensor]) -> dict[tuple[Site, int], Tensor]:
+    def _by_site_layer(self, rows: Sequence[Tensor]) -> dict[tuple[Site, int], Tensor]:
         """Rows [n h+1] of every module, those that count no sentence left out."""
         sizes = [count + 1 for count in self.heads.values()]
         table = torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, sum(sizes))
         parts = zip(self.heads, torch.split_with_sizes(table, sizes, dim=1), strict=True)
-        return {place: part[part[:, -1] > 0] for place, part in parts}
+        return {site_layer: part[part[:, -1] > 0] for site_layer, part in parts}
 
 
 def with_confidence(variant: Variant, method: str) -> Variant:
     """The variant, watched by `ConfidenceFiles`; it keeps its name."""
-    kept = {"name": variant.name, "uses_all": variant.uses_all}
-    watched: type[VariantChain] = type("Watched", (VariantChain,), kept)
+    attributes = {"name": variant.name, "uses_all": variant.uses_all}
+    watched: type[VariantChain] = type("Watched", (VariantChain,), attributes)
     return watched([ConfidenceFiles(method), variant], options=variant.options)
 
 
 def write_confidence(folder: Path, epoch: int, rows: Mapping[tuple[Site, int], Tensor]) -> Path:
     """Write epoch-N.pkl of rows [n h+1] by site and layer."""
-    arrays = {place: its.numpy().astype("float64") for place, its in rows.items()}
+    arrays = {site_layer: values.numpy().astype("float64") for site_layer, values in rows.items()}
     return write_pickle(folder / f"epoch-{epoch}.pkl", nested(arrays))

@@ -68,9 +68,9 @@ class History:
         except csv.Error as error:
             raise CheckpointError(f"{self.path} is damaged ({error}); train anew with --force") from None
         self.columns = rows[0] if rows else []
-        whole = [row for row in rows[1:] if len(row) == len(self.columns) > 0]
-        kept = [row for row in whole if re.fullmatch(r"[0-9]{1,12}", row[0]) and int(row[0]) <= update]
-        text = "".join(map(_line, [self.columns, *kept]))
+        complete = [row for row in rows[1:] if len(row) == len(self.columns) > 0]
+        rows = [row for row in complete if re.fullmatch(r"[0-9]{1,12}", row[0]) and int(row[0]) <= update]
+        text = "".join(map(_line, [self.columns, *rows]))
         write_atomically(self.path, lambda path: path.write_text(text, encoding="utf-8"))
 
 

@@ -34,7 +34,7 @@ TRAINING = OutputKind(
 )
 
 
-def training_place(
+def training_workspace(
     config: TrainConfig, processes: Processes, stack: ExitStack, *, resume: bool, force: bool
 ) -> Workplace:
     """Where the run is made; the first process tidies the directory and tells the others, its errors too."""

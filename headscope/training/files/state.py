@@ -15,7 +15,7 @@ from headscope.distributed import random_state, set_random_state
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.writing import save_torch, write_atomically
 from headscope.training.config import TrainConfig
-from headscope.training.moment import Moment, length
+from headscope.training.position import TrainingPosition, length
 from headscope.training.progress import Progress
 from headscope.training.run_state import TrainingRun
 
@@ -38,7 +38,7 @@ def save_state(run: TrainingRun, progress: Progress, settings: Mapping[str, Any]
         "model": run.model.state_dict(),
         "optimizer": run.optimizer.state_dict(),
         "scaler": run.scaler.state_dict(),
-        "moment": asdict(run.moment),
+        "moment": asdict(run.position),
         "progress": progress.plain(),
         "random": random,
         "generator": run.generator.get_state(),
@@ -87,7 +87,7 @@ def restoring(path: Path, *, advice: str) -> Iterator[None]:
 
 def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
     """ConfigError where a run is to go on with options that would have made it another run."""
-    defaults = {each.name: plain_value(each.default) for each in fields(TrainConfig)}
+    defaults = {option.name: plain_value(option.default) for option in fields(TrainConfig)}
     before = defaults | state["settings"]  # an older state lacks newer options
     changed = [
         f"{flag(name)} (was {before.get(name)}, is {value})"
@@ -121,7 +121,7 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
         run.model.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
         run.scaler.load_state_dict(state["scaler"])
-        run.moment = Moment(**state["moment"])  # with the length that was planned at first
+        run.position = TrainingPosition(**state["moment"])  # with the length that was planned at first
         _check_length(run)
         run.generator.set_state(state["generator"])
         run.variant.load_state_dict(state["variant"])
@@ -131,12 +131,12 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
 
 def _check_length(run: TrainingRun) -> None:
     """ConfigError where a cosine rate has come down to 0 before the end that is wanted now."""
-    config, planned = run.config, run.moment.planned_length
-    wanted = length(config.max_updates, config.epochs, run.moment.updates_per_epoch)
-    if config.schedule != "cosine" or config.min_lr or planned is None or wanted is None or wanted <= planned:
+    config, planned = run.config, run.position.planned_length
+    requested = length(config.max_updates, config.epochs, run.position.updates_per_epoch)
+    if config.schedule != "cosine" or config.min_lr or planned is None or requested is None or requested <= planned:
         return
     raise ConfigError(
         f"--resume: the cosine rate of the run in {config.out} was planned to fall to --min-lr 0 by update {planned}, "
-        f"so that up to update {wanted} nothing more would be learnt; end it there, or begin another run with "
+        f"so that up to update {requested} nothing more would be learnt; end it there, or begin another run with "
         f"--init {config.out / 'last'}"
     )

@@ -45,16 +45,18 @@ class _Smoothed(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         kind = torch.get_autocast_dtype(states.device.type) if torch.is_autocast_enabled(states.device.type) else None
         x, w = (states, weight) if kind is None else (states.to(kind), weight.to(kind))
-        wants = ctx.needs_input_grad[:3]
-        of_states = torch.empty_like(x) if wants[0] else None
-        of_weight = torch.zeros_like(weight) if wants[1] else None
-        of_bias = torch.zeros_like(bias) if bias is not None and wants[2] else None
+        needs_gradient = ctx.needs_input_grad[:3]
+        of_states = torch.empty_like(x) if needs_gradient[0] else None
+        of_weight = torch.zeros_like(weight) if needs_gradient[1] else None
+        of_bias = torch.zeros_like(bias) if bias is not None and needs_gradient[2] else None
         sums = torch.zeros(2, dtype=torch.float64 if x.device.type == "cpu" else _wide(x), device=x.device)
         rows = max(CELLS // len(w), 1)
         for begin in range(0, len(x), rows):
             end = min(begin + rows, len(x))
             logits = torch.nn.functional.linear(x[begin:end], w, None if bias is None else bias.to(x.dtype))
-            chunk, gradient = _chunk(logits.to(_wide(x)), labels[begin:end], smoothing, wants=any(wants))
+            chunk, gradient = _chunk(
+                logits.to(_wide(x)), labels[begin:end], smoothing, needs_gradient=any(needs_gradient)
+            )
             sums += chunk
             if gradient is None:
                 continue
@@ -86,23 +88,23 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _chunk(logits: Tensor, labels: Tensor, smoothing: float, *, wants: bool) -> tuple[Tensor, Tensor | None]:
+def _chunk(logits: Tensor, labels: Tensor, smoothing: float, *, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
     """Both sums [2] of logits [n V], and their first one's gradient, for which the logits' memory is used."""
-    wanted = labels[:, None]
+    index = labels[:, None]
     logits.sub_(logits.amax(dim=-1, keepdim=True))
-    label, mean = logits.gather(1, wanted), logits.mean(dim=-1, keepdim=True) if smoothing else logits.new_zeros(())
+    label, mean = logits.gather(1, index), logits.mean(dim=-1, keepdim=True) if smoothing else logits.new_zeros(())
     total = logits.exp_().sum(dim=-1, keepdim=True)
     lse = total.log()
     nll = (lse - label).sum()
     loss = (1 - smoothing) * nll
     if smoothing:
         loss = loss + smoothing * (lse - mean).sum()
-    if not wants:
+    if not needs_gradient:
         return torch.stack([loss, nll]), None
     logits.div_(total)
     if smoothing:
         logits.sub_(smoothing / logits.shape[1])
-    logits.scatter_add_(1, wanted, torch.full_like(wanted, -(1 - smoothing), dtype=logits.dtype))
+    logits.scatter_add_(1, index, torch.full_like(index, -(1 - smoothing), dtype=logits.dtype))
     return torch.stack([loss, nll]), logits
 
 

@@ -43,7 +43,11 @@ def fork_total(context: Tensor) -> Tensor:
 
 def fork_loss(encoder: Sequence[Tensor], decoder: Sequence[Tensor], cross: Sequence[Tensor]) -> Tensor:
     """Mean over layers of `fork_total` of each site, added up, for contexts [b h t k] of every layer."""
-    parts = [torch.stack([fork_total(each) for each in its]).mean() for its in (encoder, decoder, cross) if its]
+    parts = [
+        torch.stack([fork_total(context) for context in contexts]).mean()
+        for contexts in (encoder, decoder, cross)
+        if contexts
+    ]
     return torch.stack(parts).sum()
 
 

@@ -21,14 +21,14 @@ FORK_SENTENCES, FORK_EPOCHS, FORK_FIRST_EPOCHS = 160239, 40, 50  # what the fork
 def nuclear_norms(alphas: Sequence[Tensor]) -> list[Tensor]:
     """Σ of the singular values of each matrix [h h]; the gradient is U·Vᵀ, at repeated singular values too."""
     by_size: dict[int, list[int]] = {}
-    for place, alpha in enumerate(alphas):
-        by_size.setdefault(len(alpha), []).append(place)
+    for index, alpha in enumerate(alphas):
+        by_size.setdefault(len(alpha), []).append(index)
     norms = dict[int, Tensor]()
-    for places in by_size.values():
-        stacked = torch.stack([alphas[place] for place in places])
+    for indices in by_size.values():
+        stacked = torch.stack([alphas[index] for index in indices])
         exact = stacked if stacked.dtype == torch.float64 else stacked.float()
-        norms.update(zip(places, torch.linalg.svdvals(exact).sum(dim=-1).unbind(), strict=True))
-    return [norms[place] for place in range(len(alphas))]
+        norms.update(zip(indices, torch.linalg.svdvals(exact).sum(dim=-1).unbind(), strict=True))
+    return [norms[index] for index in range(len(alphas))]
 
 
 def growth_loss(
@@ -44,14 +44,14 @@ def growth_loss(
     A plain sum over layers, as the fork has it. A matrix whose n reaches `cap` · h (at the identity n is h) is
     pushed no further. Sites with ratio 0 have no term.
     """
-    sites = [site for site, its in alphas.items() if its and ratios.get(site, 0.0)]
+    sites = [site for site, matrices_of_site in alphas.items() if matrices_of_site and ratios.get(site, 0.0)]
     matrices = [alpha for site in sites for alpha in alphas[site]]
     weights = [ratios[site] for site in sites for _ in alphas[site]]
     total = torch.zeros((), device=matrices[0].device if matrices else None)
     for alpha, weight, norm in zip(matrices, weights, nuclear_norms(matrices), strict=True):
-        here = norm.detach()
-        pushed = norm if cap is None or float(here) < cap * len(alpha) else here
-        total = total + gamma * weight * (here + radius - pushed)
+        value = norm.detach()
+        pushed = norm if cap is None or float(value) < cap * len(alpha) else value
+        total = total + gamma * weight * (value + radius - pushed)
     return total
 
 
@@ -61,11 +61,11 @@ def off_diagonal(alpha: Tensor) -> float:
     return float(1 - size.diagonal().sum() / size.sum())
 
 
-def fork_open(seen: int, start_after: float | None, *, first_of_epoch: bool) -> bool:
-    """Whether the fork's window is open for a batch before which `seen` sentences were read.
+def fork_open(sentences: int, start_after: float | None, *, first_of_epoch: bool) -> bool:
+    """Whether the fork's window is open for a batch before which `sentences` were read.
 
     The fork counts against 40 epochs of 160,239 sentences, whatever the run; for the first batch of an epoch
     against 50 of them, so that one batch can fall outside again near the edge. None stands for 1.
     """
     epochs = FORK_FIRST_EPOCHS if first_of_epoch else FORK_EPOCHS
-    return 1 - seen / (FORK_SENTENCES * epochs) < 1 - (1.0 if start_after is None else start_after)
+    return 1 - sentences / (FORK_SENTENCES * epochs) < 1 - (1.0 if start_after is None else start_after)

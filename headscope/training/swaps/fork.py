@@ -91,14 +91,14 @@ def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[ParameterSlice,
     if not first or not second:
         raise ConfigError(f"{swap}: the fork finds no weights of that name; name a layer and module that is there")
     ends = [slice(end.head * width, (end.head + 1) * width) for end in (swap.first, swap.second)]
-    found = []
-    for one, other in zip(first, second, strict=False):
-        parts = [ParameterSlice(t, _bounded(rows, len(t)), 0) for t, rows in zip((one, other), ends, strict=True)]
+    swapped = []
+    for pair in zip(first, second, strict=False):
+        parts = [ParameterSlice(t, _bounded(rows, len(t)), 0) for t, rows in zip(pair, ends, strict=True)]
         sizes = [(part.rows.stop - part.rows.start, *part.tensor.shape[1:]) for part in parts]
         if sizes[0] != sizes[1]:
             raise ConfigError(f"{swap}: slices of sizes {sizes[0]} and {sizes[1]}; the fork stops here")
-        found.append((parts[0], parts[1]))
-    return found
+        swapped.append((parts[0], parts[1]))
+    return swapped
 
 
 def fork_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
@@ -127,11 +127,11 @@ def _picked(weights: dict[str, Tensor], end: ForkHead) -> list[Tensor]:
 
 
 def _check(swap: ForkSwap, heads: int, width: int) -> None:
-    taken = {max(min((end.head + 1) * width, heads) - end.head * width, 0) for end in (swap.first, swap.second)}
-    if len(taken) > 1:
+    counts = {max(min((end.head + 1) * width, heads) - end.head * width, 0) for end in (swap.first, swap.second)}
+    if len(counts) > 1:
         raise ConfigError(
-            f"{swap}: the fork stops here, because it takes {max(taken)} rows of one mixing matrix for "
-            f"{min(taken)} of the other; swap heads of equal number, or take --compat none"
+            f"{swap}: the fork stops here, because it takes {max(counts)} rows of one mixing matrix for "
+            f"{min(counts)} of the other; swap heads of equal number, or take --compat none"
         )
 
 

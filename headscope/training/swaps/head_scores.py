@@ -24,7 +24,7 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.native.transformer import Transformer
 from headscope.training.data.batches import TrainingBatch
-from headscope.training.swaps.choice import Scores
+from headscope.training.swaps.selection import Scores
 
 
 @dataclass(frozen=True)
@@ -39,35 +39,35 @@ class ObservedHeads:
     counted_keys: Tensor
 
 
-def confidence_score(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
+def confidence_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over counted queries of the largest weight on counted keys [h], and their number."""
-    peak = seen.weights.masked_fill(~seen.counted_keys[:, None, None], 0.0).amax(dim=-1)  # [b h t]
-    counted = (seen.counted_queries & seen.counted_keys.any(dim=-1, keepdim=True)).to(peak.dtype)
+    peak = heads.weights.masked_fill(~heads.counted_keys[:, None, None], 0.0).amax(dim=-1)  # [b h t]
+    counted = (heads.counted_queries & heads.counted_keys.any(dim=-1, keepdim=True)).to(peak.dtype)
     return torch.einsum("bht,bt->h", peak, counted), counted.sum()
 
 
-def uniqueness(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
+def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of the mean distance to the other heads' contexts [h], and the number of sentences."""
-    flat = (seen.context * seen.queries[:, None, :, None]).flatten(2)  # [b h t·k]
+    flat = (heads.context * heads.queries[:, None, :, None]).flatten(2)  # [b h t·k]
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
-    return apart.sum(dim=0) / max(flat.shape[1] - 1, 1), _sentences(seen)
+    return apart.sum(dim=0) / max(flat.shape[1] - 1, 1), _sentences(heads)
 
 
-def base_score(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
+def base_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of the largest weight [h]."""
-    return mhr_confidence.base(_without_last_cell(seen)).sum(dim=0), _sentences(seen)
+    return mhr_confidence.base(_without_last_cell(heads)).sum(dim=0), _sentences(heads)
 
 
-def advanced_score(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
+def advanced_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
-    widths = seen.keys.sum(dim=-1)  # [b]
-    values = mhr_confidence.advanced(_without_last_cell(seen), widths)  # [b h]
+    widths = heads.keys.sum(dim=-1)  # [b]
+    values = mhr_confidence.advanced(_without_last_cell(heads), widths)  # [b h]
     return values[widths > 1].sum(dim=0), (widths > 1).sum().to(values.dtype)
 
 
-def pairwise_score(seen: ObservedHeads) -> tuple[Tensor, Tensor]:
+def pairwise_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_j ‖W_i − W_j‖, weights of a sentence as one vector [h]."""
-    return mhr_confidence.pairwise(_without_last_cell(seen)).sum(dim=0), _sentences(seen)
+    return mhr_confidence.pairwise(_without_last_cell(heads)).sum(dim=0), _sentences(heads)
 
 
 SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
@@ -89,16 +89,16 @@ def head_scores(
 ) -> dict[Site, Scores]:
     """Scores [h] of every layer of every site over `batches`; the ids of special tokens are those of either side."""
     sums: dict[tuple[Site, int], tuple[Tensor, Tensor]] = {}
-    places = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
+    site_layers = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
     for batch in batches:
         sides = sides_of(batch, source_special, target_special)
-        with torch.no_grad(), tapped(partial(_add, sums, places, sides, SCORES[score])):
+        with torch.no_grad(), tapped(partial(_add, sums, site_layers, sides, SCORES[score])):
             memory = None if batch.source is None else model.encode(batch.source, batch.source_mask)
             model.decode(batch.target, memory, memory_mask=batch.source_mask, target_mask=batch.target_mask)
-    found: dict[Site, dict[int, Tensor]] = {}
+    scores: dict[Site, dict[int, Tensor]] = {}
     for (site, layer), (total, count) in sums.items():
-        found.setdefault(site, {})[layer] = (total / count.clamp_min(1)).cpu()
-    return dict(found)
+        scores.setdefault(site, {})[layer] = (total / count.clamp_min(1)).cpu()
+    return dict(scores)
 
 
 Sides = Mapping[str, tuple[Tensor, Tensor]]
@@ -107,19 +107,19 @@ Sides = Mapping[str, tuple[Tensor, Tensor]]
 
 def _add(
     sums: dict[tuple[Site, int], tuple[Tensor, Tensor]],
-    places: Mapping[int, tuple[Site, int]],
+    site_layers: Mapping[int, tuple[Site, int]],
     sides: Sides,
     score: Callable[[ObservedHeads], tuple[Tensor, Tensor]],
     call: AttentionCall,
     _: Tensor,
 ) -> None:
-    site, layer = places[id(call.module)]
-    found = score(seen_of(call, site, sides, dtype=torch.float64))
+    site, layer = site_layers[id(call.module)]
+    total, count = score(observed_heads(call, site, sides, dtype=torch.float64))
     before = sums.get((site, layer))
-    sums[site, layer] = found if before is None else (before[0] + found[0], before[1] + found[1])
+    sums[site, layer] = (total, count) if before is None else (before[0] + total, before[1] + count)
 
 
-def seen_of(call: AttentionCall, site: Site, sides: Sides, *, dtype: torch.dtype | None = None) -> ObservedHeads:
+def observed_heads(call: AttentionCall, site: Site, sides: Sides, *, dtype: torch.dtype | None = None) -> ObservedHeads:
     """A call at a site as scores take it, in `dtype`; None: its own, float32 for half precision."""
     queries = sides["source" if site is Site.ENCODER_SELF else "target"]
     keys = sides["target" if site is Site.DECODER_SELF else "source"]
@@ -142,9 +142,9 @@ def sides_of(batch: TrainingBatch, source_special: Collection[int] = (), target_
     return sides
 
 
-def _without_last_cell(seen: ObservedHeads) -> Tensor:
-    return mhr_confidence.without_last_cell(seen.weights, seen.queries, seen.keys)
+def _without_last_cell(heads: ObservedHeads) -> Tensor:
+    return mhr_confidence.without_last_cell(heads.weights, heads.queries, heads.keys)
 
 
-def _sentences(seen: ObservedHeads) -> Tensor:
-    return torch.tensor(float(len(seen.queries)), dtype=seen.weights.dtype, device=seen.weights.device)
+def _sentences(heads: ObservedHeads) -> Tensor:
+    return torch.tensor(float(len(heads.queries)), dtype=heads.weights.dtype, device=heads.weights.device)

@@ -28,9 +28,9 @@ Schedule = Mapping[int, list[Swap]]
 def read_schedule(path: Path, layout: Layout) -> Schedule:
     """The swaps of every epoch of a file; ConfigError with file, epoch and entry for what does not fit the model."""
     schedule: dict[int, list[Swap]] = {}
-    for where, epoch, swap in _toml(path, layout) if path.suffix == ".toml" else _json(path):
+    for location, epoch, swap in _toml(path, layout) if path.suffix == ".toml" else _json(path):
         if problem := check_swap(swap, layout):
-            raise ConfigError(f"{where}: {problem}")
+            raise ConfigError(f"{location}: {problem}")
         schedule.setdefault(epoch, []).append(swap)
     if not schedule:
         raise ConfigError(f"{path} names no swap")
@@ -56,45 +56,47 @@ def fork_entries(path: Path) -> Iterator[tuple[str, int, ForkHead, ForkHead]]:
         if not isinstance(entries, list):
             raise ConfigError(f"{path}: epoch {key} holds {_kind(entries)}; it must be a list of swaps")
         for number, entry in enumerate(entries, start=1):
-            where = f"{path}: epoch {key}, swap {number}"
-            _check_fields(where, entry)
-            yield where, int(key), _end(where, entry, "s"), _end(where, entry, "d")
+            location = f"{path}: epoch {key}, swap {number}"
+            _check_fields(location, entry)
+            yield location, int(key), _end(location, entry, "s"), _end(location, entry, "d")
 
 
-def _check_fields(where: str, entry: Any) -> None:
+def _check_fields(location: str, entry: Any) -> None:
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where} is {_kind(entry)}; it must be an object with {', '.join(FIELDS)}")
+        raise ConfigError(f"{location} is {_kind(entry)}; it must be an object with {', '.join(FIELDS)}")
     if missing := [name for name in FIELDS if name not in entry]:
-        raise ConfigError(f"{where} lacks {', '.join(missing)}")
-    if unknown := sorted(set(entry) - set(FIELDS)):
-        raise ConfigError(f"{where} has unknown fields {', '.join(unknown)}; it must have {', '.join(FIELDS)}")
+        raise ConfigError(f"{location} lacks {', '.join(missing)}")
+    if extra := sorted(set(entry) - set(FIELDS)):
+        raise ConfigError(f"{location} has unknown fields {', '.join(extra)}; it must have {', '.join(FIELDS)}")
 
 
-def _end(where: str, entry: Mapping[str, Any], end: str) -> ForkHead:
+def _end(location: str, entry: Mapping[str, Any], end: str) -> ForkHead:
     layer, head = entry[f"{end}_layer"], entry[f"{end}_head"]
     layer = str(layer) if type(layer) is int else layer
     if not (isinstance(layer, str) and _is_number(layer)):
-        raise ConfigError(f'{where}: {end}_layer is {layer!r}; it must be a layer from 0 in quotes, such as "0"')
+        raise ConfigError(f'{location}: {end}_layer is {layer!r}; it must be a layer from 0 in quotes, such as "0"')
     if type(head) is not int or not 0 <= head <= WHOLE:
-        raise ConfigError(f"{where}: {end}_head is {head!r}; it must be a number from 0")
+        raise ConfigError(f"{location}: {end}_head is {head!r}; it must be a number from 0")
     stack, module = entry[f"{end}_transformer_module"], entry[f"{end}_layer_module"]
-    for name, value, known in (
+    for name, value, allowed in (
         ("transformer_module", stack, ("encoder", "decoder")),
         ("layer_module", module, ("self_attn", "encoder_attn")),
     ):
-        if value not in known:
-            raise ConfigError(f"{where}: {end}_{name} is {value!r}; it must be {' or '.join(known)}")
+        if value not in allowed:
+            raise ConfigError(f"{location}: {end}_{name} is {value!r}; it must be {' or '.join(allowed)}")
     return ForkHead(stack, module, layer, head)
 
 
 def _json(path: Path) -> Iterator[tuple[str, int, Swap]]:
-    for where, epoch, *ends in fork_entries(path):
+    for location, epoch, *ends in fork_entries(path):
         heads = []
         for end in ends:
             if (end.stack, end.module) not in SITE:
-                raise ConfigError(f"{where}: an encoder has no encoder_attn; cross attention is decoder, encoder_attn")
+                raise ConfigError(
+                    f"{location}: an encoder has no encoder_attn; cross attention is decoder, encoder_attn"
+                )
             heads.append(HeadId(SITE[end.stack, end.module], int(end.layer), end.head))
-        yield where, epoch, Swap(*heads)
+        yield location, epoch, Swap(*heads)
 
 
 def _toml(path: Path, layout: Layout) -> Iterator[tuple[str, int, Swap]]:
@@ -103,26 +105,28 @@ def _toml(path: Path, layout: Layout) -> Iterator[tuple[str, int, Swap]]:
     if set(content) != {"swap"} or not isinstance(entries, list):
         raise ConfigError(f"{path} must hold tables [[swap]] with epoch, first and second, and nothing else")
     for number, entry in enumerate(entries, start=1):
-        where = f"{path}: swap {number}"
+        location = f"{path}: swap {number}"
         if not isinstance(entry, dict) or set(entry) != {"epoch", "first", "second"}:
-            raise ConfigError(f"{where} must have epoch, first and second, and nothing else")
+            raise ConfigError(f"{location} must have epoch, first and second, and nothing else")
         epoch = entry["epoch"]
         if type(epoch) is not int or not 1 <= epoch <= WHOLE:
-            raise ConfigError(f"{where}: epoch is {epoch!r}; it must be a number from 1")
-        firsts, seconds = (_heads(where, entry[name], layout) for name in ("first", "second"))
+            raise ConfigError(f"{location}: epoch is {epoch!r}; it must be a number from 1")
+        firsts, seconds = (_heads(location, entry[name], layout) for name in ("first", "second"))
         if len(firsts) != len(seconds):
-            raise ConfigError(f"{where}: {entry['first']} is {len(firsts)} heads and {entry['second']} {len(seconds)}")
+            raise ConfigError(
+                f"{location}: {entry['first']} is {len(firsts)} heads and {entry['second']} {len(seconds)}"
+            )
         for first, second in zip(firsts, seconds, strict=True):
-            yield where, epoch, Swap(first, second)
+            yield location, epoch, Swap(first, second)
 
 
-def _heads(where: str, text: Any, layout: Layout) -> list[HeadId]:
+def _heads(location: str, text: Any, layout: Layout) -> list[HeadId]:
     try:
         if isinstance(text, str) and text.endswith(".*") and text.count("*") == 1:
             return sorted(select_heads(text, layout))
         return [HeadId.parse(str(text))]
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{location}: {error}") from None
 
 
 def _is_number(text: str) -> bool:

@@ -108,20 +108,20 @@ def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False
 @torch.no_grad()
 def swap_parameters(first: ParameterSlice, second: ParameterSlice) -> None:
     """Swap two slices in place; also of one tensor."""
-    rows, others = (part.tensor.narrow(part.dim, *_reach(part)) for part in (first, second))
-    kept = rows.clone()
-    rows.copy_(others)
-    others.copy_(kept)
+    first_rows, second_rows = (part.tensor.narrow(part.dim, *_reach(part)) for part in (first, second))
+    copy = first_rows.clone()
+    first_rows.copy_(second_rows)
+    second_rows.copy_(copy)
 
 
 def swap_optimizer_state(first: ParameterSlice, second: ParameterSlice, optimizer: torch.optim.Optimizer) -> None:
     """Swap the slices of every optimizer state that has the size of the two weights."""
     if not isinstance(first.tensor, nn.Parameter):
         return
-    state, others = (optimizer.state.get(part.tensor, {}) for part in (first, second))
-    for name, kept in state.items():
-        if isinstance(kept, Tensor) and kept.shape == first.tensor.shape and name in others:
-            swap_parameters(first._replace(tensor=kept), second._replace(tensor=others[name]))
+    first_state, second_state = (optimizer.state.get(part.tensor, {}) for part in (first, second))
+    for name, value in first_state.items():
+        if isinstance(value, Tensor) and value.shape == first.tensor.shape and name in second_state:
+            swap_parameters(first._replace(tensor=value), second._replace(tensor=second_state[name]))
 
 
 def _reach(part: ParameterSlice) -> tuple[int, int]:

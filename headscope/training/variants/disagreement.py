@@ -59,15 +59,15 @@ class Disagreement(Variant):
 
     def __init__(self, options: DisagreementOptions) -> None:
         super().__init__(options)
-        self.places: dict[int, Site] = {}
+        self.sites: dict[int, Site] = {}
         self.contexts: list[tuple[Site, Tensor]] = []
         self.latest = float("nan")
 
     def prepare(self, run: TrainingRun) -> None:
-        wanted = {Site(name) for name in self.options.sites}
+        sites = {Site(name) for name in self.options.sites}
         modules = [(site, module) for site, _, _, module in run.model.attention_modules() if module.heads]
-        self.places = {id(module): site for site, module in modules if site in wanted}
-        if not self.places:
+        self.sites = {id(module): site for site, module in modules if site in sites}
+        if not self.sites:
             raise ConfigError(f"--sites {','.join(self.options.sites)}: the model has no heads there")
         if run.config.compile:
             raise ConfigError("disagreement looks at contexts, which --compile hides; leave one of them out")
@@ -84,7 +84,7 @@ class Disagreement(Variant):
             return gradients(batches)
 
     def _see(self, call: AttentionCall, _: Tensor) -> None:
-        site = self.places.get(id(call.module))
+        site = self.sites.get(id(call.module))
         if site is not None:
             self.contexts.append((site, call.context))
 
@@ -93,14 +93,14 @@ class Disagreement(Variant):
 
         from headscope.training.losses.disagreement import fork_loss, mean_cosine
 
-        seen, self.contexts = self.contexts, []
+        contexts, self.contexts = self.contexts, []
         if self.options.compat == "fork":
-            parts = [[context for place, context in seen if place is site] for site in SITES]
+            parts = [[context for context_site, context in contexts if context_site is site] for site in SITES]
             loss: Tensor = self.options.weight * fork_loss(*parts)
             self.latest = float(loss.detach())
             return loss
         masks = {Site.ENCODER_SELF: batch.source_mask}
-        cosines = [mean_cosine(context, masks.get(site, batch.target_mask)) for site, context in seen]
+        cosines = [mean_cosine(context, masks.get(site, batch.target_mask)) for site, context in contexts]
         mean = torch.stack(cosines).mean()
         self.latest = float(mean.detach())
         weighted: Tensor = mean * (self.options.weight * batch.tokens)
@@ -110,7 +110,7 @@ class Disagreement(Variant):
         """A loss without weight, and modules of one head, which agrees with itself whatever it says."""
         if not self.options.weight:
             return ["--weight 0 adds nothing to the loss"]
-        modules = [module for _, _, _, module in run.model.attention_modules() if id(module) in self.places]
+        modules = [module for _, _, _, module in run.model.attention_modules() if id(module) in self.sites]
         if all(module.heads == 1 for module in modules):
             return ["the disagreement has no gradient: no attention module of --sites has two heads"]
         return []

@@ -74,7 +74,7 @@ class GateHistory:
     entropies: list[Tensor] = field(default_factory=list)
     steps: int = 0
     noting: bool = False
-    every: ClassVar[int] = 10
+    interval: ClassVar[int] = 10
 
 
 @variant
@@ -97,7 +97,7 @@ class Mae(Variant):
     def __init__(self, options: MaeOptions) -> None:
         super().__init__(options)
         self.gates: list[nn.Parameter] = []
-        self.rest: list[nn.Parameter] = []
+        self.other_parameters: list[nn.Parameter] = []
         self.sgd: torch.optim.SGD | None = None
         self.gate_history = GateHistory()
 
@@ -126,15 +126,15 @@ class Mae(Variant):
             )  # fmt: skip
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
-        named = dict(model.named_parameters())
-        gates = {name: its for name, its in named.items() if GATE in name}
+        parameters = dict(model.named_parameters())
+        gates = {name: parameter for name, parameter in parameters.items() if GATE in name}
         self.gates = list(gates.values())
-        self.rest = [its for name, its in named.items() if name not in gates]
+        self.other_parameters = [parameter for name, parameter in parameters.items() if name not in gates]
         if self.options.tune != "none":
-            kept = [module.output for _, _, _, module in model.attention_modules()]
-            chosen = [weight for output in kept for weight in output.parameters()]
-            return [{"params": chosen if self.options.tune == "gates+output" else []}]
-        return [{"params": self.rest if self.alternates else list(named.values())}]
+            outputs = [module.output for _, _, _, module in model.attention_modules()]
+            weights = [weight for output in outputs for weight in output.parameters()]
+            return [{"params": weights if self.options.tune == "gates+output" else []}]
+        return [{"params": self.other_parameters if self.alternates else list(parameters.values())}]
 
     def prepare(self, run: TrainingRun) -> None:
         import torch
@@ -142,7 +142,7 @@ class Mae(Variant):
         if self.gates:
             self.sgd = torch.optim.SGD(self.gates, lr=self.options.gate_lr)
         if self.options.tune != "none":
-            trained = {id(each) for each in (*self.gates, *run.trained)}
+            trained = {id(parameter) for parameter in (*self.gates, *run.trained)}
             for parameter in run.model.parameters():
                 parameter.requires_grad_(id(parameter) in trained)
         self._watch(run)
@@ -150,15 +150,17 @@ class Mae(Variant):
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         from headscope.model.mixing.experts import experts_of, using
 
-        self.gate_history.noting = (run.moment.update + 1) % min(self.gate_history.every, run.config.log_every) == 0
+        self.gate_history.noting = (run.position.update + 1) % min(
+            self.gate_history.interval, run.config.log_every
+        ) == 0
         if not self.options.bcd:
             return gradients(batches)
         if self.options.tune != "none":
-            found = gradients(batches)
+            sums = gradients(batches)
             self._descend(run, batches)
-            return found
-        if not self.options.uniform and run.moment.epoch % self.options.gate_every == 0:
-            with frozen_gates(self.rest), gates_alone(run.model):
+            return sums
+        if not self.options.uniform and run.position.epoch % self.options.gate_every == 0:
+            with frozen_gates(self.other_parameters), gates_alone(run.model):
                 gradients(batches)
             self._descend(run, batches)
             run.clear_gradients()
@@ -183,9 +185,9 @@ class Mae(Variant):
 
     def _seen(self, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
         if self.gate_history.noting and gate.training:
-            found = log_gates.detach().float()
-            real = inputs[1].to(found.dtype)  # [b p]
-            entropy = -(found.exp() * found).sum(dim=-1)
+            log_p = log_gates.detach().float()
+            real = inputs[1].to(log_p.dtype)  # [b p]
+            entropy = -(log_p.exp() * log_p).sum(dim=-1)
             self.gate_history.entropies.append((entropy * real).sum() / real.sum().clamp_min(1))
 
     def remedies(self) -> list[str]:
@@ -193,17 +195,17 @@ class Mae(Variant):
 
     def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """Gates that have no G step, because no epoch is one for them, or because all overflowed."""
-        every, last = self.options.gate_every, run.moment.last_epoch if ended else run.config.epochs
+        interval, last = self.options.gate_every, run.position.last_epoch if ended else run.config.epochs
         if not self.alternates or self.options.tune != "none" or self.gate_history.steps or last is None:
             return []
-        if last < every:
-            when = f"their first step is in epoch {every} (--gate-every), and the run ends after epoch {last}"
-            return [f"the gates are not trained: {when}; lower --gate-every, or go on for more epochs with --resume"]
+        if last < interval:
+            timing = f"their first step is in epoch {interval} (--gate-every), and the run ends after epoch {last}"
+            return [f"the gates are not trained: {timing}; lower --gate-every, or go on for more epochs with --resume"]
         return ["the gates were not trained: the gradients of all their steps overflowed"] if ended else []
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Mean entropy of the gates in nats since the line before, and how many G steps there were."""
-        noted = [float(each) for each in self.gate_history.entropies]
+        noted = [float(entropy) for entropy in self.gate_history.entropies]
         self.gate_history.entropies.clear()
         mean = sum(noted) / len(noted) if noted else float("nan")
         return {} if self.options.uniform else {"gate_entropy": mean, "gate_steps": float(self.gate_history.steps)}
@@ -263,5 +265,5 @@ def frozen_gates(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(False)
         yield
     finally:
-        for parameter, wanted in before:
-            parameter.requires_grad_(wanted)
+        for parameter, required in before:
+            parameter.requires_grad_(required)

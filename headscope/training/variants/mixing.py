@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
-from headscope.training.moment import Moment
 from headscope.training.per_site import per_site
+from headscope.training.position import TrainingPosition
 from headscope.training.variant import Gradients, Variant, variant
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class LinearMixing(Variant):
 
     def __init__(self, options: MixingOptions) -> None:
         super().__init__(options)
-        self.seen = 0
+        self.sentences = 0
         self.trained = 0
         self.open = False
         self.matrices: dict[Site, list[Tensor]] = {}
@@ -104,35 +104,35 @@ class LinearMixing(Variant):
         return replace(config, encoder=encoder, decoder=mixing_modules(config.decoder))
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
-        alphas = [alpha for its in matrices_of(model).values() for alpha in its]
+        alphas = [alpha for matrices in matrices_of(model).values() for alpha in matrices]
         if self.options.compat == "fork":
             return [{"params": list(model.parameters())}]
-        own = set(map(id, alphas))
-        others = [each for each in model.parameters() if id(each) not in own]
-        return [{"params": others}, {"params": alphas, "weight_decay": 0.0}]
+        alpha_ids = set(map(id, alphas))
+        other_parameters = [parameter for parameter in model.parameters() if id(parameter) not in alpha_ids]
+        return [{"params": other_parameters}, {"params": alphas, "weight_decay": 0.0}]
 
     def prepare(self, run: TrainingRun) -> None:
         self.matrices = matrices_of(run.model)
 
-    def before_update(self, run: TrainingRun, moment: Moment) -> None:
+    def before_update(self, run: TrainingRun, position: TrainingPosition) -> None:
         from headscope.training.losses.growth import fork_open
 
         if self.options.compat == "fork":
-            first = moment.update_in_epoch == 0
-            self.open = fork_open(self.seen, self.options.start_after, first_of_epoch=first)
+            first = position.update_in_epoch == 0
+            self.open = fork_open(self.sentences, self.options.start_after, first_of_epoch=first)
         else:
-            self.open = moment.fraction >= self.options.start_after
+            self.open = position.fraction >= self.options.start_after
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
-        found = gradients(batches)
-        self.seen += len(batches[-1])
-        for site, its in self.matrices.items():
+        sums = gradients(batches)
+        self.sentences += len(batches[-1])
+        for site, matrices in self.matrices.items():
             if not (self.open and self.ratios[site]):
-                for alpha in its:
+                for alpha in matrices:
                     alpha.grad = None
-        return found
+        return sums
 
-    def after_update(self, run: TrainingRun, moment: Moment) -> None:
+    def after_update(self, run: TrainingRun, position: TrainingPosition) -> None:
         self.trained += self.open and any(self.ratios[site] for site in self.matrices)
 
     def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
@@ -154,17 +154,17 @@ class LinearMixing(Variant):
             return []
         if not any(self.ratios[site] for site in self.matrices):
             return ["the matrices are not trained: --ratios are 0 for all sites of this model"]
-        after, moment, epochs = self.options.start_after, run.moment, run.config.epochs
-        as_planned = (moment.epochs_planned, moment.updates_planned) == (epochs, run.config.max_updates)
+        after, position, epochs = self.options.start_after, run.position, run.config.epochs
+        as_planned = (position.epochs_planned, position.updates_planned) == (epochs, run.config.max_updates)
         if self.options.compat == "fork":
             needed = round(after * FORK_SENTENCES * FORK_EPOCHS)
-            read = self.seen if ended else run.sentences * (epochs or needed)
+            read = self.sentences if ended else run.sentences * (epochs or needed)
             if ended or read <= needed:
-                when = f"--compat fork opens their window after {needed} sentences, and the run reads {read}"
-                return [f"the matrices are not trained: {when}; lower --start-after, or take --compat none"]
+                timing = f"--compat fork opens their window after {needed} sentences, and the run reads {read}"
+                return [f"the matrices are not trained: {timing}; lower --start-after, or take --compat none"]
         elif ended or (after == 1 and as_planned):
-            when = f"--start-after {after:g} of the run opens their window, and the run ends before"
-            return [f"the matrices are not trained: {when}; lower --start-after"]
+            timing = f"--start-after {after:g} of the run opens their window, and the run ends before"
+            return [f"the matrices are not trained: {timing}; lower --start-after"]
         return []
 
     def remedies(self) -> list[str]:
@@ -176,18 +176,20 @@ class LinearMixing(Variant):
         """Whether the window is open; per site the mean nuclear norm over h and the mean off-diagonal share."""
         from headscope.training.losses.growth import nuclear_norms, off_diagonal
 
-        found = {"window": float(self.open)}
-        for site, its in self.matrices.items():
-            norms = [float(norm.detach()) / len(alpha) for norm, alpha in zip(nuclear_norms(its), its, strict=True)]
-            found[f"nuclear_norm.{site}"] = sum(norms) / len(norms)
-            found[f"off_diagonal.{site}"] = sum(map(off_diagonal, its)) / len(its)
-        return found
+        values = {"window": float(self.open)}
+        for site, matrices in self.matrices.items():
+            norms = [
+                float(norm.detach()) / len(alpha) for norm, alpha in zip(nuclear_norms(matrices), matrices, strict=True)
+            ]
+            values[f"nuclear_norm.{site}"] = sum(norms) / len(norms)
+            values[f"off_diagonal.{site}"] = sum(map(off_diagonal, matrices)) / len(matrices)
+        return values
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"seen": self.seen, "trained": self.trained}
+        return {"seen": self.sentences, "trained": self.trained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.seen, self.trained = state["seen"], state.get("trained", 0)  # which older states lack
+        self.sentences, self.trained = state["seen"], state.get("trained", 0)  # which older states lack
 
 
 def mixing_modules(stack: StackConfig) -> StackConfig:

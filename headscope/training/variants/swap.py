@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site
-from headscope.training.moment import Moment
 from headscope.training.per_site import per_site
+from headscope.training.position import TrainingPosition
 from headscope.training.variant import Variant, variant
 
 if TYPE_CHECKING:
     from headscope.training.run_state import TrainingRun
-    from headscope.training.swaps.choice import Phase, Scores, SwapTiming
     from headscope.training.swaps.fork import ForkSwap
+    from headscope.training.swaps.selection import Phase, Scores, SwapTiming
     from headscope.training.swaps.swaps import Swap
 
 WAYS = ("none", "hard", "soft", "random", "local")
@@ -63,8 +63,8 @@ class SwapOptions(NoOptions):
             raise ConfigError(f"--dynamic {unknown[0]!r} is not known; choose from {', '.join(WAYS)}")
         if self.compat == "fork":
             if self.swap_output or self.swap_moments:
-                which = "--swap-output" if self.swap_output else "--swap-moments"
-                raise ConfigError(f"{which}: the fork leaves these where they are; take --compat none")
+                refused = "--swap-output" if self.swap_output else "--swap-moments"
+                raise ConfigError(f"{refused}: the fork leaves these where they are; take --compat none")
         else:
             self._check_clean()
 
@@ -78,12 +78,12 @@ class SwapOptions(NoOptions):
     @property
     def ways(self) -> dict[Site, str]:
         """How each site chooses its heads, without those that do not."""
-        found = {site: LETTERS.get(way, way) for site, way in per_site("--dynamic", self.dynamic).items()}
-        return {site: way for site, way in found.items() if way != "none"}
+        site_ways = {site: LETTERS.get(way, way) for site, way in per_site("--dynamic", self.dynamic).items()}
+        return {site: way for site, way in site_ways.items() if way != "none"}
 
     def timing(self, site: Site) -> SwapTiming:
         """When a site swaps. The fork's end is 0, never, unless it is given."""
-        from headscope.training.swaps.choice import SwapTiming
+        from headscope.training.swaps.selection import SwapTiming
 
         start, frequency, rest = (
             per_site("", values)[site] for values in (self.dynamic_start, self.dynamic_frequency, self.dynamic_rest)
@@ -105,7 +105,7 @@ class SwapHeads(Variant):
 
     A schedule's swaps happen before the first update of their epoch. Dynamic ones are decided after an epoch's
     validation, by scores on the validation text (`headscope.training.swaps.head_scores`), and undone after a while
-    (`headscope.training.swaps.choice`). `compat` "fork" follows the published program in widths, layer names,
+    (`headscope.training.swaps.selection`). `compat` "fork" follows the published program in widths, layer names,
     mixing matrices and pairings (`headscope.training.swaps.fork`); what it loses at a restart is kept here.
 
     In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head takes the
@@ -124,8 +124,8 @@ class SwapHeads(Variant):
         self.scheduled = 0
 
     def prepare(self, run: TrainingRun) -> None:
-        from headscope.training.swaps.choice import Phase
         from headscope.training.swaps.fork import check_fork_width
+        from headscope.training.swaps.selection import Phase
         from headscope.training.swaps.swaps import check_separate
 
         options = self.options
@@ -136,11 +136,11 @@ class SwapHeads(Variant):
             raise ConfigError("nothing says which heads change places; give --swap-schedule FILE or --dynamic WAY")
         if options.swap_schedule is not None:
             self.schedule = self._read(run, options.swap_schedule)
-        there = {site for site, _ in run.model.declared_attention().layout}
+        sites = {site for site, _ in run.model.declared_attention().layout}
         for site, way in options.ways.items():
-            if len(options.dynamic) == len(SITES) and site not in there:
+            if len(options.dynamic) == len(SITES) and site not in sites:
                 raise ConfigError(f"--dynamic {way} for {site}, which this model has not")
-        self.histories = {site: SwapHistory(Phase(), 0) for site in options.ways if site in there}
+        self.histories = {site: SwapHistory(Phase(), 0) for site in options.ways if site in sites}
         if self.histories and run.data.valid is None:
             raise ConfigError("--dynamic ranks heads on the validation text; give --valid-source and --valid-target")
 
@@ -158,27 +158,27 @@ class SwapHeads(Variant):
                     except ConfigError as error:
                         raise ConfigError(f"{path}: epoch {epoch}, swap {number}: {error}") from None
             return fork_swaps
-        found = read_schedule(path, run.model.declared_attention().layout)
+        schedule = read_schedule(path, run.model.declared_attention().layout)
         last = run.config.epochs
-        late = [epoch for epoch in found if last is not None and epoch > last]
+        late = [epoch for epoch in schedule if last is not None and epoch > last]
         if late and self.options.compat != "fork":
             raise ConfigError(
                 f"{path}: swaps of epoch {min(late)}, and the run ends after {last}; raise --max-epochs, or take them "
                 "out"
             )
-        return found
+        return schedule
 
-    def before_epoch(self, run: TrainingRun, moment: Moment) -> None:
-        if planned := self.schedule.get(moment.epoch):
+    def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
+        if planned := self.schedule.get(position.epoch):
             self._swap(run, planned)
             self.scheduled += len(planned)
 
-    def after_epoch(self, run: TrainingRun, moment: Moment) -> None:
-        from headscope.training.swaps.choice import Phase, decide
+    def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
+        from headscope.training.swaps.selection import Phase, decide
 
         scores: dict[Site, Scores] | None = None
         for site, history in self.histories.items():
-            action, phase = decide(history.phase, moment.epoch + 1, self.options.timing(site))
+            action, phase = decide(history.phase, position.epoch + 1, self.options.timing(site))
             swaps: Sequence[Swap] = ()
             if action == "undo":
                 swaps = history.phase.pending if self.options.compat == "fork" else history.phase.pending[::-1]
@@ -220,28 +220,30 @@ class SwapHeads(Variant):
             )
 
     def _choose(self, run: TrainingRun, site: Site, scores: Mapping[Site, Scores]) -> list[Swap]:
-        from headscope.training.swaps.choice import CHOICES, FORK_CHOICES, SwapScores
+        from headscope.training.swaps.selection import FORK_SELECTIONS, SELECTIONS, SwapScores
 
-        ways = FORK_CHOICES if self.options.compat == "fork" else CHOICES
+        ways = FORK_SELECTIONS if self.options.compat == "fork" else SELECTIONS
         encoder = run.model.config.encoder
         depth = (run.model.config.decoder if encoder is None else encoder).layers
-        most = per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]
-        return ways[self.options.ways[site]](SwapScores(site, scores[site], most, run.generator, depth))
+        max_switches = per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]
+        return ways[self.options.ways[site]](SwapScores(site, scores[site], max_switches, run.generator, depth))
 
     def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """Swaps of the schedule whose epoch did not come, and sites that never trained with heads swapped by score."""
-        last = run.moment.last_epoch if ended else run.config.epochs
+        last = run.position.last_epoch if ended else run.config.epochs
         if last is None:
             return []
         missed = sum(len(swaps) for epoch, swaps in self.schedule.items() if epoch > last)
         total = sum(map(len, self.schedule.values()))
-        when = f"{missed} of {total} scheduled swaps do not come: they are for epochs after {last}, where the run ends"
-        found = [when] if missed else []
+        remark = (
+            f"{missed} of {total} scheduled swaps do not come: they are for epochs after {last}, where the run ends"
+        )
+        remarks = [remark] if missed else []
         for site, history in self.histories.items():
             unused = len(history.phase.pending) if history.phase.last > last else 0  # made when all updates were done
-            if history.swapped == unused and (why := self._why_never(site, last, ended=ended)):
-                found.append(f"--dynamic changes no heads of {site}: {why}")
-        return found
+            if history.swapped == unused and (reason := self._why_never(site, last, ended=ended)):
+                remarks.append(f"--dynamic changes no heads of {site}: {reason}")
+        return remarks
 
     def _why_never(self, site: Site, last: int, *, ended: bool) -> str | None:
         timing = self.options.timing(site)
@@ -253,11 +255,11 @@ class SwapHeads(Variant):
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Swaps by schedule so far; by site swaps by score (undone ones count again), and those in effect."""
-        found = {"swaps.schedule": float(self.scheduled)} if self.schedule else {}
+        values = {"swaps.schedule": float(self.scheduled)} if self.schedule else {}
         for site, history in self.histories.items():
-            found[f"swaps.{site}"] = float(history.swapped)
-            found[f"swapped.{site}"] = float(len(history.phase.pending))
-        return found
+            values[f"swaps.{site}"] = float(history.swapped)
+            values[f"swapped.{site}"] = float(len(history.phase.pending))
+        return values
 
     def state_dict(self) -> Mapping[str, Any]:
         histories = {
@@ -271,13 +273,13 @@ class SwapHeads(Variant):
         return {"scheduled": self.scheduled, "courses": histories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        from headscope.training.swaps.choice import Phase
+        from headscope.training.swaps.selection import Phase
         from headscope.training.swaps.swaps import Swap
 
         self.scheduled = state["scheduled"]
-        for name, its in state["courses"].items():
-            pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in its["pending"])
-            self.histories[Site(name)] = SwapHistory(Phase(pending, its["last"]), its["exchanges"])
+        for name, site_state in state["courses"].items():
+            pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in site_state["pending"])
+            self.histories[Site(name)] = SwapHistory(Phase(pending, site_state["last"]), site_state["exchanges"])
 
 
 def _sites() -> str:

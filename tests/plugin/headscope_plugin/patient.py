@@ -25,8 +25,8 @@ class Patient(Variant):
     Options = Options
     counted = 0
 
-    def after_update(self, run: Any, moment: Any) -> None:
-        self.counted = min(moment.update, self.options.patient_for)
+    def after_update(self, run: Any, position: Any) -> None:
+        self.counted = min(position.update, self.options.patient_for)
 
     def history(self, run: Any) -> dict[str, float]:
         return {"patient": float(self.counted)}

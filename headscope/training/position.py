@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Moment:
+class TrainingPosition:
     """Where training stands. Hooks of the first update of all see epoch 1, update 0, sentences 0.
 
     `epoch` counts from 1; `update` is how many optimizer updates are done, `update_in_epoch` how many of them
@@ -54,5 +54,5 @@ class Moment:
 def length(updates: int | None, epochs: int | None, updates_per_epoch: int | None) -> int | None:
     """Updates after which the nearer of two limits is reached; None where neither can be told in updates."""
     by_epochs = epochs * updates_per_epoch if epochs and updates_per_epoch else None
-    known = [limit for limit in (updates, by_epochs) if limit]
-    return min(known) if known else None
+    limits = [limit for limit in (updates, by_epochs) if limit]
+    return min(limits) if limits else None

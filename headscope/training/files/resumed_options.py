@@ -9,7 +9,7 @@ from headscope.errors import ConfigError, DataError
 from headscope.files.reading import exists, read_object
 
 
-def earlier_options(folder: Path, variant: str) -> dict[str, Any]:
+def resumed_options(folder: Path, variant: str) -> dict[str, Any]:
     """The options of the run in a folder, nothing where there is none; ConfigError where it is of another variant."""
     from headscope.files.folders import to_resume
     from headscope.training.files.outputs import TRAINING

@@ -65,7 +65,7 @@ class SwapScores:
 
     site: Site
     scores: Scores
-    most: int
+    max_switches: int
     generator: torch.Generator
     depth: int = 0
 
@@ -81,80 +81,84 @@ class SwapScores:
 
     def all_ranked(self) -> list[HeadId]:
         """Heads of all layers, the weakest first."""
-        heads = [(float(value), HeadId(self.site, n, head)) for n in self.layers for head, value in _each(self, n)]
-        return [head for _, head in sorted(heads, key=lambda pair: pair[0])]
+        heads = [head for layer in self.layers for head in self.ranked(layer)]
+        return sorted(heads, key=lambda head: float(self.scores[head.layer][head.head]))
 
 
-def hard(choice: SwapScores) -> list[Swap]:
+def hard(scored: SwapScores) -> list[Swap]:
     """The k strongest heads of the site with its k weakest: the strongest with the weakest, and so on."""
-    return _ends(choice.all_ranked(), choice.most, f"{choice.site}")
+    return _ends(scored.all_ranked(), scored.max_switches, f"{scored.site}")
 
 
-def at_random(choice: SwapScores) -> list[Swap]:
+def at_random(scored: SwapScores) -> list[Swap]:
     """2k heads of the site in any order: the control of "hard"."""
-    heads = choice.all_ranked()
-    order = torch.randperm(len(heads), generator=choice.generator).tolist()
-    return _ends([heads[index] for index in order], choice.most, f"{choice.site}")
+    heads = scored.all_ranked()
+    order = torch.randperm(len(heads), generator=scored.generator).tolist()
+    return _ends([heads[index] for index in order], scored.max_switches, f"{scored.site}")
 
 
-def soft(choice: SwapScores) -> list[Swap]:
+def soft(scored: SwapScores) -> list[Swap]:
     """The k weakest heads of a layer with the k weakest of the layer that mirrors it, weakest with weakest (paper)."""
-    layers = choice.layers
+    layers = scored.layers
     swaps = []
     for low, high in zip(layers[: len(layers) // 2], reversed(layers), strict=False):
-        pair = choice.ranked(low), choice.ranked(high)
-        _check_k(choice.most, min(map(len, pair)), f"{choice.site}, layers {low} and {high}")
-        swaps += [Swap(*heads) for heads in zip(pair[0][: choice.most], pair[1][: choice.most], strict=True)]
+        pair = scored.ranked(low), scored.ranked(high)
+        _check_k(scored.max_switches, min(map(len, pair)), f"{scored.site}, layers {low} and {high}")
+        swaps += [
+            Swap(*heads) for heads in zip(pair[0][: scored.max_switches], pair[1][: scored.max_switches], strict=True)
+        ]
     return swaps
 
 
-def local(choice: SwapScores) -> list[Swap]:
+def local(scored: SwapScores) -> list[Swap]:
     """The k strongest heads of every layer with its own k weakest."""
-    return [swap for n in choice.layers for swap in _ends(choice.ranked(n), choice.most, f"{choice.site}.{n}")]
+    return [swap for n in scored.layers for swap in _ends(scored.ranked(n), scored.max_switches, f"{scored.site}.{n}")]
 
 
-def fork_soft(choice: SwapScores) -> list[Swap]:
+def fork_soft(scored: SwapScores) -> list[Swap]:
     """The fork's "soft": its four weakest heads of each of the first k layers, by number, with the mirror layer."""
-    layers = choice.depth
-    if choice.most > layers - choice.most:
-        raise ConfigError(f"{choice.most} switches of {layers} layers; the fork's soft swaps take at most half of them")
-    return _mirrored(choice, range(choice.most), FORK_HEADS)
+    layers = scored.depth
+    if scored.max_switches > layers - scored.max_switches:
+        raise ConfigError(
+            f"{scored.max_switches} switches of {layers} layers; the fork's soft swaps take at most half of them"
+        )
+    return _mirrored(scored, range(scored.max_switches), FORK_HEADS)
 
 
-def fork_local(choice: SwapScores) -> list[Swap]:
+def fork_local(scored: SwapScores) -> list[Swap]:
     """The fork's "local", which is not: its k weakest heads of each of the first three layers, as in `fork_soft`."""
-    heads = len(choice.scores[0])
-    if choice.most > heads - choice.most:
-        raise ConfigError(f"{choice.most} switches of {heads} heads; the fork's local swaps take at most half of them")
-    return _mirrored(choice, range(FORK_LAYERS), choice.most)
+    heads = len(scored.scores[0])
+    if scored.max_switches > heads - scored.max_switches:
+        raise ConfigError(
+            f"{scored.max_switches} switches of {heads} heads; the fork's local swaps take at most half of them"
+        )
+    return _mirrored(scored, range(FORK_LAYERS), scored.max_switches)
 
 
-def _mirrored(choice: SwapScores, layers: range, heads: int) -> list[Swap]:
-    last = choice.depth - 1
-    if missing := [n for n in layers if n not in choice.scores]:
-        raise ConfigError(f"the fork's way takes layer {missing[0]}; {choice.site} has {len(choice.scores)} layers")
-    pairs = [(head, last - head.layer) for n in layers for head in choice.ranked(n)[:heads]]
-    return [Swap(head, HeadId(head.site, other, head.head)) for head, other in pairs if other != head.layer]
+def _mirrored(scored: SwapScores, layers: range, heads: int) -> list[Swap]:
+    last = scored.depth - 1
+    if missing := [n for n in layers if n not in scored.scores]:
+        raise ConfigError(f"the fork's way takes layer {missing[0]}; {scored.site} has {len(scored.scores)} layers")
+    pairs = [(head, last - head.layer) for n in layers for head in scored.ranked(n)[:heads]]
+    return [Swap(head, HeadId(head.site, mirror, head.head)) for head, mirror in pairs if mirror != head.layer]
 
 
-def _ends(ranked: list[HeadId], k: int, where: str) -> list[Swap]:
-    _check_k(2 * k, len(ranked), where)
+def _ends(ranked: list[HeadId], k: int, location: str) -> list[Swap]:
+    _check_k(2 * k, len(ranked), location)
     return [Swap(strong, weak) for strong, weak in zip(ranked[len(ranked) - k :], ranked[k - 1 :: -1], strict=True)]
 
 
-def _check_k(wanted: int, there: int, where: str) -> None:
-    if wanted > there:
-        raise ConfigError(f"swaps of {where} need {wanted} heads, and there are {there}; lower --dynamic-max-switches")
+def _check_k(needed: int, heads: int, location: str) -> None:
+    if needed > heads:
+        raise ConfigError(
+            f"swaps of {location} need {needed} heads, and there are {heads}; lower --dynamic-max-switches"
+        )
 
 
-def _each(choice: SwapScores, layer: int) -> list[tuple[int, float]]:
-    return list(enumerate(choice.scores[layer].tolist()))
-
-
-CHOICES: Mapping[str, Callable[[SwapScores], list[Swap]]] = {
+SELECTIONS: Mapping[str, Callable[[SwapScores], list[Swap]]] = {
     "hard": hard,
     "soft": soft,
     "random": at_random,
     "local": local,
 }
-FORK_CHOICES = {**CHOICES, "soft": fork_soft, "local": fork_local}
+FORK_SELECTIONS = {**SELECTIONS, "soft": fork_soft, "local": fork_local}
