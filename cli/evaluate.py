@@ -1,4 +1,4 @@
-"""`headscope evaluate`: BLEU, chrF, perplexity and accuracy of a checkpoint, also with each head off."""
+"""`headscope evaluate`: the metrics that a checkpoint has, also with each head off."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from headscope.cli.options import (
     CheckpointName,
     CompanionOptions,
     Ending,
+    LabelledText,
     LengthPenalty,
     Mask,
     MaxLenA,
@@ -41,8 +42,8 @@ class Text:
 
     checkpoint: CheckpointName
     source: Annotated[
-        Path, typer.Option(metavar="FILE", help="Text, one sentence a line (.gz too).", rich_help_panel=DATA)
-    ]
+        Path | None, typer.Option(metavar="FILE", help="Text, one sentence a line (.gz too).", rich_help_panel=DATA)
+    ] = None
     target: Annotated[
         Path | None,
         typer.Option(
@@ -69,7 +70,9 @@ class Scores:
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="bleu,chrf,perplexity,accuracy; default: all that fit the model.",
+            help="bleu,chrf,perplexity,accuracy; of classifiers loss,accuracy,macro-f1; of every model "
+            "cosine,token-cosine,l2,token-l2 to the model without --mask. Default: all that fit, the last ones for "
+            "encoders without a head.",
             rich_help_panel=METRICS,
         ),
     ] = None
@@ -104,7 +107,7 @@ class Heads:
         bool,
         typer.Option(
             "--each-head",
-            help="Switch off each head in turn. Default metrics: perplexity and accuracy of the references, all heads "
+            help="Switch off each head in turn. Default metrics: all that need no translation, all heads "
             "in one pass; bleu and chrf translate the whole text for every head, which is slow.",
             rich_help_panel=EACH,
         ),
@@ -150,9 +153,9 @@ class Written:
     ] = None
 
 
-@takes(Text, Scores, Heads, Search, Masked, RunningOptions, Batches, CompanionOptions, Written, Ending)
+@takes(Text, LabelledText, Scores, Heads, Search, Masked, RunningOptions, Batches, CompanionOptions, Written, Ending)
 def evaluate(given: dict[str, Any]) -> None:
-    """Score translations of a text (BLEU, chrF) and how well the model predicts it (perplexity, accuracy)."""
+    """Score translations of a text (BLEU, chrF), how well the model predicts it, or how near it is to the whole one."""
     from headscope.config import EvaluateConfig
 
     json, settings = settings_of(given, lists=("metrics",))
@@ -202,12 +205,13 @@ def _show(evaluation: Evaluation) -> None:
     screen = console.out()
     table = _table("metric", "value", "95 %")
     for score in evaluation.scores:
-        width = 4 if score.metric == "accuracy" else 2
+        width = 2 if score.metric in ("bleu", "chrf", "perplexity") else 4
         within = "" if score.low != score.low else f"{score.low:.{width}f}–{score.high:.{width}f}"
         table.add_row(score.name, f"{score.value:.{width}f}", within)
     screen.print(table)
     if evaluation.tokens is not None:
-        screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} tokens"))
+        what = "tokens" if any(score.metric == "perplexity" for score in evaluation.scores) else "labels"
+        screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} {what}"))
     for remark in evaluation.remarks:
         screen.print(Text(f" {remark}"), soft_wrap=True)
     for score in evaluation.scores:
@@ -234,7 +238,8 @@ def _show_heads(heads: EachHead, out: Path | None) -> None:
     from rich.text import Text
 
     columns = [name for name in heads.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
-    shown = {"nll_per_token": "nll/token", "nll_per_token_difference": "nll/token ±"}
+    per = "nll/token" if "perplexity" in columns else "loss"
+    shown = {"nll_per_token": per, "nll_per_token_difference": f"{per} ±"}
     titles = [shown.get(name, name.replace("_difference", " ±")) for name in columns]
     table = _table("head off", *titles)
     for row in heads.table.head(SHOWN + 1).to_dict("records"):
@@ -264,5 +269,7 @@ def _table(first: str, *columns: str) -> Any:
 evaluate.__doc__ = (evaluate.__doc__ or "") + (
     "\n\nPerplexity is exp(Σ -log p / tokens), accuracy the share of tokens that the model finds likeliest: over "
     "every token of the references and the one that closes each (teacher-forced); for decoders alone over every "
-    "token that follows another; for encoders alone over every token, hidden."
+    "token that follows another; for encoders alone over every token, hidden. Of classifiers both, and macro-F1, are "
+    "over the --labels. The cosine and the relative l2 distance compare final states, pooled (the mean over a "
+    "sentence) or token by token, with those of the model without --mask."
 )

@@ -131,6 +131,37 @@ class RunningOptions:
     dtype: Dtype = "auto"
 
 
+Source2 = Annotated[
+    Path | None,
+    typer.Option(
+        "--source2", metavar="FILE", help="Encoders: the other text of every pair, line by line.", rich_help_panel=DATA
+    ),
+]
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Classifiers: the class of every line, by name or number. Models that tag words: CoNLL columns (a word "
+        "and its tag a line), which are the text where --source is absent.",
+        rich_help_panel=DATA,
+    ),
+]
+
+
+Pairs = Annotated[
+    bool,
+    typer.Option("--pairs", help="Every line of --source is a pair of texts with a tab between.", rich_help_panel=DATA),
+]
+
+
+class LabelledText:
+    """Pairs of texts, and what a classifier should say of them."""
+
+    source2: Source2 = None
+    pairs: Pairs = False
+    labels: Labels = None
+
+
 class CompanionOptions:
     """What belongs to a checkpoint and is not in it."""
 

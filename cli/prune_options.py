@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, MaxSentences
+from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, Labels, MaxSentences, Pairs, Source2
+from headscope.engine.declarations import objective_names
 
 if TYPE_CHECKING:
     from headscope.pruning.selection import Selection
@@ -31,6 +32,23 @@ ValidSource = Annotated[
     ),
 ]
 ValidTarget = Annotated[Path | None, typer.Option(metavar="FILE", help="Its translation.", rich_help_panel=DATA)]
+ValidSource2 = Annotated[
+    Path | None,
+    typer.Option(
+        "--valid-source2", metavar="FILE", help="The other text of its pairs, as --source2.", rich_help_panel=DATA
+    ),
+]
+ValidLabels = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Its classes or tags, as --labels.", rich_help_panel=DATA)
+]
+Objective = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"What heads are judged by: {', '.join(objective_names())}; default: what fits the model.",
+        rich_help_panel=DATA,
+    ),
+]
 ValidSentences = Annotated[int, typer.Option(min=1, help="Lines to measure on.", rich_help_panel=DATA)]
 MaxLength = Annotated[
     int | None,
@@ -109,8 +127,14 @@ class Texts:
 
     source: Source = None
     target: Target = None
+    source2: Source2 = None
+    pairs: Pairs = False
+    labels: Labels = None
     valid_source: ValidSource = None
     valid_target: ValidTarget = None
+    valid_source2: ValidSource2 = None
+    valid_labels: ValidLabels = None
+    objective: Objective = ""
     max_sentences: MaxSentences = None
     valid_sentences: ValidSentences = 1000
     max_length: MaxLength = None

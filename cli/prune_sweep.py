@@ -16,8 +16,11 @@ from headscope.cli.options import (
     CompanionOptions,
     Config,
     Json,
+    Labels,
     MaxSentences,
+    Pairs,
     RunningOptions,
+    Source2,
     names,
     settings_of,
     takes,
@@ -30,6 +33,7 @@ from headscope.cli.prune_options import (
     LearningRate,
     LearnTokens,
     MaxLength,
+    Objective,
     Placed,
     Schedule,
     Smoothing,
@@ -38,11 +42,14 @@ from headscope.cli.prune_options import (
     Target,
     TuneUpdates,
     Updates,
+    ValidLabels,
     ValidSentences,
     ValidSource,
+    ValidSource2,
     ValidTarget,
     Warmup,
 )
+from headscope.engine.declarations import metric_names
 from headscope.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,14 +104,14 @@ class Texts:
 
     source: Source = None
     target: Target = None
+    source2: Source2 = None
+    pairs: Pairs = False
+    labels: Labels = None
     valid_source: ValidSource = None
     valid_target: ValidTarget = None
-    valid_labels: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Classifiers: the class of every line, by number or name.", rich_help_panel=DATA
-        ),
-    ] = None
+    valid_source2: ValidSource2 = None
+    valid_labels: ValidLabels = None
+    objective: Objective = ""
     max_sentences: MaxSentences = None
     valid_sentences: ValidSentences = 1000
     score_sentences: Annotated[int, typer.Option(min=1, help="Lines of --source to rank on.", rich_help_panel=DATA)] = (
@@ -149,6 +156,14 @@ class Learning:
 class Measures:
     """What is measured."""
 
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"{', '.join(metric_names())}; default: what fits the model.",
+            rich_help_panel=MEASURING,
+        ),
+    ] = ""
     functions: Annotated[
         Path | None,
         typer.Option(
@@ -174,7 +189,7 @@ class Measures:
     within: Annotated[
         float | None,
         typer.Option(
-            help="How much worse counts as no harm; default: 0.25 BLEU, 0.1 perplexity, 0.01 accuracy.",
+            help="How much worse counts as no harm; default: 0.25 BLEU, 0.1 perplexity, 0.01 accuracy or cosine.",
             rich_help_panel=MEASURING,
         ),
     ] = None
@@ -258,10 +273,10 @@ def _table(sweep: Sweep) -> Any:
     from rich import box
     from rich.table import Table
 
-    from headscope.evaluation.comparison import METRICS
+    from headscope.evaluation.metrics.base import METRICS
     from headscope.pruning.sweep.table import survivor_summary
 
-    metric = METRICS[sweep.context.metric].title
+    metric = METRICS.get(sweep.context.metric).title
     rows = survivor_summary(sweep.table)
     priced = rows["size"].str.startswith("lambda").any()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

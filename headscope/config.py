@@ -109,6 +109,22 @@ class CheckpointOptions(Companions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextFiles:
+    """The text of a command.
+
+    `target` has the translations of `source`, `source2` the other text of every pair that a model reads together; with
+    `pairs` it stands in the line itself, after a tab. `labels` are what a classifier should say: a class a line, or
+    CoNLL columns, which have the words too, for models that tag them.
+    """
+
+    source: Path | None = None
+    target: Path | None = None
+    source2: Path | None = None
+    pairs: bool = False
+    labels: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """How a text is read while a model is measured, and how sure the numbers are.
 
@@ -204,14 +220,15 @@ class AnalyzeConfig(AnalyzeOptions, CheckpointOptions):
             )
 
 
-METRICS = ("bleu", "chrf", "perplexity", "accuracy")
+METRICS = ("bleu", "chrf", "perplexity", "loss", "accuracy", "macro-f1", "cosine", "token-cosine", "l2", "token-l2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(TextOptions):
     """How a model is scored, whatever the checkpoint and the text.
 
-    `metrics` empty: all that fit the model (with `each_head` perplexity and accuracy); `text` says what BLEU
+    `metrics` empty: all that fit the model (with `each_head` those that need no translation); of models that predict
+    something without those that compare states with the intact model's. `text` says what BLEU
     and chrF compare: "raw" (detokenised, as it is) or "tokenised-lowercase"; `hiding` is what an encoder-only
     model is asked for: "each" token in turn, or a "random" 15 % at once. `beam` and the like: None is as the
     checkpoint says. `heads` are those that `each_head` switches off, one at a time.
@@ -238,17 +255,17 @@ class EvaluateOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(EvaluateOptions, CheckpointOptions):
+class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
     """The options of `headscope evaluate`."""
 
-    source: Path
-    target: Path | None = None
     per_sentence: Path | None = None
     out: Path | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.source is None and self.labels is None:
+            raise ConfigError("no text: give --source FILE (one sentence a line)")
         if self.each_head and self.per_sentence:
             raise ConfigError("--per-sentence and --each-head are two runs; give one of them")
         if self.out and not self.each_head:

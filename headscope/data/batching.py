@@ -17,7 +17,8 @@ import torch
 from headscope.bootstrap import FOLDS
 from headscope.data.alignment import Aligned, align
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import IGNORED, Batch, Encoded, Encoder, pad_rows, pad_side
+from headscope.data.encoded import IGNORED, Batch, Encoded, Encoder, encode_sources, pad_rows, pad_side
+from headscope.data.labels import label_row
 from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.errors import ConfigError, DataError
 
@@ -75,7 +76,8 @@ def batches(
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
 
     Sentences of more than `limit` subwords are cut (and counted in `losses`), or refused with DataError
-    where `long` is "refuse". With `labels` batches have the ids that a decoder should predict.
+    where `long` is "refuse". With `labels` batches have the ids that a decoder should predict, or the corpus's own
+    labels where it has some.
     """
     sentences = iter(corpus)
     while window := list(islice(sentences, WINDOW)):
@@ -101,7 +103,7 @@ class _EncodedSentence(NamedTuple):
 def _encode(
     window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
 ) -> list[_EncodedSentence]:
-    sources = encoder.encode([s.source for s in window], side="source", limit=limit)
+    sources = encode_sources(window, encoder, limit=limit)
     losses.unknown.add("source", sources)
     targets: list[Encoded] | list[None] = [None] * len(window)
     if window[0].target is not None:
@@ -121,7 +123,16 @@ def _encode(
     return ready
 
 
+def own_labels(sentence: Sentence, source: Encoded, encoder: Encoder) -> list[int]:
+    """The labels that a sentence has in the corpus, in the places of a model's outputs."""
+    assert sentence.labels is not None
+    spans = encoder.spans(sentence.source, source.ids) if sentence.labels.words else None
+    return label_row(sentence.labels, source, sentence.source, spans)
+
+
 def _labelled(ready: list[_EncodedSentence], encoder: Encoder, limit: int) -> list[_EncodedSentence]:
+    if ready[0].sentence.labels is not None:
+        return [entry._replace(labels=own_labels(entry.sentence, entry.source, encoder)) for entry in ready]
     texts = [entry.sentence.source if entry.target is None else entry.sentence.target or "" for entry in ready]
     labels = encoder.labels(texts, limit=limit)
     return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]

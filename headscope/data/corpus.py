@@ -12,19 +12,32 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from headscope.data.columns import read_columns
 from headscope.data.parses import Parse, read_conllu
 from headscope.errors import DataError
 from headscope.files.lines import Lines, read_lines, text_name
 from headscope.files.reading import exists, is_regular
 
 
+class Labels(NamedTuple):
+    """The class of a sentence (one id, no `words`), or the tag of each of its `words`."""
+
+    ids: tuple[int, ...]
+    words: tuple[str, ...] = ()
+
+
 class Sentence(NamedTuple):
-    """One line of the corpus: its number from 0, the text, its translation and parse where there are any."""
+    """One line of the corpus: its number from 0, the text, its translation and parse where there are any.
+
+    `second` is the other text of a pair that a model reads together, `labels` what a classifier should say.
+    """
 
     number: int
     source: str
     target: str | None = None
     parse: Parse | None = None
+    second: str | None = None
+    labels: Labels | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,8 @@ class Corpus:
     read: Callable[[], Iterator[Sentence]]
     has_target: bool = False
     has_parses: bool = False
+    has_second: bool = False
+    has_labels: bool = False
 
     def __iter__(self) -> Iterator[Sentence]:
         return islice(self.read(), self.count)
@@ -44,6 +59,21 @@ class Corpus:
     def with_parses(self, parses: Callable[[], Iterator[Parse]]) -> Corpus:
         """The same sentences with parses, in the same order; DataError where the texts differ."""
         return replace(self, read=lambda: _parsed(self.read(), parses(), self.name), has_parses=True)
+
+    def with_labels(self, labels: Callable[[], Iterator[Labels]], *, name: str) -> Corpus:
+        """The same sentences with labels, in the same order, which the digest then covers too; `name` is for messages.
+
+        DataError where there are more of one than of the other, and for words that are not those of the text.
+        """
+        digest, count = hashlib.sha1(self.digest.encode()), 0
+        for sentence in _labelled(self.read(), labels(), self.name, name):
+            if (count := count + 1) <= self.count:
+                digest.update(f"{sentence.labels}\n".encode())
+
+        def read() -> Iterator[Sentence]:
+            return _labelled(self.read(), labels(), self.name, name)
+
+        return replace(self, read=read, has_labels=True, digest=digest.hexdigest())
 
     def first(self, count: int) -> Corpus:
         """The first `count` sentences, or all where there are fewer; the digest stays that of the whole corpus."""
@@ -58,56 +88,89 @@ def open_corpus(
     source: Lines | None,
     *,
     target: Lines | None = None,
+    second: Lines | None = None,
     parses: Path | None = None,
+    columns: Path | None = None,
+    pairs: bool = False,
     max_sentences: int | None = None,
 ) -> Corpus:
     """Check the texts and describe them: files or lists of strings, one sentence a line; parses in CoNLL-U.
 
-    Without `source` the text comes from the parses. DataError names the file and line of a missing or
-    empty file, an empty line, bytes that are not UTF-8, a broken parse, or texts of different lengths. The same
-    sentences have the same digest, whether they come from a file or from a list.
+    `second` has the other text of every line; with `pairs` it stands in the line itself, after a tab. Without `source`
+    the text comes from the parses, or from the words in the first of the `columns` of a CoNLL file. DataError names the
+    file and line of a missing or empty file, an empty line, bytes that are not UTF-8, a broken parse, or texts of
+    different lengths. The same sentences have the same digest, whether they come from a file or from a list.
     """
-    if source is None and parses is None:
+    if source is None and parses is None and columns is None:
         raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
-    for path in (source, target, parses):
+    for path in (source, target, second, parses, columns):
         if isinstance(path, Path) and exists(path) and not path.is_dir() and not is_regular(path):
             raise DataError(f"{path} is a pipe or a device; a text is read more than once, so write it to a file first")
+    name = text_name(next(text for text in (source, parses, columns) if text is not None))
+
+    def read() -> Iterator[Sentence]:
+        lines = _split(_texts(source, parses, columns), name) if pairs else _texts(source, parses, columns)
+        if target is not None:
+            lines = (one._replace(target=text) for one, text in _paired(lines, read_lines(target), name, target))
+        if second is not None:
+            lines = (one._replace(second=text) for one, text in _paired(lines, read_lines(second), name, second))
+        return _parsed(lines, read_conllu(parses), name) if parses is not None and source is not None else lines
+
     digest = hashlib.sha1()
     count = 0
-    for sentence in islice(_sentences(source, target, parses), max_sentences):
-        for text in (sentence.source, sentence.target or ""):
+    for sentence in islice(read(), max_sentences):
+        for text in (sentence.source, sentence.target or "", *filter(None, [sentence.second])):
             digest.update(text.encode() + b"\n")
         count += 1
     return Corpus(
-        name=text_name(parses if source is None else source),
+        name=name,
         count=count,
         digest=digest.hexdigest(),
-        read=lambda: _sentences(source, target, parses),
+        read=read,
         has_target=target is not None,
         has_parses=parses is not None,
+        has_second=pairs or second is not None,
     )
 
 
-def _sentences(source: Lines | None, target: Lines | None, parses: Path | None) -> Iterator[Sentence]:
-    if source is None:
-        assert parses is not None
-        lines: Iterator[Sentence] = (
-            Sentence(i, parse.text, None, parse) for i, parse in enumerate(read_conllu(parses))
-        )
-    else:
-        lines = (Sentence(i, text) for i, text in enumerate(read_lines(source)))
-    if target is not None:
-        lines = _paired(lines, read_lines(target), text_name(parses if source is None else source), text_name(target))
-    if parses is not None and source is not None:
-        lines = _parsed(lines, read_conllu(parses), text_name(source))
-    return lines
+def _texts(source: Lines | None, parses: Path | None, columns: Path | None) -> Iterator[Sentence]:
+    if source is not None:
+        return (Sentence(i, text) for i, text in enumerate(read_lines(source)))
+    if parses is not None:
+        return (Sentence(i, parse.text, None, parse) for i, parse in enumerate(read_conllu(parses)))
+    assert columns is not None
+    return (Sentence(i, " ".join(rows.words)) for i, rows in enumerate(read_columns(columns)))
 
 
-def _paired(lines: Iterator[Sentence], targets: Iterator[str], name: str, other: str) -> Iterator[Sentence]:
-    for sentence, target in zip_longest(lines, targets):
-        if sentence is None or target is None:
-            raise DataError(_counts_differ("lines", name, other))
-        yield sentence._replace(target=target)
+def _paired(
+    lines: Iterator[Sentence], others: Iterator[str], name: str, other: Lines
+) -> Iterator[tuple[Sentence, str]]:
+    for sentence, text in zip_longest(lines, others):
+        if sentence is None or text is None:
+            raise DataError(_counts_differ("lines", name, text_name(other)))
+        yield sentence, text
+
+
+def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:
+    """Pairs of texts with a tab between."""
+    for sentence in lines:
+        first, _, second = sentence.source.partition("\t")
+        if not first.strip() or not second.strip() or "\t" in second:
+            raise DataError(f"{name}:{sentence.number + 1}: every line must be two texts with one tab between")
+        yield sentence._replace(source=first, second=second)
+
+
+def _labelled(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, other: str) -> Iterator[Sentence]:
+    """Sentences with their labels; the words of tags must spell the text, whitespace aside."""
+    for sentence, label in zip_longest(lines, labels):
+        if sentence is None or label is None:
+            raise DataError(_counts_differ("sentences", name, other))
+        if label.words and "".join(label.words) != "".join(sentence.source.split()):
+            raise DataError(
+                f"line {sentence.number + 1} of {name} is not the text of sentence {sentence.number + 1} of {other}: "
+                f"{sentence.source[:60]!r} against {' '.join(label.words)[:60]!r}"
+            )
+        yield sentence._replace(labels=label)
 
 
 def _parsed(lines: Iterator[Sentence], parses: Iterator[Parse], name: str) -> Iterator[Sentence]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.data.alignment import Aligned
+from headscope.data.corpus import Sentence
 
 IGNORED = -100  # a label where nothing is to be predicted
 
@@ -17,32 +18,42 @@ IGNORED = -100  # a label where nothing is to be predicted
 class Encoded(NamedTuple):
     """An encoded sentence: ids, which of them are special, and how many subwords were cut off.
 
-    `unknown` counts the subwords that are not in the vocabulary.
+    `unknown` counts the subwords that are not in the vocabulary. `segments` are the token types of a pair of texts, for
+    models that read them; empty for others.
     """
 
     ids: list[int]
     special: list[bool]
     cut: int = 0
     unknown: int = 0
+    segments: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Side:
-    """Source or target of a batch: token ids [b n], masks [b n] of real tokens (not padding) and of special ones."""
+    """Source or target of a batch: token ids [b n], masks [b n] of real tokens (not padding) and of special ones.
+
+    `segments` [b n] are the token types of pairs of texts, None where the model reads none.
+    """
 
     ids: Tensor
     real: Tensor
     special: Tensor
+    segments: Tensor | None = None
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Side:
+        segments = None if self.segments is None else change(self.segments)
+        return Side(change(self.ids), change(self.real), change(self.special), segments)
 
     def to(self, device: torch.device) -> Side:
         """A copy on another device."""
-        return Side(self.ids.to(device), self.real.to(device), self.special.to(device))
+        return self._changed(lambda tensor: tensor.to(device))
 
     def rows(self, numbers: Tensor) -> Side:
         """The rows at `numbers` [n], in that order, without padding columns at the end."""
         needed = self.real[numbers].any(dim=0).nonzero()  # [n 1]
         length = int(needed[-1]) + 1 if len(needed) else 0
-        return Side(*(tensor[numbers, :length] for tensor in (self.ids, self.real, self.special)))
+        return self._changed(lambda tensor: tensor[numbers, :length])
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,8 @@ class Batch:
 
     `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and
     relations of the source where there are parses, None for sentences that cannot be aligned. `labels` [b n], where
-    requested, are the ids that a decoder should predict at each of its inputs, `IGNORED` for none.
+    requested, are the ids that a decoder should predict at each of its inputs, the tags of words at their first
+    subwords, or [b 1] the classes of sentences; `IGNORED` for none.
     """
 
     indices: Tensor
@@ -71,7 +83,7 @@ class Batch:
         """The sentences at `numbers` [n], in that order, without padding columns at the end."""
         source = self.source.rows(numbers)
         target = None if self.target is None else self.target.rows(numbers)
-        length = (source if target is None else target).ids.shape[1]
+        length = (source if target is None else target).ids.shape[1]  # of classes there is one, whatever the length
         return replace(
             self,
             indices=self.indices[numbers.cpu()],
@@ -88,12 +100,20 @@ class Batch:
         return replace(self, source=self.source.to(device), target=target, labels=labels)
 
 
-class Encoder(Protocol):
-    """The part of a checkpoint that batching uses."""
+class Encodes(Protocol):
+    """A checkpoint, as far as it encodes text."""
 
     def encode(self, texts: Sequence[str], *, side: Literal["source", "target"], limit: int) -> list[Encoded]:
         """Encode texts, each truncated to `limit` ids."""
         ...
+
+    def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
+        """Encode pairs of texts that the model reads together, each truncated to `limit` ids."""
+        ...
+
+
+class Encoder(Encodes, Protocol):
+    """The part of a checkpoint that batching uses."""
 
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
         """Character spans of subwords, None for special ones; None instead of a list if they cannot be located."""
@@ -102,6 +122,14 @@ class Encoder(Protocol):
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """The ids that a decoder should predict at each of its inputs."""
         ...
+
+
+def encode_sources(window: Sequence[Sentence], encoder: Encodes, *, limit: int) -> list[Encoded]:
+    """The source of every sentence; of a pair of texts both together."""
+    pairs = [(sentence.source, sentence.second) for sentence in window if sentence.second is not None]
+    if pairs:
+        return encoder.encode_pairs(pairs, limit=limit)
+    return encoder.encode([sentence.source for sentence in window], side="source", limit=limit)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
@@ -115,8 +143,11 @@ def pad_side(encoded: Sequence[Encoded], *, pad: int = 0) -> Side:
     longest = max(len(sentence.ids) for sentence in encoded)
     ids = torch.full((len(encoded), longest), pad, dtype=torch.long)
     real, special = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
+    segments = torch.zeros_like(ids) if any(sentence.segments for sentence in encoded) else None
     for row, sentence in enumerate(encoded):
         ids[row, : len(sentence.ids)] = torch.tensor(sentence.ids, dtype=torch.long)
         real[row, : len(sentence.ids)] = True
         special[row, : len(sentence.ids)] = torch.tensor(sentence.special, dtype=torch.bool)
-    return Side(ids, real, special)
+        if segments is not None:
+            segments[row, : len(sentence.segments)] = torch.tensor(sentence.segments, dtype=torch.long)
+    return Side(ids, real, special, segments)

@@ -7,13 +7,13 @@ in place of words its numbers say nothing about the model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, Protocol
 
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Encoded
+from headscope.data.encoded import Encoded, Encodes, encode_sources
 
 MANY = 0.02  # larger shares give a warning
 SideName = Literal["source", "target"]
@@ -27,12 +27,8 @@ class Advisor(Protocol):
         ...
 
 
-class Reader(Advisor, Protocol):
-    """A checkpoint, as far as it encodes text."""
-
-    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
-        """Encode texts, each truncated to `limit` ids."""
-        ...
+class Reader(Advisor, Encodes, Protocol):
+    """A checkpoint that encodes text and knows what unknown subwords come from."""
 
 
 @dataclass
@@ -82,7 +78,7 @@ class UnknownSubwords:
 def count_unknown(reader: Reader, corpus: Corpus, *, limit: int, sentences: int) -> UnknownSubwords:
     """Unknown subwords in the first sentences of a corpus."""
     counts, some = UnknownSubwords(), list(islice(corpus, sentences))
-    counts.add("source", reader.encode([sentence.source for sentence in some], side="source", limit=limit))
+    counts.add("source", encode_sources(some, reader, limit=limit))
     if corpus.has_target:
         counts.add("target", reader.encode([sentence.target or "" for sentence in some], side="target", limit=limit))
     return counts

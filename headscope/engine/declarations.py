@@ -241,6 +241,12 @@ def objective_names() -> list[str]:
     return registered_names("objective", package=folder, group=folder)
 
 
+def metric_names() -> list[str]:
+    """What models are compared by."""
+    folder = "headscope.evaluation.metrics"
+    return registered_names("metric", package=folder, group=folder)
+
+
 def criterion_names() -> list[str]:
     """What heads can be ranked by, beside columns of heads.csv."""
     folder = "headscope.pruning.ranking.criteria"

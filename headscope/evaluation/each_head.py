@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.bootstrap import Array, Bootstrap, Estimate
 from headscope.config import EvaluateConfig
-from headscope.evaluation.likelihood import Likelihood, likelihood
-from headscope.evaluation.quality import (
+from headscope.evaluation.fitting_metrics import (
+    STATE_METRICS,
     TRANSLATION_METRICS,
-    OpenedEvaluation,
-    evaluation_signature,
     needs_translation,
+    predictions_of,
+)
+from headscope.evaluation.likelihood import Likelihood, likelihood
+from headscope.evaluation.metrics.base import METRICS
+from headscope.evaluation.metrics.macro_f1 import macro_f1
+from headscope.evaluation.metrics.states import StateMetric
+from headscope.evaluation.quality import (
+    OpenedEvaluation,
+    cut_remark,
+    done_of,
+    evaluation_signature,
     open_all,
     perplexity,
     reference_texts,
@@ -25,6 +34,7 @@ from headscope.evaluation.quality import (
     tokenised_remark,
     translate_corpus,
 )
+from headscope.evaluation.states import StateComparison, compare_states
 from headscope.files.folders import partial_path
 from headscope.files.output_checks import check_file, inputs_of
 from headscope.files.writing import write_atomically
@@ -82,6 +92,10 @@ def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progres
         complete = scored is None or scored.complete
         if scored is not None:
             columns |= likelihood_columns(scored, Bootstrap(seed=config.seed, replicates=config.bootstrap))
+        compared = _states(opened, heads, progress) if complete else None
+        if compared is not None:
+            columns |= state_columns(compared, opened.metrics)
+            complete = compared.complete
         if complete and needs_translation(opened.metrics):
             try:
                 columns |= _text_columns(opened, heads, progress)
@@ -91,31 +105,56 @@ def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progres
                 complete = False
                 opened.remarks.append("translating was interrupted, so there is no BLEU and no chrF")
     opened.remarks += opened.unknown.remarks(opened.checkpoint)
-    by = next((name for name in TRANSLATION_METRICS if name in columns), "nll_per_token")
-    done = opened.corpus.count if scored is None else scored.sentences
+    by = next(name for name in (*TRANSLATION_METRICS, "nll_per_token", *STATE_METRICS) if name in columns)
+    counted = done_of(scored, compared)
+    done = opened.corpus.count if counted is None else counted
     return EachHead(_sorted(columns, by), by, evaluation_signature(opened, done=done), opened.remarks, done, complete)
 
 
 def _likelihoods(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> Likelihood | None:
-    if not set(opened.metrics) - set(TRANSLATION_METRICS):
+    if not predictions_of(opened.metrics):
         return None
     masks = [[], *([head] for head in heads)]
     with progress("each head", opened.corpus.count) as step:
         scored = likelihood(opened.checkpoint, opened.corpus, opened.likelihood_options, masks=masks, progress=step)
     opened.unknown = scored.losses.unknown
-    if scored.losses.truncated:
-        opened.remarks.append(
-            f"cut off at the length limit: {scored.losses.truncated} sentences (--max-length, --long)"
-        )
+    opened.remarks += cut_remark(scored)
     return scored
 
 
+def _states(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> StateComparison | None:
+    if not set(opened.metrics) & set(STATE_METRICS):
+        return None
+    masks = [[], *([head] for head in heads)]
+    with progress("each head", opened.corpus.count) as step:
+        compared = compare_states(
+            opened.checkpoint, opened.corpus, opened.likelihood_options, masks=masks, progress=step
+        )
+    opened.unknown = compared.losses.unknown
+    opened.remarks += cut_remark(compared)
+    return compared
+
+
+def state_columns(compared: StateComparison, metrics: Sequence[str]) -> dict[str, Any]:
+    """Columns [mask]: how near the states are to those of the intact model."""
+    columns: dict[str, Any] = {}
+    for name in filter(metrics.__contains__, STATE_METRICS):
+        metric = METRICS.get(name)
+        assert isinstance(metric, StateMetric)
+        sums = metric.sums(compared)
+        columns[name] = (sums.total.sum(dim=0) / sums.count.sum(dim=0)).numpy()
+    return columns
+
+
 def likelihood_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Columns [mask]: Σ -log p, its mean over tokens, perplexity, accuracy, differences to the first mask."""
+    """Columns [mask]: Σ -log p, its mean over tokens (or labels), perplexity, accuracy, differences to the first mask.
+
+    Of classifiers macro-F1 instead of the perplexity.
+    """
     nats, right = bootstrap.ratio(scored.nll), bootstrap.ratio(scored.right)
     gap: Estimate = bootstrap.function(lambda total, count: (total - total[:, :1]) / count, scored.nll)
     sums: Array = scored.nll.total.sum(dim=0).numpy()
-    return {
+    columns = {
         "nll": sums,
         "nll_per_token": nats.value,
         "nll_per_token_difference": gap.value,
@@ -125,6 +164,11 @@ def likelihood_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, An
         "accuracy": right.value,
         "accuracy_difference": right.value - right.value[0],
     }
+    if scored.classes.used:
+        del columns["perplexity"]
+        f1 = macro_f1(scored.classes.total.sum(dim=0).numpy())
+        columns |= {"macro-f1": f1, "macro-f1_difference": f1 - f1[0]}
+    return columns
 
 
 def _text_columns(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> dict[str, list[float]]:
@@ -146,5 +190,6 @@ def _sorted(columns: dict[str, Any], by: str) -> pd.DataFrame:
     import pandas as pd
 
     table = pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
-    heads = table.iloc[1:].sort_values(by, ascending=by in TRANSLATION_METRICS, kind="stable")
+    ascending = by in (*TRANSLATION_METRICS, "cosine", "token-cosine")
+    heads = table.iloc[1:].sort_values(by, ascending=ascending, kind="stable")
     return pd.concat([table.iloc[:1], heads], ignore_index=True)

@@ -1,5 +1,7 @@
 """The likelihood of a corpus under a model: Σ -log p and correct predictions per sentence, under one head mask or many.
 
+Of classifiers it is that of the labels that the corpus has.
+
 All predicted tokens count: for decoders (teacher-forced) every token of the text and the end-of-sentence token, except
 what a length limit truncates; for encoders every token that is not special, each masked in turn (pseudo-log-likelihood,
 Salazar et al. 2020) or in a random share of 15 %.
@@ -17,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import Long, Omissions
+from headscope.data.batching import Long, Omissions, own_labels
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.data.encoded import Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.errors import DataError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.heads import HeadId, Site
@@ -72,11 +74,13 @@ class LikelihoodOptions:
 class Likelihood:
     """Sums over a corpus: `nll` (Σ -log p) and `right` (correct predictions) per sentence and mask.
 
-    `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] the number of tokens.
+    `classes` are, per sentence, mask and label of a classifier, how often it was right, predicted and wanted
+    (see `class_counts`). `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] the number of tokens.
     """
 
     nll: GroupSums = field(default_factory=GroupSums)
     right: GroupSums = field(default_factory=GroupSums)
+    classes: GroupSums = field(default_factory=GroupSums)
     first: Array = field(default_factory=lambda: np.zeros(0))
     counts: Array = field(default_factory=lambda: np.zeros(0))
     losses: Omissions = field(default_factory=Omissions)
@@ -101,9 +105,11 @@ def likelihood(
         with torch.inference_mode():
             for part in labelled(checkpoint, corpus, options, sums.losses):
                 with threads_for_pass(checkpoint.model, part.batch.positions):
-                    nll, right, count = _under_masks(checkpoint, part, masks)
+                    nll, right, count, classes = _under_masks(checkpoint, part, masks)
                 sums.nll.add(part.batch.indices, Ratio(nll, count[:, None]))
                 sums.right.add(part.batch.indices, Ratio(right, count[:, None]))
+                if checkpoint.label_names:
+                    sums.classes.add(part.batch.indices, Ratio(classes, count[:, None]))
                 np.add.at(sums.first, part.batch.indices.numpy(), nll[:, 0].numpy())
                 np.add.at(sums.counts, part.batch.indices.numpy(), count.numpy())
                 sums.sentences += part.done
@@ -117,17 +123,21 @@ def likelihood(
 
 def _under_masks(
     checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ -log p and hits [b mask], and counts [b].
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Σ -log p and hits [b mask], counts [b], and the counts of labels [b mask label 3].
 
     The encoder runs again only where its own heads are masked; layers below the masked heads do not run again.
     """
     batch, labels = part.batch.to(checkpoint.device), part.labels.to(checkpoint.device)
     columns = []
-    reuse = PartialForward()
+    reuse, names = PartialForward(), len(checkpoint.label_names)
+
+    def scored(logits: Tensor) -> tuple[Tensor, ...]:
+        return *token_sums(logits, labels), class_counts(logits, labels, names)
+
     with reuse.recorded():
         shared_memory: Any = checkpoint.memory(batch)
-        unmasked = token_sums(checkpoint.logits(batch, shared_memory), labels) if () in map(tuple, masks) else None
+        unmasked = scored(checkpoint.logits(batch, shared_memory)) if () in map(tuple, masks) else None
     for heads in masks:
         if not heads and unmasked is not None:
             columns.append(unmasked)
@@ -135,9 +145,9 @@ def _under_masks(
         with masked(checkpoint.model, heads), reuse.starting(_first_layers(checkpoint.model, heads)):
             of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
             memory = checkpoint.memory(batch) if of_encoder else shared_memory
-            columns.append(token_sums(checkpoint.logits(batch, memory), labels))
-    nll, right, count = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
-    return nll, right, count[:, 0]
+            columns.append(scored(checkpoint.logits(batch, memory)))
+    nll, right, count, classes = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
+    return nll, right, count[:, 0], classes
 
 
 def _first_layers(model: nn.Module, heads: Sequence[HeadId]) -> dict[nn.Module, int]:
@@ -164,10 +174,22 @@ def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return sums[0], sums[1], sums[2]
 
 
+def class_counts(logits: Tensor, labels: Tensor, names: int) -> Tensor:
+    """How often each of the labels was right, predicted and wanted [b label 3], in float64; `names` is their number."""
+    counts = torch.zeros(len(labels), names, 3, dtype=torch.float64)
+    if names:
+        row, position = (labels != IGNORED).nonzero(as_tuple=True)
+        wanted, said = labels[row, position].cpu(), logits[row, position].argmax(dim=-1).cpu()
+        for column, (classes, counted) in enumerate(((wanted, said == wanted), (said, None), (wanted, None))):
+            ones = torch.ones(len(row), dtype=torch.float64) if counted is None else counted.double()
+            counts[..., column].index_put_((row.cpu(), classes), ones, accumulate=True)
+    return counts
+
+
 def hides_tokens(checkpoint: Checkpoint) -> bool:
     """Whether tokens are predicted where they are hidden from the input: an encoder alone."""
     sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
-    return not checkpoint.two_sided and Site.ENCODER_SELF in sites
+    return checkpoint.predicts == "words" and not checkpoint.two_sided and Site.ENCODER_SELF in sites
 
 
 def labelled(
@@ -176,6 +198,8 @@ def labelled(
     """The corpus in batches of at most `options.tokens` positions a side, sorted by length within windows."""
     sentences = iter(corpus)
     make_rows, size = (_hidden, WINDOW["hidden"]) if hides_tokens(checkpoint) else (_texts, WINDOW["text"])
+    if checkpoint.label_names:
+        make_rows = _given
     while window := list(islice(sentences, size)):
         rows = make_rows(checkpoint, window, options, losses)
         _count_cut(rows, corpus, options, losses)
@@ -192,7 +216,7 @@ def _texts(
     checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
 ) -> list[LabelledSentence]:
     texts = [sentence.source if sentence.target is None else sentence.target for sentence in window]
-    sources = checkpoint.encode([sentence.source for sentence in window], side="source", limit=options.limit)
+    sources = encode_sources(window, checkpoint, limit=options.limit)
     losses.unknown.add("source", sources)
     targets: Sequence[Encoded | None] = [None] * len(window)
     if checkpoint.two_sided:
@@ -204,13 +228,25 @@ def _texts(
     return [LabelledSentence(*row) for row in zip(numbers, sources, targets, labels, strict=True)]
 
 
+def _given(
+    checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
+) -> list[LabelledSentence]:
+    """A row per sentence with the labels that the corpus has."""
+    sources = encode_sources(window, checkpoint, limit=options.limit)
+    losses.unknown.add("source", sources)
+    return [
+        LabelledSentence(sentence.number, source, None, own_labels(sentence, source, checkpoint))
+        for sentence, source in zip(window, sources, strict=True)
+    ]
+
+
 def _hidden(
     checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
 ) -> list[LabelledSentence]:
     """A row per token, which is hidden in it, or a row per sentence with a random share of its tokens hidden."""
     mask = checkpoint.mask_id()
     rows: list[LabelledSentence] = []
-    encoded = checkpoint.encode([sentence.source for sentence in window], side="source", limit=options.limit)
+    encoded = encode_sources(window, checkpoint, limit=options.limit)
     losses.unknown.add("source", encoded)
     for sentence, source in zip(window, encoded, strict=True):
         hideable = [position for position, special in enumerate(source.special) if not special]
@@ -245,12 +281,11 @@ def _count_cut(rows: list[LabelledSentence], corpus: Corpus, options: Likelihood
 
 def _collate(group: list[LabelledSentence]) -> Labelled:
     targets = [row.target for row in group if row.target is not None]
-    longest = max(len(row.labels) for row in group)
     batch = Batch(
         indices=torch.tensor([row.number for row in group]),
         fold=0,
         source=pad_side([row.source for row in group]),
         target=pad_side(targets) if targets else None,
     )
-    labels = torch.tensor([row.labels + [IGNORED] * (longest - len(row.labels)) for row in group])
+    labels = pad_rows([row.labels for row in group], IGNORED)
     return Labelled(batch, labels, sum(row.last for row in group))

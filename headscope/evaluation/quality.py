@@ -1,4 +1,7 @@
-"""The quality of a model on a text: BLEU and chrF of its translations, perplexity and accuracy on the references.
+"""The quality of a model on a text, by what it predicts.
+
+BLEU and chrF of its translations, perplexity and accuracy on the references; of classifiers loss, accuracy and macro-F1
+of the labels; of encoders without a head how near its states are to those of the intact model.
 
 BLEU and chrF are sacreBLEU's, with its signatures and its bootstrap. "raw" compares detokenised texts with sacreBLEU's
 tokenisation; "tokenised-lowercase" takes texts as already tokenised and ignores case, as fairseq's and story-of-heads'
@@ -14,14 +17,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 
 from headscope.bootstrap import Bootstrap
-from headscope.config import METRICS, EvaluateConfig, EvaluateOptions
-from headscope.data.batching import BatchingOptions, sentence_limit
-from headscope.data.corpus import Corpus, open_corpus
+from headscope.config import EvaluateConfig, EvaluateOptions
+from headscope.data.batching import BatchingOptions, Omissions, sentence_limit
+from headscope.data.corpus import Corpus
 from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.errors import ConfigError, DataError
+from headscope.evaluation.fitting_metrics import (
+    STATE_METRICS,
+    choose_metrics,
+    needs_translation,
+    predictions_of,
+)
+from headscope.evaluation.labels import no_labels, open_text, with_labels
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
+from headscope.evaluation.metrics.base import METRICS
+from headscope.evaluation.metrics.macro_f1 import macro_f1
+from headscope.evaluation.metrics.states import StateMetric
+from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.translation import translate_lines
 from headscope.files.folders import partial_path
 from headscope.files.output_checks import check_file, inputs_of
@@ -38,7 +53,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TextMode = Literal["raw", "tokenised-lowercase"]
-TRANSLATION_METRICS = ("bleu", "chrf")
 
 
 @dataclass(frozen=True)
@@ -118,19 +132,22 @@ def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) 
 
 def open_all(config: EvaluateConfig) -> OpenedEvaluation:
     """The checkpoint and corpus of a config, checked against each other and against the config."""
-    corpus = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
+    corpus = open_text(config, max_sentences=config.max_sentences)
     checkpoint = open_configured(config)
-    return matched(checkpoint, corpus, config)
+    return matched(checkpoint, with_labels(checkpoint, corpus, config.labels), config)
 
 
 def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> OpenedEvaluation:
     """A checkpoint and a corpus, checked against each other and the config; ConfigError where they do not fit."""
-    if checkpoint.two_sided is not corpus.has_target:
-        problem = (
-            "needs --target, the references" if checkpoint.two_sided else "reads one side only; leave out --target"
-        )
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} {problem}")
-    metrics = _metrics(config, checkpoint)
+    kind = f"a model of type {checkpoint.model_type!r}"
+    if corpus.has_target and not checkpoint.two_sided:
+        raise ConfigError(f"{kind} reads one side only; leave out --target")
+    if checkpoint.needs_target and not corpus.has_target:
+        raise ConfigError(f"{kind} needs --target, the references")
+    metrics = choose_metrics(config, checkpoint)
+    if checkpoint.label_names and predictions_of(metrics) and not corpus.has_labels:
+        why = no_labels(checkpoint) or "needs --labels FILE, what is right"
+        raise ConfigError(f"{metrics[0]}: {why}; without labels there are {', '.join(STATE_METRICS)}")
     batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
     limit = sentence_limit(checkpoint, batching)
     likelihood_options = LikelihoodOptions(config.batch_tokens, limit, config.long, config.hiding, config.seed)
@@ -147,33 +164,23 @@ def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> 
     return OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
 
 
-def _metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The metrics of the config, or all that fit (with `--each-head` those that need no translation)."""
-    fitting = METRICS if checkpoint.two_sided else METRICS[2:]
-    if unfit := [name for name in config.metrics if name not in fitting]:
-        raise ConfigError(
-            f"{unfit[0]} needs a model that translates; a model of type {checkpoint.model_type!r} can be asked for "
-            f"{', '.join(fitting)}"
-        )
-    return config.metrics or (METRICS[2:] if config.each_head else fitting)
-
-
-def needs_translation(metrics: Sequence[str]) -> bool:
-    """Whether any of the metrics compares translations."""
-    return any(name in TRANSLATION_METRICS for name in metrics)
-
-
 def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
     scores: list[Score] = []
     hypotheses: list[str] = []
     scored: Likelihood | None = None
+    compared: StateComparison | None = None
     corpus, config = opened.corpus, opened.config
-    if set(opened.metrics) - set(TRANSLATION_METRICS):
+    if predictions_of(opened.metrics):
         with progress("scoring", corpus.count) as step:
             scored = likelihood(opened.checkpoint, corpus, opened.likelihood_options, progress=step)
         opened.unknown = scored.losses.unknown
         scores += likelihood_scores(scored, opened)
     complete = scored is None or scored.complete
+    if complete and set(opened.metrics) & set(STATE_METRICS):
+        with progress("comparing", corpus.count) as step:
+            compared = compare_states(opened.checkpoint, corpus, opened.likelihood_options, progress=step)
+        opened.unknown, complete = compared.losses.unknown, compared.complete
+        scores += state_scores(compared, opened)
     if needs_translation(opened.metrics) and complete:
         try:
             with progress("translating", corpus.count) as step:
@@ -187,21 +194,30 @@ def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
                 raise
             complete = False
             opened.remarks.append("translating was interrupted, so there is no BLEU and no chrF")
-    if scored is not None and scored.losses.truncated:
-        opened.remarks.append(
-            f"cut off at the length limit: {scored.losses.truncated} sentences (--max-length, --long)"
-        )
+    opened.remarks += cut_remark(scored or compared)
     opened.remarks += opened.unknown.remarks(opened.checkpoint)
     return Evaluation(
         scores=scores,
         sentences=_per_sentence(corpus.count, scored, hypotheses),
-        signature=evaluation_signature(opened, done=None if scored is None else scored.sentences),
+        signature=evaluation_signature(opened, done=done_of(scored, compared)),
         remarks=opened.remarks,
         unknown=opened.unknown,
         tokens=None if scored is None else int(scored.counts.sum()),
         nll=None if scored is None else float(scored.first.sum()),
         complete=complete,
     )
+
+
+def cut_remark(read: Likelihood | StateComparison | None) -> list[str]:
+    """How many sentences were cut."""
+    losses = Omissions() if read is None else read.losses
+    cut = f"cut off at the length limit: {losses.truncated} sentences (--max-length, --long)"
+    return [cut] if losses.truncated else []
+
+
+def done_of(*passes: Likelihood | StateComparison | None) -> int | None:
+    """How many sentences all passes have done; None where there was no pass."""
+    return min((read.sentences for read in passes if read is not None), default=None)
 
 
 def translate_corpus(opened: OpenedEvaluation, step: Callable[[int], None]) -> list[str]:
@@ -290,11 +306,29 @@ def likelihood_scores(scored: Likelihood, opened: OpenedEvaluation) -> list[Scor
         for ratio in (bootstrap.ratio(scored.nll), bootstrap.ratio(scored.right))
     )
     name = "masked-token perplexity" if hides_tokens(opened.checkpoint) else "perplexity"
+    of = {"words": "token accuracy", "tags": "word accuracy"}.get(opened.checkpoint.predicts, "accuracy")
     scores = [
         Score("perplexity", name, perplexity(value), perplexity(low), perplexity(high)),
-        Score("accuracy", "token accuracy", share, least, most),
+        Score("loss", "loss (nats)", value, low, high),
+        Score("accuracy", of, share, least, most),
     ]
+    if scored.classes.used:
+        f1 = bootstrap.function(lambda counts, _: torch.from_numpy(macro_f1(counts[:, 0].numpy())), scored.classes)
+        scores.append(Score("macro-f1", "macro-F1", float(f1.value), float(f1.low), float(f1.high)))
     return [score for score in scores if score.metric in opened.metrics]
+
+
+def state_scores(compared: StateComparison, opened: OpenedEvaluation) -> list[Score]:
+    """Cosines and distances of states to those of the intact model."""
+    bootstrap = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap)
+    scores = []
+    for name in filter(opened.metrics.__contains__, STATE_METRICS):
+        metric = METRICS.get(name)
+        assert isinstance(metric, StateMetric)
+        mean = bootstrap.ratio(metric.sums(compared))
+        value, low, high = (float(end[0]) for end in (mean.value, mean.low, mean.high))
+        scores.append(Score(name, metric.title, value, low, high))
+    return scores
 
 
 def perplexity(nats: float) -> float:

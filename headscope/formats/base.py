@@ -21,6 +21,7 @@ from headscope.files.output_checks import check_folder
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.reading import exists
 from headscope.files.replace import replacing
+from headscope.formats.devices import pick_device
 from headscope.formats.digest import weights_digest
 from headscope.formats.finite import refuse_damaged_model
 from headscope.formats.probe import Conversion, Probe
@@ -34,9 +35,8 @@ from headscope.registry import Registry
 
 C = TypeVar("C", bound="Checkpoint")
 SideName = Literal["source", "target"]
-Predicts = Literal["words", "classes", "nothing"]
+Predicts = Literal["words", "classes", "tags", "nothing"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
-DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 LONGEST = 1024  # pieces of a text to translate where the model sets no limit; also fairseq's max_source_positions
@@ -64,6 +64,9 @@ class Checkpoint(ABC):
 
     is_native: ClassVar[bool] = False
     """Whether it is a `TransformerCheckpoint`: its model can be trained and converted."""
+
+    exclusive_labels: bool = True
+    """Whether one of the labels that it predicts is right, and not several at once."""
 
     def look_again(self) -> None:
         """Forget where the heads are: the model may have been rebuilt."""
@@ -112,7 +115,17 @@ class Checkpoint(ABC):
     @property
     @abstractmethod
     def predicts(self) -> Predicts:
-        """What the model as it is predicts: "words", "classes" (see `class_scores`), or "nothing"."""
+        """What the model as it is predicts: "words", "classes" of sentences, "tags" of words, or "nothing"."""
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the classes or tags that the model predicts, by number; empty for models that predict others."""
+        return ()
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether its predictions are about a target text."""
+        return self.two_sided and self.predicts == "words"
 
     @property
     def device(self) -> torch.device:
@@ -157,6 +170,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         """Ids of texts, special ones included, at most `limit` each; targets are the decoder's inputs."""
+
+    def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
+        """Ids of pairs of texts that an encoder reads together; ConfigError for models that read one text."""
+        raise ConfigError(f"a model of type {self.model_type!r} reads one text a line; leave out --source2 and --pairs")
 
     def why_unknown(self, side: SideName) -> str:
         """What unknown pieces of a side probably come from, and what to do, for messages."""
@@ -208,7 +225,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
-        """Scores of the vocabulary [b t V] after each decoder input, or in place of each encoder input."""
+        """Scores of the vocabulary (or tags) [b t V] after each decoder or at each encoder input, classes [b 1 V]."""
 
     @abstractmethod
     def unembedding(self) -> tuple[nn.Module, Tensor]:
@@ -342,9 +359,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint: a file, a directory or a hub id; the format is found from content.
 
-    `format` overrides that. CheckpointError where no format fits, and naming the weights that are NaN or
-    infinite; ConfigError for an unknown format,
-    device or dtype, or for a companion file that the format has no use for.
+    `format` overrides that. CheckpointError where no format fits, and naming the weights that are NaN or infinite;
+    ConfigError for an unknown format, device or dtype, or for a companion file that the format has no use for.
     """
     companions = companions or Companions()
     if dtype not in DTYPES:
@@ -383,14 +399,3 @@ def _detect(path: str) -> CheckpointFormat[Any]:
 def write_checkpoint(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:
     """Write a checkpoint as its own format does, into an empty directory."""
     return FORMATS.get(checkpoint.format).write(checkpoint, folder, companions)
-
-
-def pick_device(name: str) -> str:
-    """`auto` is a GPU if there is one; ConfigError for a device that this machine lacks."""
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return next(device for device in ("cuda", "mps", "cpu") if available[device])
-    if not available.get(name.partition(":")[0], False):
-        usable = ", ".join(["auto", *(device for device, present in available.items() if present)])
-        raise ConfigError(f"device {name!r} is not available on this machine; available: {usable}")
-    return name

@@ -82,6 +82,17 @@ def tapped(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> Ite
 
 
 @contextmanager
+def untapped() -> Iterator[None]:
+    """Within the block `attend` calls no tap: the model is as it is without gates, masks and captures."""
+    tokens = [(taps, taps.set(())) for taps in (_TAPS, _BEFORE_MIXING)]
+    try:
+        yield
+    finally:
+        for taps, token in tokens:
+            taps.reset(token)
+
+
+@contextmanager
 def replace_products(products: Products) -> Iterator[None]:
     """Within the block every `attend` computes its matrix products with `products`."""
     token = _PRODUCTS.set(products)

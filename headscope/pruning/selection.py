@@ -16,11 +16,12 @@ from typing import Any, Literal
 import pandas as pd
 
 from headscope.bounds import check_numbers
-from headscope.config import CheckpointOptions, Companions, plain_options
+from headscope.config import CheckpointOptions, Companions, TextFiles, plain_options
 from headscope.data.batching import BatchingOptions, sentence_limit
-from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.corpus import Corpus
 from headscope.data.unknown_subwords import count_unknown
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.writing import write_atomically
@@ -47,20 +48,22 @@ CHOICE = OutputKind(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruningOptions(CheckpointOptions):
+class PruningOptions(TextFiles, CheckpointOptions):
     """The options that `prune l0`, `subset`, `rank` and `sweep` share.
 
-    `sites` empty is all; heads of `protect` stay; `source` and `target` are the text, `valid_source` and
-    `valid_target` the one that the result is measured on (default: the text itself, as far as `valid_sentences`).
+    `sites` empty is all; heads of `protect` stay; `valid_source` and its like are the text that the result is measured
+    on (default: the text itself, as far as `valid_sentences`). `objective` is what is learnt and what heads are judged
+    by, as far as the method has one (empty: what fits the model).
     `tune_updates` train the model further with the removed heads closed; `freeze` None is as `default_freeze` says;
     `lr` None is 3e-4 for native Transformers and 3e-5 for Hugging Face models.
     """
 
     out: Path
-    source: Path | None = None
-    target: Path | None = None
     valid_source: Path | None = None
     valid_target: Path | None = None
+    valid_source2: Path | None = None
+    valid_labels: Path | None = None
+    objective: str = ""
     max_sentences: int | None = None
     valid_sentences: int = 1000
     max_length: int | None = None
@@ -80,6 +83,24 @@ class PruningOptions(CheckpointOptions):
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         return plain_options(self)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is a text: lines, or words in CoNLL columns."""
+        return self.source is not None or self.labels is not None
+
+    @property
+    def valid_text(self) -> TextFiles | None:
+        """The text that results are measured on, where it is another."""
+        if self.valid_source is None and self.valid_labels is None:
+            return None
+        return TextFiles(
+            source=self.valid_source,
+            target=self.valid_target,
+            source2=self.valid_source2,
+            pairs=self.pairs,
+            labels=self.valid_labels,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,25 +133,29 @@ class OpenedSelection:
 
 def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     """Open what a config names; with `trains` in float32 unless told otherwise. Writes nothing."""
-    corpus = valid = None
-    if config.source is not None:
-        corpus = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
-    if config.valid_source is not None:
-        valid = open_corpus(config.valid_source, target=config.valid_target, max_sentences=config.valid_sentences)
-    elif config.source is not None:
+    corpus = open_text(config, max_sentences=config.max_sentences) if config.has_text else None
+    valid, held_out = None, config.valid_text
+    if held_out is not None:
+        valid = open_text(held_out, max_sentences=config.valid_sentences)
+    elif config.has_text:
         most = min(config.valid_sentences, config.max_sentences or config.valid_sentences)
-        valid = open_corpus(config.source, target=config.target, max_sentences=most)
+        valid = open_text(config, max_sentences=most)
     dtype = "float32" if trains and config.dtype == "auto" else config.dtype
     if trains and dtype in ("float16", "bfloat16"):
         raise ConfigError(f"--dtype {dtype}: small updates are lost in it; learn in float32 (the default)")
     checkpoint = open_configured(config, dtype=dtype)
+    if corpus is not None:
+        corpus = with_labels(checkpoint, corpus, config.labels)
+    if valid is not None:
+        labels, option = (config.labels, "--labels") if held_out is None else (held_out.labels, "--valid-labels")
+        valid = with_labels(checkpoint, valid, labels, option=option)
     if isinstance(config, SelectionConfig):
         _check_export(config, checkpoint)
     protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
     gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect)
     limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
     remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
-    if config.valid_source is None and trains:
+    if held_out is None and trains:
         remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks)
 

@@ -22,7 +22,7 @@ from headscope.distributed import Processes, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.interrupts import ending_signals, note
 from headscope.files.writing import write_json
-from headscope.formats.base import pick_device
+from headscope.formats.devices import pick_device
 from headscope.model.parameter_counts import parameters_by_part
 from headscope.model.threads import threads_for_pass
 from headscope.results import Signature, signature_of

@@ -18,7 +18,7 @@ from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data.encoded import Batch, pad_side
-from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
+from headscope.errors import ConfigError, DataError, OutputError
 from headscope.evaluation import each_head, quality
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, run_evaluation, text_scores
@@ -414,8 +414,8 @@ def test_what_a_model_cannot_be_asked_for_is_refused(run: Evaluate, tmp_path: Pa
         run(checkpoints.hugging("bert"), TEXTS, TEXTS)
     with pytest.raises(ConfigError, match="bleu needs a model that translates"):
         run(checkpoints.hugging("gpt2"), TEXTS, metrics=("bleu",))
-    with pytest.raises(CheckpointError, match="predicts no words"):
-        run(checkpoints.hugging("bert-without-head"), TEXTS)
+    with pytest.raises(ConfigError, match="perplexity needs a model that predicts words; a model of type 'bert' can"):
+        run(checkpoints.hugging("bert-without-head"), TEXTS, metrics=("perplexity",))
     with pytest.raises(OutputError, match="is a directory"):
         run(checkpoints.hugging("gpt2"), TEXTS, per_sentence=tmp_path)
 

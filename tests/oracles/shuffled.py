@@ -40,7 +40,8 @@ def together(mine: list[Batch], fold: int) -> Batch:
 
 
 def _padded(sides: list[Side]) -> Side:
-    return Side(*(_stacked([getattr(one, field.name) for one in sides], 0) for field in fields(Side)))
+    tensors = ([getattr(one, field.name) for one in sides] for field in fields(Side))
+    return Side(*(None if parts[0] is None else _stacked(parts, 0) for parts in tensors))
 
 
 def _stacked(rows: list[Tensor], filler: int) -> Tensor:

@@ -22,7 +22,9 @@ from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.evaluation.comparison import METRICS, bleu_sums, compare_scores, grouped
+from headscope.evaluation.comparison import compare_scores
+from headscope.evaluation.metrics.base import METRICS, grouped
+from headscope.evaluation.metrics.bleu import bleu_sums
 from headscope.evaluation.quality import run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
@@ -91,7 +93,7 @@ def test_sums_of_groups_give_sacrebleus_corpus_score() -> None:
     found = bleu_sums(hypotheses, references, raw=True)
     wanted = BLEU().corpus_score(hypotheses, [references]).score
     assert found.shape == (1024, 10) and wanted > 3
-    assert METRICS["bleu"].of(found.sum(axis=0, keepdims=True))[0] == pytest.approx(wanted, abs=1e-10)
+    assert METRICS.get("bleu").of(found.sum(axis=0, keepdims=True))[0] == pytest.approx(wanted, abs=1e-10)
     rows = np.arange(2 * 1026.0).reshape(1026, 2)
     assert grouped(rows)[:2].tolist() == (rows[:2] + rows[1024:]).tolist()
 
@@ -104,7 +106,7 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     if name == "bleu":
         counts[:, 4:8] += 9
     mine, other = counts, counts + np.eye(columns)[0] * luck.integers(0, 3, size=(13, 1))
-    metric, bootstrap = METRICS[name], Bootstrap(seed=4, replicates=19)
+    metric, bootstrap = METRICS.get(name), Bootstrap(seed=4, replicates=19)
     found = compare_scores(metric, mine, other, bootstrap)
 
     def value(sums: np.ndarray[Any, Any], times: list[int]) -> float:
@@ -143,7 +145,7 @@ def test_p_is_about_twice_that_of_sacrebleus_one_tailed_test() -> None:
     assert not isinstance(other_score, str) and other_score.p_value is not None
     theirs = other_score.p_value
     first, second = (bleu_sums(each, references, raw=True) for each in (one, other))
-    mine = compare_scores(METRICS["bleu"], first, second, Bootstrap(seed=1, replicates=2000)).p
+    mine = compare_scores(METRICS.get("bleu"), first, second, Bootstrap(seed=1, replicates=2000)).p
     assert 0.005 < theirs < 0.3 and mine == pytest.approx(2 * theirs, abs=0.05)
 
 
@@ -277,7 +279,7 @@ def test_language_models_and_classifiers(tmp_path: Path) -> None:
     assert table["metric"].tolist() == ["accuracy"] * 3 and table["value"].iloc[0] == pytest.approx(right)
     with pytest.raises(ConfigError, match="this model classifies"):
         run_sweep(config(words, tmp_path / "c", methods=("l0",)))
-    with pytest.raises(ConfigError, match="give --valid-labels FILE"):
+    with pytest.raises(ConfigError, match=r"needs --labels FILE \(or --valid-labels\)"):
         run_sweep(config(words | {"valid_labels": None}, tmp_path / "c"))
     with pytest.raises(DataError, match=r"labels2:1: the model has no class 'worse'; it has 0 \(bad\), 1"):
         run_sweep(config(words | {"valid_labels": lines(tmp_path, "labels2", ["worse"] * 12)}, tmp_path / "c"))
@@ -430,7 +432,7 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
         ({"source": None, "target": None, "methods": ("gradient",)}, "gradient is measured on text"),
         ({"valid_target": None}, "needs --target and --valid-target"),
         ({"target": None, "methods": ("subset",)}, "needs --target"),
-        ({"valid_labels": Path("x")}, "is no classifier; leave out --valid-labels"),
+        ({"valid_labels": Path("x")}, "--valid-labels: a model of type 'transformer' is no classifier; leave it out"),
         ({"text": "lower"}, "--text 'lower' is not known; choose from raw, tokenised-lowercase"),
     ],
 )  # fmt: skip

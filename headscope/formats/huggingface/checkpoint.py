@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +20,14 @@ from headscope.model.discovery import text_config
 from headscope.model.removal_plan import RemovalPlan
 
 
+class _Ids(NamedTuple):
+    """Ids of a text as its tokenizer gives them, how many there were before it was cut, and token types."""
+
+    ids: list[int]
+    length: int
+    segments: list[int]
+
+
 class HuggingFaceCheckpoint(Predicting):
     """A transformers model with its tokenizer (None where there is none; `without` says why)."""
 
@@ -30,6 +39,7 @@ class HuggingFaceCheckpoint(Predicting):
         super().__init__(path=path, format="huggingface", model=model, model_type=self.config.model_type, digest=digest)
         self.tokenizer = tokenizer
         self._without = without
+        self.exclusive_labels = getattr(config, "problem_type", None) != "multi_label_classification"
         self._special = _special_ids(tokenizer) if tokenizer else frozenset()
 
     def with_model(self, model: nn.Module) -> HuggingFaceCheckpoint:
@@ -72,15 +82,33 @@ class HuggingFaceCheckpoint(Predicting):
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         given = {"text": list(texts)} if side == "source" else {"text_target": list(texts)}
+        return self._encoded(texts, self._ids(given, limit), side)
+
+    def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
+        """Pairs as the tokenizer writes them, with token types where the model reads them."""
+        if self.predicts == "words" and self.decodes:
+            return super().encode_pairs(texts, limit=limit)
+        first, second = ([pair[number] for pair in texts] for number in (0, 1))
+        coded = self._ids({"text": first, "text_pair": second}, limit)
+        return self._encoded(first, coded, "source")
+
+    def _ids(self, given: dict[str, list[str]], limit: int) -> list[_Ids]:
+        """Ids cut at the limit, how many there were, and token types of pairs."""
         tokenizer = self._tokenizer()
-        whole = tokenizer(**given, verbose=False)["input_ids"]
-        if any(len(ids) > limit for ids in whole):
-            fitting = tokenizer(**given, truncation=True, max_length=limit, verbose=False)["input_ids"]
-        else:
-            fitting = whole
+        whole = fitting = tokenizer(**given, verbose=False)
+        if any(len(ids) > limit for ids in whole["input_ids"]):
+            fitting = tokenizer(**given, truncation=True, max_length=limit, verbose=False)
+        types: list[list[int]] = [[]] * len(whole["input_ids"])
+        if "text_pair" in given and "token_type_ids" in inspect.signature(self.model.forward).parameters:
+            types = fitting.get("token_type_ids", types)
+        lengths = map(len, whole["input_ids"])
+        return [_Ids(*row) for row in zip(fitting["input_ids"], lengths, types, strict=True)]
+
+    def _encoded(self, texts: Sequence[str], coded: Sequence[_Ids], side: SideName) -> list[Encoded]:
+        tokenizer = self._tokenizer()
         size = int(text_config(self.config, target=side == "target").vocab_size)
         encoded = []
-        for text, ids, full in zip(texts, fitting, whole, strict=True):
+        for text, (ids, length, segments) in zip(texts, coded, strict=True):
             if not ids:
                 raise DataError(f"the tokenizer makes nothing of the line {text[:60]!r}")
             if max(ids) >= size:
@@ -93,7 +121,7 @@ class HuggingFaceCheckpoint(Predicting):
             if side == "target":
                 special[0] = True
             unknown = sum(pair == (tokenizer.unk_token_id, False) for pair in zip(inputs, special, strict=True))
-            encoded.append(Encoded(inputs, special, len(full) - len(ids), unknown))
+            encoded.append(Encoded(inputs, special, length - len(ids), unknown, segments))
         return encoded
 
     def _shifted(self, labels: list[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.nonfinite import is_finite
 from headscope.model.threads import threads_for_pass
 
+_HEADS: Mapping[str, Predicts] = {"ForSequenceClassification": "classes", "ForTokenClassification": "tags"}
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
 
 
@@ -34,11 +35,19 @@ class Predicting(Checkpoint):
 
     @property
     def predicts(self) -> Predicts:
-        """Words where there is an output layer over the vocabulary, classes where the class says so."""
+        """Words where there is an output layer over the vocabulary, classes and tags where the class says so."""
         model: Any = self.model
-        if type(model).__name__.endswith("ForSequenceClassification"):
-            return "classes"
+        for ending, what in _HEADS.items():
+            if type(model).__name__.endswith(ending):
+                return what
         return "nothing" if model.get_output_embeddings() is None else "words"
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        if self.predicts not in _HEADS.values():
+            return ()
+        names = {int(number): str(name) for number, name in self.config.id2label.items()}
+        return tuple(names.get(number, f"LABEL_{number}") for number in range(self.config.num_labels))
 
     @finite
     def _finite_output(self, batch: Batch) -> Any:
@@ -58,7 +67,9 @@ class Predicting(Checkpoint):
 
     @staticmethod
     def _source(batch: Batch) -> dict[str, Tensor]:
-        return {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}
+        source = batch.source
+        given = {"input_ids": source.ids, "attention_mask": source.real.long()}
+        return given if source.segments is None else given | {"token_type_ids": source.segments}
 
     @finite
     def states(self, batch: Batch) -> Tensor:
@@ -72,8 +83,14 @@ class Predicting(Checkpoint):
     def class_scores(self, batch: Batch) -> Tensor:
         if self.predicts != "classes":
             raise CheckpointError(f"{self.path} is a {type(self.model).__name__}, which is no classifier")
+        given, pad = self._source(batch), text_config(self.config).pad_token_id
         with through_attend(self.model):
-            scores: Tensor = self.model(**self._source(batch)).logits
+            if pad is None and not bool(batch.source.real.all()):  # a decoder would not find the last token
+                rows = [batch.rows(torch.tensor([row])) for row in range(len(batch.source.ids))]
+                return torch.cat([self.model(**self._source(row)).logits for row in rows])
+            if pad is not None:
+                given["input_ids"] = batch.source.ids.masked_fill(~batch.source.real, pad)
+            scores: Tensor = self.model(**given).logits
         return scores
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
@@ -90,7 +107,7 @@ class Predicting(Checkpoint):
     @finite
     def memory(self, batch: Batch) -> Any:
         """The encoder's output object."""
-        if not self.two_sided:
+        if not self.needs_target:
             return None
         with through_attend(self.model):
             return cast(Any, self.model).get_encoder()(**self._source(batch))
@@ -98,6 +115,11 @@ class Predicting(Checkpoint):
     @finite
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
         """One pass through the whole model, or through its decoder where `memory` is given."""
+        if self.predicts == "classes":
+            return self.class_scores(batch)[:, None]
+        if self.predicts == "tags":
+            with through_attend(self.model):
+                return self.model(**self._source(batch)).logits  # type: ignore[no-any-return]
         given = self._source(batch)
         if self.two_sided:
             assert batch.target is not None, "a decoder has no logits without targets"

@@ -18,8 +18,8 @@ from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.comparison import METRICS, ValidationText, metric_of, read_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.files.reading import read_object
 from headscope.files.writing import write_atomically
@@ -55,14 +55,12 @@ class SweepContext:
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
         corpus = self.opened.valid
         assert corpus is not None
-        labelled = config.valid_labels is not None
-        self.metric = metric_of(self.checkpoint, has_target=corpus.has_target, has_labels=labelled)
+        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
+        self.metric = choose_metric(config.metric, self.checkpoint, **given)
         self._check_training()
         reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
-        labels: tuple[int, ...] = ()
-        if config.valid_labels is not None:
-            labels = read_labels(config.valid_labels, self.checkpoint, corpus.count)
-        self.data = ValidationText(corpus, reading, TranslateOptions(beam=config.beam), config.text, labels)
+        search = TranslateOptions(beam=config.beam)
+        self.data = ValidationText(corpus, reading, search, config.text, intact=self.checkpoint)
         self.cells = cells_of(config, self.gating)
         for method, _ in self.rankings(self.cells):
             if self.opened.corpus is None and criterion_named(method).reads_text:
@@ -148,7 +146,7 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
     began = time.monotonic()
     pruned = _method(context, cell)(context, cell)
     with masked(pruned.checkpoint.model, pruned.off):
-        scores = METRICS[context.metric].score(pruned.checkpoint, context.data)
+        scores = METRICS.get(context.metric).score(pruned.checkpoint, context.data)
     if not context.config.keep_models:
         shutil.rmtree(_folder(context, cell) / (RUN if cell.control else MODEL), ignore_errors=True)
     return {

@@ -27,7 +27,7 @@ class SweepConfig(PruningOptions):
 
     Sizes are `keep` (heads of the chosen sites that stay), `fractions` of them, or for l0 alone `lambdas`. `seeds` are
     `seed`, `seed` + 1, …; rankings that do not depend on a seed run once, unless `tune_updates` train the model
-    further. `valid_labels` are the classes of `valid_source` where the model classifies. `from_scratch` trains what l0
+    further. `metric` is what every cell is measured by (empty: what fits the model). `from_scratch` trains what l0
     and subset leave anew, as `recipe` says (a run of `headscope train` or a TOML file; default: the run that the
     checkpoint lies in). `functions` is a run of `analyze` that labels heads; `within` how much worse a model may be to
     count as unharmed (None: by the metric). The other options are those of `prune l0`, `subset` and `rank`.
@@ -40,7 +40,7 @@ class SweepConfig(PruningOptions):
     strength_as: Literal["paper", "code"] = "paper"
     start: Literal["glorot", "open"] = "glorot"
     seeds: int = 3
-    valid_labels: Path | None = None
+    metric: str = ""
     score_sentences: int = 500
     updates: int = 1000
     gate_lr: float | None = None
@@ -88,11 +88,11 @@ class SweepConfig(PruningOptions):
 
     def _check_texts(self) -> None:
         trains = self.tune_updates or set(self.methods) & set(LEARNT)
-        if trains and self.source is None:
+        if trains and not self.has_text:
             raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
-        if self.source is None and self.valid_source is None:
+        if not self.has_text and self.valid_text is None:
             raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
-        for name, other in (("target", "source"), ("valid_target", "valid_source"), ("valid_labels", "valid_source")):
+        for name, other in (("target", "source"), ("valid_target", "valid_source")):
             if getattr(self, name) is not None and getattr(self, other) is None:
                 raise ConfigError(f"--{name.replace('_', '-')} needs --{other.replace('_', '-')}, line by line")
 
@@ -107,9 +107,11 @@ class SweepConfig(PruningOptions):
         return {**shared, "out": folder, "seed": seed, "force": force}
 
 
+TEXTS = {"source", "target", "source2", "pairs", "labels"}
+TEXTS |= {"valid_source", "valid_target", "valid_source2", "valid_labels"}
 GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}
 FREE = {"out", "checkpoint", "jobs", "keep_models", "functions", "within", "bootstrap", "force", "device"}
-PATHS = {"source", "target", "valid_source", "valid_target", "valid_labels", "dicts", "hp", "bpe", "recipe"}
+PATHS = {*TEXTS, "dicts", "hp", "bpe", "recipe"}
 
 
 def config_identity(config: SweepConfig) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def _record(context: SweepContext) -> dict[str, Any]:
             "format": context.checkpoint.format,
             "model_type": context.checkpoint.model_type,
         },
-        "digests": {"checkpoint": context.checkpoint.digest, **digests, "labels": list(context.data.labels)},
+        "digests": {"checkpoint": context.checkpoint.digest, **digests},
         "options": config_identity(config),
         "settings": config.settings(),
         "heads": context.gating.heads,
@@ -285,7 +285,7 @@ def _difference(folder: Path, record: dict[str, Any]) -> str | None:
         )
     before = {"recipe": record["digests"].get("recipe"), **digests}  # which older records lack
     if changed := [name for name, value in record["digests"].items() if before.get(name) != value]:
-        what = {"checkpoint": "checkpoint", "source": "--source or --target", "labels": "--valid-labels"}
+        what = {"checkpoint": "checkpoint", "source": "--source, --target or --labels"}
         what["recipe"] = "recipe (--recipe, or the run that the checkpoint lies in)"
         return (
             f"the sweep in {folder} was made with another {what.get(changed[0], 'validation text')}; give the same, "

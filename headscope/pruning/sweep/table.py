@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from headscope.bootstrap import Array, Bootstrap
-from headscope.evaluation.comparison import METRICS, compare_scores
+from headscope.evaluation.comparison import compare_scores
+from headscope.evaluation.metrics.base import METRICS
 from headscope.heads import HeadId
 from headscope.pruning.sweep.config import UNPRUNED, Cell, SweepConfig
 
@@ -43,7 +44,7 @@ def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
 def _row(record: Record, sites: Mapping[str, int], unpruned: Array | None, bootstrap: Bootstrap) -> dict[str, Any]:
     cell, sums = Cell(**record["cell"]), np.array(record["sums"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
-    metric = METRICS[record["metric"]]
+    metric = METRICS.get(record["metric"])
     comparison = asdict(compare_scores(metric, sums, sums if unpruned is None else unpruned, bootstrap))
     if unpruned is None:
         comparison |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
@@ -133,7 +134,7 @@ def unharmed(table: pd.DataFrame, *, within: float | None) -> pd.DataFrame:
     columns = ["method", "control", "size", "kept", "of", "difference", "within"]
     if table.empty:
         return pd.DataFrame(columns=columns)
-    metric = METRICS[table["metric"].iloc[0]]
+    metric = METRICS.get(table["metric"].iloc[0])
     limit = metric.within if within is None else within
     means = survivor_summary(table)
     means["of"], means["within"] = table["of"].iloc[0], limit

@@ -1,0 +1,88 @@
+"""What a classifier should say: a class for every line, or a tag for every word, as ids of the model's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from headscope.data.columns import read_columns
+from headscope.data.corpus import Corpus, Labels
+from headscope.data.encoded import IGNORED, Encoded
+from headscope.data.offsets import Span
+from headscope.errors import DataError
+from headscope.files.lines import Lines, read_lines, text_name
+
+SHOWN = 5  # labels of the model in an error
+
+
+def with_classes(corpus: Corpus, labels: Lines, names: Sequence[str]) -> Corpus:
+    """A corpus with the class of every line, one a line of `labels`: a name of `names`, or its number.
+
+    DataError, with the line, for a class that is none of them, and where the lines are not as many as the sentences.
+    """
+    return corpus.with_labels(partial(_classes, labels, names), name=text_name(labels))
+
+
+def with_tags(corpus: Corpus, columns: Path, names: Sequence[str]) -> Corpus:
+    """A corpus with the tag of every word, from CoNLL columns; DataError as of `with_classes`."""
+    return corpus.with_labels(partial(_tags, columns, names), name=text_name(columns))
+
+
+def _classes(labels: Lines, names: Sequence[str]) -> Iterator[Labels]:
+    numbers = _numbers(names)
+    for line, text in enumerate(read_lines(labels), start=1):
+        yield Labels((_number(text.strip(), numbers, names, f"{text_name(labels)}:{line}", "class"),))
+
+
+def _tags(columns: Path, names: Sequence[str]) -> Iterator[Labels]:
+    numbers = _numbers(names)
+    for rows in read_columns(columns):
+        where = [f"{columns}:{rows.line + number}" for number in range(len(rows.tags))]
+        ids = (_number(tag, numbers, names, line, "tag") for tag, line in zip(rows.tags, where, strict=True))
+        yield Labels(tuple(ids), rows.words)
+
+
+def _numbers(names: Sequence[str]) -> Mapping[str, int]:
+    """Ids by number and by name; a name that is another's number is the name."""
+    return {str(number): number for number in range(len(names))} | {name: number for number, name in enumerate(names)}
+
+
+def _number(text: str, numbers: Mapping[str, int], names: Sequence[str], where: str, what: str) -> int:
+    if text not in numbers:
+        shown = ", ".join(f"{number} ({name})" for number, name in list(enumerate(names))[:SHOWN])
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise DataError(f"{where}: the model has no {what} {text[:40]!r}; it has {shown}{more}")
+    return numbers[text]
+
+
+def label_row(labels: Labels, encoded: Encoded, text: str, spans: Sequence[Span | None] | None) -> list[int]:
+    """What a model should say at each of its outputs: the class, or the tag of every word at its first subword.
+
+    All other positions are `IGNORED`; words that were cut off have none. DataError where the subwords cannot be
+    located in the text.
+    """
+    if not labels.words:
+        return list(labels.ids)
+    if spans is None:
+        raise DataError(f"the subwords of {text[:60]!r} cannot be located in it, so its tags cannot be placed")
+    row, place = [IGNORED] * len(encoded.ids), 0
+    for number, start, end in _word_spans(text, labels):
+        while place < len(spans) and ((span := spans[place]) is None or span[0] == span[1] or span[1] <= start):
+            place += 1
+        if place == len(spans):
+            break
+        first = spans[place]
+        assert first is not None
+        if first[0] < end and row[place] == IGNORED:
+            row[place] = number
+    return row
+
+
+def _word_spans(text: str, labels: Labels) -> Iterator[tuple[int, int, int]]:
+    """Tag, start and end of every word; words may be written with whitespace in the text."""
+    letters = [position for position, letter in enumerate(text) if not letter.isspace()]
+    done = 0
+    for number, word in zip(labels.ids, labels.words, strict=True):
+        yield number, letters[done], letters[done + len(word) - 1] + 1
+        done += len(word)

@@ -1,0 +1,44 @@
+"""Which metrics `headscope evaluate` can measure of which model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headscope.config import EvaluateOptions
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint, Predicts
+
+TRANSLATION_METRICS = ("bleu", "chrf")
+STATE_METRICS = ("cosine", "token-cosine", "l2", "token-l2")
+PREDICTION_METRICS: Mapping[Predicts, tuple[str, ...]] = {
+    "words": ("perplexity", "accuracy"),
+    "classes": ("loss", "accuracy", "macro-f1"),
+    "tags": ("loss", "accuracy", "macro-f1"),
+    "nothing": (),
+}
+"""The metrics of what a model predicts, which one pass measures for any number of masks."""
+
+
+def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The metrics of the config, or all that fit (with `--each-head` those that need no translation)."""
+    predictions, translations = PREDICTION_METRICS[checkpoint.predicts], TRANSLATION_METRICS
+    fitting = (*(translations if checkpoint.needs_target else ()), *predictions, *STATE_METRICS)
+    if unfit := [name for name in config.metrics if name not in fitting]:
+        needs = {"words": ("perplexity",), "translates": TRANSLATION_METRICS}
+        what = next((what for what, names in needs.items() if unfit[0] in names), "classifies")
+        raise ConfigError(
+            f"{unfit[0]} needs a model that {'predicts words' if what == 'words' else what}; a model of type "
+            f"{checkpoint.model_type!r} can be asked for {', '.join(fitting)}"
+        )
+    default = fitting[: -len(STATE_METRICS)] if predictions else STATE_METRICS
+    return config.metrics or tuple(name for name in default if not (config.each_head and name in translations))
+
+
+def predictions_of(metrics: Sequence[str]) -> set[str]:
+    """Those of the metrics that the likelihood of labels gives."""
+    return set(metrics) - {*TRANSLATION_METRICS, *STATE_METRICS}
+
+
+def needs_translation(metrics: Sequence[str]) -> bool:
+    """Whether any of the metrics compares translations."""
+    return any(name in TRANSLATION_METRICS for name in metrics)

@@ -1,0 +1,1 @@
+"""The metrics by which models are compared, one file each."""

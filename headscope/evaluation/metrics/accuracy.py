@@ -1,0 +1,35 @@
+"""Accuracy of a classifier: the share of sentences, or of tagged words, that get the right label."""
+
+from __future__ import annotations
+
+from headscope.bootstrap import Array
+from headscope.evaluation.metrics.base import Metric, SentenceScores, ValidationText, group_columns, metric, ratio_of
+from headscope.evaluation.metrics.perplexity import whole_likelihood
+from headscope.formats.base import Checkpoint
+
+
+@metric
+class Accuracy(Metric):
+    """Hits over labels."""
+
+    name = "accuracy"
+    title = "accuracy"
+    within = 0.01
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        return why_unlabelled(checkpoint, has_labels=has_labels)
+
+    def of(self, sums: Array) -> Array:
+        return ratio_of(sums)
+
+    def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
+        scored = whole_likelihood(checkpoint, data)
+        return SentenceScores(group_columns(scored.right), group_columns(scored.nll))
+
+
+def why_unlabelled(checkpoint: Checkpoint, *, has_labels: bool) -> str | None:
+    """Why a checkpoint has no labels to be right about, None where it has."""
+    if not checkpoint.label_names:
+        return "needs a classifier"
+    return None if has_labels else "needs --labels FILE (or --valid-labels), the right class of every line"

@@ -1,0 +1,125 @@
+"""How far the final states of a model are from those of the intact model: what an encoder without a head loses.
+
+Of two vectors v (intact) and v' the cosine is v · v' / ‖v‖ ‖v'‖, the l2 distance ‖v' − v‖ / ‖v‖: relative, so that
+models can be compared. Vectors are the mean of a sentence's states, special tokens included, as sentence encoders
+pool, or the states of its tokens one by one, of which the mean over all tokens of the corpus is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headscope.bootstrap import GroupSums, Ratio
+from headscope.data.batching import Omissions, batches
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Batch
+from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId
+from headscope.model.attention import untapped
+from headscope.model.gating import masked
+from headscope.model.threads import threads_for_pass
+
+
+class StateDistances(NamedTuple):
+    """Cosines and relative l2 distances [b] of pooled states, and their sums over the tokens of a sentence [b]."""
+
+    cosine: Tensor
+    l2: Tensor
+    token_cosine: Tensor
+    token_l2: Tensor
+
+
+@dataclass
+class StateComparison:
+    """Sums over a corpus per sentence and mask, of the pooled states and of all tokens; see `compare_states`.
+
+    The last axis is cosine and l2 distance.
+    """
+
+    pooled: GroupSums = field(default_factory=GroupSums)
+    tokens: GroupSums = field(default_factory=GroupSums)
+    losses: Omissions = field(default_factory=Omissions)
+    sentences: int = 0
+    complete: bool = True
+
+
+def mean_pooled(states: Tensor, real: Tensor) -> Tensor:
+    """Mean of states [b t d] over real positions [b t]: [b d]."""
+    weights = real.to(states.dtype)
+    return (weights[:, None] @ states)[:, 0] / weights.sum(dim=-1, keepdim=True)
+
+
+def cosine(intact: Tensor, altered: Tensor) -> Tensor:
+    """Cosine of vectors [… d]: […]."""
+    similarity: Tensor = torch.nn.functional.cosine_similarity(intact, altered, dim=-1)
+    return similarity
+
+
+def relative_l2(intact: Tensor, altered: Tensor) -> Tensor:
+    """‖altered − intact‖ / ‖intact‖ of vectors [… d]: […]."""
+    length = intact.norm(dim=-1).clamp(min=torch.finfo(intact.dtype).tiny)
+    distance: Tensor = (altered - intact).norm(dim=-1) / length
+    return distance
+
+
+def state_distances(intact: Tensor, altered: Tensor, real: Tensor) -> StateDistances:
+    """Both measures of states [b t d] at real positions [b t]."""
+    first, other = mean_pooled(intact, real), mean_pooled(altered, real)
+    tokens = [(measure(intact, altered) * real).sum(dim=-1) for measure in (cosine, relative_l2)]
+    return StateDistances(cosine(first, other), relative_l2(first, other), *tokens)
+
+
+def compare_states(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    options: LikelihoodOptions,
+    *,
+    intact: Checkpoint | None = None,
+    masks: Sequence[Sequence[HeadId]] = ((),),
+    progress: Callable[[int], None] = lambda sentences: None,
+) -> StateComparison:
+    """Compare final states of a checkpoint, as its gates are now and under each mask, with those of the intact model.
+
+    `intact` is by default the checkpoint itself without masks and gates. One pass over the corpus; a KeyboardInterrupt
+    ends it, and the sums then cover the batches before it and have `complete=False`.
+    """
+    sums, whole = StateComparison(), intact or checkpoint
+    read = batches(
+        corpus, checkpoint, tokens=options.tokens, limit=options.limit, long=options.long, losses=sums.losses
+    )
+    try:
+        with torch.inference_mode():
+            for batch in read:
+                with threads_for_pass(checkpoint.model, batch.positions):
+                    pooled, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
+                sums.pooled.add(batch.indices, Ratio(pooled, torch.ones(len(pooled), 1, 1)))
+                sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
+                sums.sentences += len(batch.indices)
+                progress(len(batch.indices))
+    except KeyboardInterrupt:
+        if not sums.sentences:
+            raise
+        sums.complete = False
+    return sums
+
+
+def _of_batch(
+    checkpoint: Checkpoint, whole: Checkpoint, batch: Batch, masks: Sequence[Sequence[HeadId]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances of pooled states [b mask 2], their sums over tokens [b mask 2], and the number of tokens [b]."""
+    real = (batch.source if batch.target is None else batch.target).real
+    with untapped():
+        intact = whole.states(batch.to(whole.device)).cpu().double()
+    columns = []
+    for heads in masks:
+        with masked(checkpoint.model, heads):
+            altered = checkpoint.states(batch.to(checkpoint.device)).cpu().double()
+        columns.append(torch.stack(state_distances(intact, altered, real), dim=-1))  # [b 4]
+    distances = torch.stack(columns, dim=1)
+    return distances[..., :2], distances[..., 2:], real.sum(dim=-1)

@@ -1,0 +1,239 @@
+"""Classifiers and models that tag words, measured by their labels, against transformers run one text at a time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headscope.cli import main
+from headscope.config import EvaluateConfig
+from headscope.data.batching import Omissions, batches
+from headscope.data.columns import read_columns
+from headscope.data.encoded import IGNORED
+from headscope.errors import ConfigError, DataError
+from headscope.evaluation.each_head import run_each_head
+from headscope.evaluation.labels import open_text, with_labels
+from headscope.evaluation.quality import run_evaluation
+from headscope.formats.base import open_checkpoint
+from headscope.heads import HeadId
+from headscope.model.gating import gated
+from tests.oracles import classifiers, tiny
+from tests.oracles.classifiers import NAMES
+
+COUNT = 23
+SEQUENCE = ("bert", "distilbert", "roberta", "gpt2")
+
+
+def written(folder: Path, name: str, lines: list[str]) -> Path:
+    path = folder / name
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def scores(checkpoint: Path, **options: Any) -> dict[str, float]:
+    config = EvaluateConfig(checkpoint=str(checkpoint), dtype="float64", **{"bootstrap": 20, **options})
+    return {score.metric: score.value for score in run_evaluation(config).scores}
+
+
+def expected(outputs: list[torch.Tensor], wanted: list[int]) -> dict[str, float]:
+    said = [int(output.argmax()) for output in outputs]
+    nll = [-float(output.log_softmax(-1)[label]) for output, label in zip(outputs, wanted, strict=True)]
+    return {
+        "loss": sum(nll) / len(nll),
+        "accuracy": sum(a == b for a, b in zip(said, wanted, strict=True)) / len(said),
+        "macro-f1": classifiers.macro_f1(said, wanted),
+    }
+
+
+@pytest.mark.parametrize("kind", SEQUENCE)
+@pytest.mark.parametrize("tokens", [1, 101])
+def test_loss_accuracy_and_macro_f1_are_those_of_a_plain_loop(kind: str, tokens: int, tmp_path: Path) -> None:
+    its = classifiers.model(kind)
+    texts, wanted = classifiers.texts(COUNT), classifiers.labels(COUNT)
+    names = [NAMES[label] if number % 2 or label == 2 else str(label) for number, label in enumerate(wanted)]
+    found = scores(
+        classifiers.folder(tmp_path / "model", kind),
+        source=written(tmp_path, "text", texts),
+        labels=written(tmp_path, "labels", names),
+        batch_tokens=tokens,
+    )
+    assert found == pytest.approx(expected([classifiers.logits(its, kind, text) for text in texts], wanted))
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
+@pytest.mark.parametrize("together", [False, True])
+def test_pairs_of_texts_are_read_as_the_tokenizer_writes_them(kind: str, together: bool, tmp_path: Path) -> None:
+    its = classifiers.model(kind)
+    first, second = classifiers.texts(COUNT), classifiers.texts(COUNT, seed=5)
+    wanted = classifiers.labels(COUNT)
+    if together:
+        lines = [f"{one}\t{other}" for one, other in zip(first, second, strict=True)]
+        text: dict[str, Any] = {"source": written(tmp_path, "pairs", lines), "pairs": True}
+    else:
+        text = {"source": written(tmp_path, "a", first), "source2": written(tmp_path, "b", second)}
+    found = scores(
+        classifiers.folder(tmp_path / "model", kind),
+        labels=written(tmp_path, "labels", [NAMES[label] for label in wanted]),
+        batch_tokens=97,
+        **text,
+    )
+    pairs = zip(first, second, strict=True)
+    assert found == pytest.approx(expected([classifiers.logits(its, kind, *pair) for pair in pairs], wanted))
+
+
+def columns(texts: list[str], tags: list[list[int]]) -> list[str]:
+    lines = []
+    for text, row in zip(texts, tags, strict=True):
+        rows = zip(text.split(), row, strict=True)
+        lines += [*(f"{word}\tX\t{NAMES[tag]}" for word, tag in rows), ""]
+    return lines
+
+
+@pytest.mark.parametrize("kind", ["bert-tags", "distilbert-tags"])
+@pytest.mark.parametrize("with_source", [False, True])
+def test_a_tag_is_said_at_the_first_subword_of_its_word(kind: str, with_source: bool, tmp_path: Path) -> None:
+    its, tokenizer = classifiers.model(kind), classifiers.tokenizer(kind)
+    texts = classifiers.texts(COUNT)
+    tags = [classifiers.labels(len(text.split()), seed) for seed, text in enumerate(texts)]
+    outputs, wanted = [], []
+    for text, row in zip(texts, tags, strict=True):
+        output, place = classifiers.logits(its, kind, text), 1
+        for word, tag in zip(text.split(), row, strict=True):
+            outputs.append(output[place])
+            wanted.append(tag)
+            place += len(tokenizer.tokenize(word))
+        assert place + 1 == len(output)
+    found = scores(
+        classifiers.folder(tmp_path / "model", kind),
+        labels=written(tmp_path, "tags.conll", columns(texts, tags)),
+        source=written(tmp_path, "text", [text.replace(" ", "  ") for text in texts]) if with_source else None,
+        batch_tokens=83,
+    )
+    assert found == pytest.approx(expected(outputs, wanted))
+
+
+def test_words_that_are_cut_off_have_no_tag(tmp_path: Path) -> None:
+    text = "ahab aj bl"
+    labels = written(tmp_path, "tags", columns([text], [[0, 1, 3]]))
+    its = open_checkpoint(str(classifiers.folder(tmp_path / "model", "bert-tags")))
+    config = EvaluateConfig(checkpoint="", labels=labels)
+    corpus = with_labels(its, open_text(config), labels)
+    rows = {}
+    for limit in (9, 4):
+        (batch,) = batches(corpus, its, tokens=99, limit=limit, losses=Omissions(), labels=True)
+        assert batch.labels is not None
+        rows[limit] = [None if label == IGNORED else label for label in batch.labels[0].tolist()]
+    pieces = classifiers.tokenizer("bert-tags")(text)["input_ids"]
+    assert len(pieces) == 7 and rows[9] == [None, 0, None, None, 1, 3, None]
+    assert rows[4] == [None, 0, None, None]
+
+
+def test_each_head_and_gates_of_one(tmp_path: Path) -> None:
+    folder = classifiers.folder(tmp_path / "model", "bert")
+    texts, wanted = classifiers.texts(COUNT), classifiers.labels(COUNT)
+    files: dict[str, Any] = {
+        "source": written(tmp_path, "text", texts),
+        "labels": written(tmp_path, "labels", [NAMES[label] for label in wanted]),
+    }
+    config = EvaluateConfig(checkpoint=str(folder), dtype="float64", each_head=True, bootstrap=10, **files)
+    table = run_each_head(config).table
+    assert len(table) == 7 and "perplexity" not in table
+    for row in table.iloc[1:].itertuples():
+        masked = scores(folder, mask=f"{row.site}.{row.layer}.{row.head}", **files)
+        assert masked["loss"] == pytest.approx(row.nll_per_token)
+        assert masked["accuracy"] == pytest.approx(row.accuracy)
+        assert masked["macro-f1"] == pytest.approx(table.loc[row.Index, "macro-f1"])
+    assert table["nll_per_token"].iloc[1:].is_monotonic_decreasing and table["nll_per_token"].nunique() == 7
+    its = open_checkpoint(str(folder), dtype="float64")
+    (batch, *_) = batches(
+        open_text(EvaluateConfig(checkpoint="", **files)), its, tokens=60, limit=61, losses=Omissions()
+    )
+    with torch.no_grad():
+        plain = its.class_scores(batch)
+        with gated(its.model, {layer: torch.ones(heads) for layer, heads in its.layout.items()}):
+            torch.testing.assert_close(its.class_scores(batch), plain, rtol=0, atol=0)
+        with gated(its.model, [HeadId.parse("encoder-self.1.2")]):
+            assert not torch.allclose(its.class_scores(batch), plain)
+
+
+# Files that are wrong.
+
+
+def test_columns_are_read(tmp_path: Path) -> None:
+    lines = ["-DOCSTART- -X- O O", "", "EU NNP B-ORG", "rejects VBZ O", "", "", "Peter\tB-PER", "de la\tI-PER"]
+    found = list(read_columns(written(tmp_path, "conll", lines)))
+    assert [(rows.words, rows.tags, rows.line) for rows in found] == [
+        (("EU", "rejects"), ("B-ORG", "O"), 3),
+        (("Peter", "dela"), ("B-PER", "I-PER"), 7),
+    ]
+    with pytest.raises(DataError, match="conll:2: 'rejects' is not a word and its tag"):
+        list(read_columns(written(tmp_path, "conll", ["EU B", "rejects"])))
+    with pytest.raises(DataError, match="is empty"):
+        list(read_columns(written(tmp_path, "conll", [])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "message"),
+    [
+        ("bert", ["bad", "good"], "labels have different numbers of sentences"),
+        ("bert", ["bad", "good", "bad", "bad"], "labels have different numbers of sentences"),
+        ("bert", ["bad", "worse", "good"], "labels:2: the model has no class 'worse'; it has 0 (bad), 1 (fair)"),
+        ("bert", ["bad", "5", "good"], "labels:2: the model has no class '5'"),
+        ("bert", [], "labels is empty"),
+        ("bert-encoder", ["bad"] * 3, "--labels: a model of type 'bert' is no classifier; leave it out"),
+        ("bert-tags", ["bad"] * 3, "labels:1: 'bad' is not a word and its tag"),
+        ("bert-tags", ["ah bad", "", "aj bad"], "labels have different numbers of sentences"),
+        ("bert-tags", ["ah bad", "", "aj bad", "", "bk bad"], "is not the text of sentence 3"),
+        ("bert-tags", ["ah bad", "", "aj bad", "", "bl B-X"], "labels:5: the model has no tag 'B-X'"),
+    ],
+)
+def test_bad_labels_are_one_line(kind: str, lines: list[str], message: str, tmp_path: Path, command: Any) -> None:
+    arguments = ["--source", str(written(tmp_path, "text", ["ah", "aj", "bl"]))]
+    arguments += ["--labels", str(written(tmp_path, "labels", lines))]
+    status, err = command(str(classifiers.folder(tmp_path / "model", kind)), *arguments)
+    assert status == 2 and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"source2": ["ah"]}, "have different numbers of lines"),
+        ({}, "needs --labels FILE, what is right; without labels there are cosine"),
+    ],
+)
+def test_bad_texts_are_one_line(extra: dict[str, list[str]], message: str, tmp_path: Path, command: Any) -> None:
+    arguments = ["--source", str(written(tmp_path, "text", ["ah", "aj", "bl"]))]
+    for name, lines in extra.items():
+        arguments += [f"--{name}", str(written(tmp_path, name, lines))]
+    status, err = command(str(classifiers.folder(tmp_path / "model", "bert")), *arguments)
+    assert status == 2 and message in err and err.count("\n") == 1
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    text = written(tmp_path, "text", ["ah\taj", "aj"])
+    folder = classifiers.folder(tmp_path / "model", "bert")
+    with pytest.raises(DataError, match="text:2: every line must be two texts with one tab between"):
+        scores(folder, source=text, pairs=True, metrics=("cosine",))
+    labels = written(tmp_path, "labels", ["0", "0"])
+    one = classifiers.folder(tmp_path / "one", "bert", labels=1)
+    with pytest.raises(ConfigError, match="with one output predicts a number, which is no class"):
+        scores(one, source=text, labels=labels)
+    with pytest.raises(ConfigError, match="perplexity needs a model that predicts words"):
+        scores(folder, source=text, labels=labels, metrics=("perplexity",))
+    assert tiny.PIECES[5] == "ah"
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["headscope", "evaluate", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        return int(ended.value.code or 0), capfd.readouterr().err
+
+    return run

@@ -1,0 +1,154 @@
+"""Cosines and distances of final states to the intact model's, against transformers run one text at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headscope.config import EvaluateConfig
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.evaluation.each_head import run_each_head
+from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
+from headscope.evaluation.quality import run_evaluation
+from headscope.evaluation.states import compare_states
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.translate_options import TranslateOptions
+from headscope.heads import HeadId, select_heads
+from headscope.model.gating import gated, masked
+from headscope.model.removal_plan import plan_removal
+from tests.oracles import classifiers, tiny
+
+NAMES = ("cosine", "token-cosine", "l2", "token-l2")
+GONE = "encoder-self.0.1,encoder-self.1.*"
+
+
+def zeroed(its: Any, heads: list[HeadId]) -> Any:
+    """The model with the heads' columns of the output projection set to zero, by hand."""
+    width = its.config.hidden_size // its.config.num_attention_heads
+    with torch.no_grad():
+        for head in heads:
+            matrix = its.encoder.layer[head.layer].attention.output.dense.weight
+            matrix[:, head.head * width : (head.head + 1) * width] = 0
+    return its
+
+
+def expected(texts: list[str], gone: str) -> dict[str, float]:
+    """Sentence by sentence, token by token."""
+    kind = "bert-encoder"
+    whole, tokenizer = classifiers.model(kind), classifiers.tokenizer(kind)
+    heads = select_heads(gone, open_layout()) if gone else []
+    other = zeroed(classifiers.model(kind), heads)
+    sums: dict[str, list[float]] = {name: [] for name in NAMES}
+    for text in texts:
+        coded = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            first, second = (one(**coded).last_hidden_state[0] for one in (whole, other))
+        add(sums, "", first.mean(dim=0), second.mean(dim=0))
+        for one, two in zip(first, second, strict=True):
+            add(sums, "token-", one, two)
+    return {name: sum(values) / len(values) for name, values in sums.items()}
+
+
+def add(sums: dict[str, list[float]], kind: str, first: Tensor, second: Tensor) -> None:
+    dot = float((first * second).sum())
+    lengths = [float((one * one).sum()) ** 0.5 for one in (first, second)]
+    sums[f"{kind}cosine"].append(dot / lengths[0] / lengths[1])
+    sums[f"{kind}l2"].append(float(((first - second) ** 2).sum()) ** 0.5 / lengths[0])
+
+
+def open_layout() -> Any:
+    return {layer: 3 for layer in CHECKPOINT[0].layout}
+
+
+CHECKPOINT: list[Checkpoint] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = classifiers.folder(tmp_path_factory.mktemp("states") / "model", "bert-encoder")
+    CHECKPOINT[:] = [open_checkpoint(str(made), dtype="float64")]
+    return made
+
+
+def evaluated(folder: Path, texts: list[str], tmp_path: Path, **options: Any) -> dict[str, float]:
+    (tmp_path / "text").write_text("".join(f"{text}\n" for text in texts))
+    config = EvaluateConfig(
+        checkpoint=str(folder), source=tmp_path / "text", dtype="float64", **{"bootstrap": 10, **options}
+    )
+    return {score.metric: score.value for score in run_evaluation(config).scores}
+
+
+@pytest.mark.parametrize("gone", ["", GONE])
+@pytest.mark.parametrize("tokens", [1, 71])
+def test_evaluate_equals_plain_loops(folder: Path, tmp_path: Path, gone: str, tokens: int) -> None:
+    texts = classifiers.texts(19)
+    found = evaluated(folder, texts, tmp_path, mask=gone or None, batch_tokens=tokens)
+    assert list(found) == list(NAMES)
+    assert found == pytest.approx(expected(texts, gone), abs=1e-12)
+    assert (found["cosine"] == pytest.approx(1, abs=1e-12)) is not bool(gone)
+
+
+def test_each_head_is_the_mask_of_it(folder: Path, tmp_path: Path) -> None:
+    texts = classifiers.texts(7)
+    (tmp_path / "text").write_text("".join(f"{text}\n" for text in texts))
+    config = EvaluateConfig(
+        checkpoint=str(folder), source=tmp_path / "text", dtype="float64", each_head=True, bootstrap=10
+    )
+    table = run_each_head(config).table
+    assert table.loc[0, list(NAMES)].tolist() == pytest.approx([1, 1, 0, 0], abs=1e-12)
+    assert table["cosine"].iloc[1:].is_monotonic_increasing and len(table) == 7
+    for row in table.iloc[1:].to_dict("records"):
+        by_hand = expected(texts, f"{row['site']}.{row['layer']}.{row['head']}")
+        assert {name: row[name] for name in NAMES} == pytest.approx(by_hand, abs=1e-12)
+
+
+def corpus() -> Corpus:
+    return open_corpus(classifiers.texts(17))
+
+
+def test_masked_removed_and_gated_are_the_same() -> None:
+    its = CHECKPOINT[0]
+    options = LikelihoodOptions(61, 61)
+    heads = select_heads("encoder-self.0.1,encoder-self.1.0", its.layout)
+    removed = its.without_heads(plan_removal(its.attention_sites, heads))
+    by_removal = compare_states(removed, corpus(), options, intact=its)
+    by_masks = compare_states(its, corpus(), options, masks=[[], heads])
+    with masked(its.model, heads):
+        by_mask = compare_states(its, corpus(), options)
+    ones = {layer: torch.ones(count) for layer, count in its.layout.items()}
+    with gated(its.model, ones):
+        by_ones = compare_states(its, corpus(), options)
+    for name in ("pooled", "tokens"):
+        wanted = getattr(by_mask, name).total[:, 0]
+        torch.testing.assert_close(getattr(by_removal, name).total[:, 0], wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(getattr(by_masks, name).total[:, 1], wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(getattr(by_masks, name).total[:, 0], getattr(by_ones, name).total[:, 0])
+        assert not torch.allclose(wanted, getattr(by_ones, name).total[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_metrics_are_the_means_of_the_sums(name: str) -> None:
+    its = CHECKPOINT[0]
+    data = ValidationText(corpus(), LikelihoodOptions(61, 61), TranslateOptions(), "raw", intact=its)
+    metric = METRICS.get(name)
+    with masked(its.model, select_heads(GONE, its.layout)):
+        scores = metric.score(its, data)
+    assert metric.of(scores.sums.sum(axis=0, keepdims=True))[0] == pytest.approx(
+        expected(classifiers.texts(17), GONE)[name]
+    )
+    total, count = scores.loss.sum(axis=0)
+    cosine = expected(classifiers.texts(17), GONE)["token-cosine" if name.startswith("token") else "cosine"]
+    assert total / count == pytest.approx(1 - cosine)
+
+
+def test_every_model_has_a_metric() -> None:
+    its = CHECKPOINT[0]
+    assert choose_metric("", its, has_target=False, has_labels=False) == "cosine"
+    decoder = tiny.checkpoint("t5", 3)
+    for has_target in (False, True):
+        assert choose_metric("", decoder, has_target=has_target, has_labels=False) == "cosine"
