@@ -142,11 +142,11 @@ def test_each_head_and_gates_of_one(tmp_path: Path) -> None:
     config = EvaluateConfig(checkpoint=str(folder), dtype="float64", each_head=True, bootstrap=10, **files)
     table = run_each_head(config).table
     assert len(table) == 7 and "perplexity" not in table
-    for row in table.iloc[1:].itertuples():
-        masked = scores(folder, mask=f"{row.site}.{row.layer}.{row.head}", **files)
-        assert masked["loss"] == pytest.approx(row.nll_per_token)
-        assert masked["accuracy"] == pytest.approx(row.accuracy)
-        assert masked["macro-f1"] == pytest.approx(table.loc[row.Index, "macro-f1"])
+    for row in table.iloc[1:].to_dict("records"):
+        masked = scores(folder, mask=f"{row['site']}.{row['layer']}.{row['head']}", **files)
+        assert masked["loss"] == pytest.approx(row["nll_per_token"])
+        assert masked["accuracy"] == pytest.approx(row["accuracy"])
+        assert masked["macro-f1"] == pytest.approx(row["macro-f1"])
     assert table["nll_per_token"].iloc[1:].is_monotonic_decreasing and table["nll_per_token"].nunique() == 7
     its = open_checkpoint(str(folder), dtype="float64")
     (batch, *_) = batches(

@@ -100,8 +100,8 @@ def test_each_head_is_the_mask_of_it(folder: Path, tmp_path: Path) -> None:
         checkpoint=str(folder), source=tmp_path / "text", dtype="float64", each_head=True, bootstrap=10
     )
     table = run_each_head(config).table
-    assert table.loc[0, list(NAMES)].tolist() == pytest.approx([1, 1, 0, 0], abs=1e-12)
-    assert table["cosine"].iloc[1:].is_monotonic_increasing and len(table) == 7
+    assert table[list(NAMES)].iloc[0].to_list() == pytest.approx([1, 1, 0, 0], abs=1e-12)
+    assert bool(table["cosine"].iloc[1:].is_monotonic_increasing) and len(table) == 7
     for row in table.iloc[1:].to_dict("records"):
         by_hand = expected(texts, f"{row['site']}.{row['layer']}.{row['head']}")
         assert {name: row[name] for name in NAMES} == pytest.approx(by_hand, abs=1e-12)

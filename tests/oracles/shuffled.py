@@ -40,8 +40,9 @@ def together(mine: list[Batch], fold: int) -> Batch:
 
 
 def _padded(sides: list[Side]) -> Side:
-    tensors = ([getattr(one, field.name) for one in sides] for field in fields(Side))
-    return Side(*(None if parts[0] is None else _stacked(parts, 0) for parts in tensors))
+    tensors = {field.name: [getattr(side, field.name) for side in sides] for field in fields(Side)}
+    stacked: dict[str, Any] = {name: None if rows[0] is None else _stacked(rows, 0) for name, rows in tensors.items()}
+    return Side(**stacked)
 
 
 def _stacked(rows: list[Tensor], filler: int) -> Tensor:
