@@ -221,6 +221,20 @@ def test_nothing_is_written_unless_a_call_says_so(
     assert capfd.readouterr() == ("", "")
 
 
+def test_removal_with_refitted_output_projections(pair: hs.Model) -> None:
+    heads = pair.rank(by="obs", text=SOURCES, target=TARGETS).lowest(24)
+    before = [parameter.clone() for parameter in pair.model.parameters()]
+    more = {"text": SOURCES * 3, "target": TARGETS * 3, "valid_text": SOURCES[:5], "valid_target": TARGETS[:5]}
+    plain, refitted = (pair.remove(heads, compensate=method, **more) for method in ("none", "least-squares"))
+    assert all(torch.equal(old, new) for old, new in zip(before, pair.model.parameters(), strict=True))
+    assert plain.removed == refitted.removed and plain.sizes == refitted.sizes
+    assert plain.compensation is not None and refitted.compensation is not None
+    losses = refitted.compensation["performance"]
+    assert losses["removed"] == plain.compensation["performance"]["removed"]
+    assert losses["intact"]["value"] < losses["refitted"]["value"] < losses["removed"]["value"]
+    assert refitted.verified.difference < 1e-5 and pair.remove(heads).compensation is None
+
+
 def test_convenience_functions_are_the_methods(pair: hs.Model) -> None:
     assert_frame_equal(
         hs.analyze(hs.assets.trained(), SOURCES, **CHEAP).heads, hs.analyze(pair, SOURCES, **CHEAP).heads
@@ -313,6 +327,9 @@ WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
     (lambda m: m.rank(by="confidence"), ConfigError, "by='confidence' is measured on text: give text="),
     (lambda m: m.rank(by="random", sites="encoder"), ConfigError, "^sites encoder: this model has encoder-self"),
     (lambda m: m.remove([]), ConfigError, "no head is to be removed"),
+    (lambda m: m.remove("cross.0.0", compensate="mean"), ConfigError, "^compensate mean measures contexts on text"),
+    (lambda m: m.remove("cross.0.0", text=["a"] * 9, sequential=True), ConfigError, "^sequential is for compensate"),
+    (lambda m: m.remove("cross.0.0", text=["a"], compensate="mean"), DataError, "too few to refit output projections on: 1 of"),
     (lambda m: m.remove("cross.0.0", export="native"), ConfigError, "^export native is not for a native checkpoint"),
     (lambda m: m.evaluate(["a"]), ConfigError, "needs target, the references"),
     (lambda m: m.evaluate([("a", "b")], metrics="blue"), ConfigError, "^metrics 'blue' is not known; available: bleu"),

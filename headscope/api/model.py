@@ -24,6 +24,8 @@ from headscope.files.output_checks import inputs_of
 from headscope.formats.convert import Converted, convert
 from headscope.formats.translate_options import Translation
 from headscope.heads import HeadId
+from headscope.pruning.closed_form.block_obs import DAMPING
+from headscope.pruning.closed_form.calibration import CalibrationOptions
 from headscope.pruning.removal.remove import Removed, Shrunk
 from headscope.pruning.removal.verify import Verification
 
@@ -143,6 +145,12 @@ class Model(OpenModel):
         text: Text | None = None,
         target: Text | None = None,
         max_sentences: int = 32,
+        compensate: str = "none",
+        damping: float = DAMPING,
+        calibration_sentences: int = 1000,
+        sequential: bool = False,
+        valid_text: Text | None = None,
+        valid_target: Text | None = None,
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
@@ -151,6 +159,12 @@ class Model(OpenModel):
             output of the heads to zero (for models whose heads cannot be removed one by one).
         text, target: the text that both models are compared on; default: a sample that ships with headscope.
         max_sentences: number of sentences of it.
+        compensate: "least-squares" refits what is left of the output projections, in closed form, on the first
+            `calibration_sentences` of `text`; "mean" moves the mean of the removed heads into the bias. The copy then
+            has the outputs of the refitted masked model, and its `compensation` says what that is worth on text that
+            was held out: `valid_text` and `valid_target`, else the last fifth of `text`.
+        damping: ridge of least squares, a share of the mean second moment of the contexts.
+        sequential: refit module after module, for the contexts of the model that is pruned so far.
 
         ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
         outputs differ.
@@ -159,7 +173,15 @@ class Model(OpenModel):
             raise ConfigError("heads are gated now; remove them outside of the block")
         removed = head_ids_of(heads, self.layout)
         done = shrunk_copy(
-            self.checkpoint, removed, export=export, text=text, target=target, max_sentences=max_sentences
+            self.checkpoint,
+            removed,
+            export=export,
+            text=text_pair(text, target),
+            max_sentences=max_sentences,
+            calibration=CalibrationOptions(
+                compensate=compensate, damping=damping, sentences=calibration_sentences, sequential=sequential
+            ),
+            held_out=text_pair(valid_text, valid_target),
         )
         return SmallModel(done, companions=self._companions)
 
@@ -270,6 +292,11 @@ class SmallModel(Model):
     def verified(self) -> Verification:
         """The difference from the whole model with these heads masked."""
         return self._shrunk.verified
+
+    @property
+    def compensation(self) -> dict[str, Any] | None:
+        """Method, errors of every refitted module, and the performance on held-out text; None without `compensate`."""
+        return None if self._shrunk.compensated is None else self._shrunk.compensated.record()
 
     @property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from headscope.api.options import PathName
-from headscope.api.texts import Text, text_pair
+from headscope.api.texts import TextPair
 from headscope.config import Companions
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
@@ -18,6 +18,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
+from headscope.pruning.closed_form.calibration import CalibrationOptions, calibration_text
 from headscope.pruning.removal.export import as_export, choose_export
 from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, Removed, Shrunk, shrink, write_shrunk
@@ -29,16 +30,19 @@ def shrunk_copy(
     heads: Sequence[HeadId],
     *,
     export: str | None,
-    text: Text | None,
-    target: Text | None,
+    text: TextPair,
     max_sentences: int,
+    calibration: CalibrationOptions,
+    held_out: TextPair,
 ) -> Shrunk:
-    """A copy without `heads`, compared with the whole model with them masked."""
-    built_export = choose_export(export, checkpoint)
-    source = text_pair(text, target)
+    """A copy without `heads`, compared with the whole model with them masked, refitted as `calibration` says."""
+    chosen = choose_export(export, checkpoint)
+    calibrated = calibration_text(
+        calibration, text.source, text.target, valid_source=held_out.source, valid_target=held_out.target
+    )
     with eval_mode(checkpoint.model):
-        data = texts(checkpoint, source.source, source.target, sentences=max_sentences)
-        return shrink(checkpoint, heads, export=built_export, data=data)
+        data = texts(checkpoint, text.source, text.target, sentences=max_sentences)
+        return shrink(checkpoint, heads, export=chosen, data=data, text=calibrated, calibration=calibration)
 
 
 def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:

@@ -345,7 +345,7 @@ def test_the_command_says_what_refitting_is_worth(
         (["--source", "text.en", "--sequential"], "--sequential is for --compensate least-squares, not none"),
         (["--compensate", "least-squares", "--source", "text.en", "--damping", "-1"], "--damping -1: a share"),
         (["--compensate", "least-squares", "--source", "text.en", "--damping", "nan"], "finite"),
-        (["--compensate", "least-squares", "--source", "few.en"], "few.en has 2 sentences: too few"),
+        (["--compensate", "least-squares", "--source", "few.en"], "too few to refit output projections on: 2 of"),
         (["--compensate", "least-squares", "--source", "text.en", "--calibration-sentences", "3"], "too few"),
         (["--compensate", "least-squares", "--source", "text.en", "--valid-target", "few.en"], "is for --valid-source"),
         (["--compensate", "least-squares", "--source", "text.en", "--target", "text.en"], "--target"),

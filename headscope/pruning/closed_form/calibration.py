@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import ConfigError, DataError
+from headscope.files.lines import Lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
@@ -58,6 +59,36 @@ class CalibrationText:
     held_out: Corpus
 
 
+def check_texts(
+    options: CalibrationOptions, source: Lines | None, *, valid_source: Lines | None, valid_target: Lines | None
+) -> None:
+    """ConfigError where the text is missing that a calibration needs."""
+    if source is None and (options.compensate != "none" or valid_source is not None):
+        what = "--valid-source" if options.compensate == "none" else f"--compensate {options.compensate}"
+        raise ConfigError(f"{what} measures contexts on text: give --source FILE, and --target for translation")
+    if valid_target is not None and valid_source is None:
+        raise ConfigError("--valid-target is for --valid-source")
+
+
+def calibration_text(
+    options: CalibrationOptions,
+    source: Lines | None,
+    target: Lines | None,
+    *,
+    valid_source: Lines | None = None,
+    valid_target: Lines | None = None,
+) -> CalibrationText | None:
+    """The texts of a calibration, opened; None where nothing is to be refitted nor measured.
+
+    ConfigError where a text is missing, DataError for texts that cannot be used.
+    """
+    check_texts(options, source, valid_source=valid_source, valid_target=valid_target)
+    if source is None or (options.compensate == "none" and valid_source is None):
+        return None
+    valid = None if valid_source is None else open_corpus(valid_source, target=valid_target)
+    return split_text(open_corpus(source, target=target), valid, sentences=options.sentences)
+
+
 def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> CalibrationText:
     """The first `sentences` of a corpus to calibrate on; `valid` is held out, else the last fifth, at most 200.
 
@@ -66,10 +97,9 @@ def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> Calib
     held_out = min(HELD_OUT, corpus.count // 5) if valid is None else 0
     calibration = corpus.first(min(sentences, corpus.count - held_out))
     if calibration.count < FEWEST:
-        held = f", {held_out} of them held out to measure on" if held_out else ""
         raise DataError(
-            f"{corpus.name} has {corpus.count} sentences{held}: too few to refit output projections on; at least "
-            f"{FEWEST + (0 if valid is not None else 2)} are needed, a few hundred are usual"
+            f"too few to refit output projections on: {calibration.count} of {corpus.name}, {held_out} more held out; "
+            f"at least {FEWEST} sentences are needed, a few hundred are usual"
         )
     return CalibrationText(calibration, corpus.after(corpus.count - held_out) if valid is None else valid)
 

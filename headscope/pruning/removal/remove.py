@@ -18,7 +18,6 @@ from torch import Tensor
 
 from headscope.bounds import check_numbers
 from headscope.config import CheckpointOptions
-from headscope.data.corpus import open_corpus
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
@@ -40,8 +39,9 @@ from headscope.pruning.closed_form.calibration import (
     CalibrationOptions,
     CalibrationText,
     Compensated,
+    calibration_text,
+    check_texts,
     compensated,
-    split_text,
 )
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
@@ -84,12 +84,7 @@ class RemoveConfig(CheckpointOptions):
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        calibration = self.calibration
-        if self.source is None and (calibration.compensate != "none" or self.valid_source is not None):
-            what = "--valid-source" if calibration.compensate == "none" else f"--compensate {calibration.compensate}"
-            raise ConfigError(f"{what} measures contexts on text: give --source FILE, and --target for translation")
-        if self.valid_target is not None and self.valid_source is None:
-            raise ConfigError("--valid-target is for --valid-source")
+        check_texts(self.calibration, self.source, valid_source=self.valid_source, valid_target=self.valid_target)
         if (self.heads is None) is (self.keep_only is None):
             raise ConfigError("give --heads LIST, the heads that go, or --keep-only LIST, those that stay; not both")
         if len(self.kinds) > 1:
@@ -170,22 +165,19 @@ def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) ->
     export = choose_export(config.kinds[0] if config.kinds else None, checkpoint)
     heads = _chosen(config, checkpoint)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
-    text = _calibration_text(config)
+    text = calibration_text(
+        config.calibration,
+        config.source,
+        config.target,
+        valid_source=config.valid_source,
+        valid_target=config.valid_target,
+    )
     done = shrink(
         checkpoint, heads, export=export, data=data, text=text, calibration=config.calibration, progress=progress
     )
     whole = checkpoint if done.compensated is None else done.compensated.checkpoint
     wanted = reference(whole, done.removal.removed, data.feeds[0])
     return write_shrunk(done, config, build, wanted=wanted, whole=checkpoint, began=began, progress=progress)
-
-
-def _calibration_text(config: RemoveConfig) -> CalibrationText | None:
-    if config.source is None or (config.compensate == "none" and config.valid_source is None):
-        return None
-    corpus, valid = open_corpus(config.source, target=config.target), None
-    if config.valid_source is not None:
-        valid = open_corpus(config.valid_source, target=config.valid_target)
-    return split_text(corpus, valid, sentences=config.calibration_sentences)
 
 
 def shrink(
