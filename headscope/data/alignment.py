@@ -83,8 +83,8 @@ def _strip(text: str, span: Span | None) -> Span:
 def _cut_off(parse: Parse, spans: Sequence[Span | None]) -> bool:
     """Whether tokens remain after the last subword; combining and control characters are not counted."""
     end = max((span[1] for span in spans if span is not None), default=0)
-    rest = "".join(parse.text[max(token.start, end) : token.end] for token in parse.tokens)
-    return bool(fold_characters(rest, "bare"))
+    remaining = "".join(parse.text[max(token.start, end) : token.end] for token in parse.tokens)
+    return bool(fold_characters(remaining, "bare"))
 
 
 def _unit_numbers(count: int, joined: set[int]) -> list[int]:

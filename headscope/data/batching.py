@@ -114,10 +114,10 @@ def _encode(
     for entry in ready:
         cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
         if cut and long == "refuse":
-            where = name if entry.source.cut else f"the target of {name}"
+            location = name if entry.source.cut else f"the target of {name}"
             raise DataError(
-                f"{where}:{entry.sentence.number + 1}: {limit + cut} pieces, the limit is {limit}; shorten the line, "
-                "raise --max-length, or take --long truncate"
+                f"{location}:{entry.sentence.number + 1}: {limit + cut} pieces, the limit is {limit}; shorten the "
+                "line, raise --max-length, or take --long truncate"
             )
         losses.truncated += bool(cut)
     return ready

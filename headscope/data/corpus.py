@@ -143,11 +143,11 @@ def _texts(source: Lines | None, parses: Path | None, columns: Path | None) -> I
 
 
 def _paired(
-    lines: Iterator[Sentence], others: Iterator[str], name: str, other: Lines
+    lines: Iterator[Sentence], others: Iterator[str], name: str, other_lines: Lines
 ) -> Iterator[tuple[Sentence, str]]:
     for sentence, text in zip_longest(lines, others):
         if sentence is None or text is None:
-            raise DataError(_counts_differ("lines", name, text_name(other)))
+            raise DataError(_counts_differ("lines", name, text_name(other_lines)))
         yield sentence, text
 
 
@@ -186,5 +186,5 @@ def _parsed(lines: Iterator[Sentence], parses: Iterator[Parse], name: str) -> It
         yield sentence._replace(source=parse.text, parse=parse)
 
 
-def _counts_differ(what: str, name: str, other: str) -> str:
-    return f"{name} and {other} have different numbers of {what}; line i of one must belong to line i of the other"
+def _counts_differ(unit: str, name: str, other: str) -> str:
+    return f"{name} and {other} have different numbers of {unit}; line i of one must belong to line i of the other"

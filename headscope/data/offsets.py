@@ -27,11 +27,11 @@ def subword_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | 
     and unknown subwords can be paired, else all of it.
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        unknown = None  # GPT-2 has one token for all of them, which is never text
-    is_unknown = [unknown is not None and number == unknown for number in ids]
-    special = set(tokenizer.all_special_ids) - {unknown}
+    unknown_id = getattr(tokenizer, "unk_token_id", None)
+    if unknown_id in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        unknown_id = None  # GPT-2 has one token for all of them, which is never text
+    is_unknown = [unknown_id is not None and number == unknown_id for number in ids]
+    special = set(tokenizer.all_special_ids) - {unknown_id}
     if getattr(tokenizer, "is_fast", False):
         offsets = _offsets(tokenizer, text, ids, special)
         spans = None if offsets is None else _verified_spans(text, pieces, offsets, is_unknown)
@@ -54,11 +54,11 @@ def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -
             verbose=False,
         )
         before = 0 if added else next((n for n, number in enumerate(ids) if number not in special), len(ids))
-        same = _common(ids[before:], coded["input_ids"])
-        if not special.issuperset(ids[before + same :]):
+        length = _common(ids[before:], coded["input_ids"])
+        if not special.issuperset(ids[before + length :]):
             continue
         spans: list[Span | None] = [None] * len(ids)
-        for n in range(same):
+        for n in range(length):
             start, end = coded["offset_mapping"][n]
             if not (coded["special_tokens_mask"][n] or (start == end and ids[before + n] in special)):
                 spans[before + n] = (start, end)
@@ -68,10 +68,10 @@ def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -
 
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
     """Length of the common prefix of two lists of ids."""
-    same = 0
-    while same < min(len(ids), len(others)) and ids[same] == others[same]:
-        same += 1
-    return same
+    length = 0
+    while length < min(len(ids), len(others)) and ids[length] == others[length]:
+        length += 1
+    return length
 
 
 def _verified_spans(

@@ -156,9 +156,9 @@ class _Sentence:
     def _head(self, word: _Word) -> _Word:
         count = len(self.words)
         if word.head > count or self.words[word.head - 1] is word:
-            where = "outside the sentence" if word.head > count else "the word itself"
+            target = "outside the sentence" if word.head > count else "the word itself"
             allowed = f"a head is another word of the sentence (1 to {count}), or 0 for the root"
-            raise _broken(self.path, word.line, f"head {word.head} is {where}", allowed)
+            raise _broken(self.path, word.line, f"head {word.head} is {target}", allowed)
         return self.words[word.head - 1]
 
     def _locate(self) -> tuple[str, list[tuple[int, int]]]:

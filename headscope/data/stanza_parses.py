@@ -49,10 +49,10 @@ def parse_with_stanza(
     """
     lines = lines if isinstance(lines, Sequence) else list(lines)
     models = _models(lang, resources, download)
-    kept = (Path(cache_dir) if cache_dir else _default_cache()) / f"{_digest(lines, models)}.jsonl"
-    if _is_complete(kept, len(lines)):
-        return _cached(kept, lines)
-    return _caching(kept, _parses(_pipeline(models, use_gpu), lines, batch))
+    cache = (Path(cache_dir) if cache_dir else _default_cache()) / f"{_digest(lines, models)}.jsonl"
+    if _is_complete(cache, len(lines)):
+        return _cached(cache, lines)
+    return _caching(cache, _parses(_pipeline(models, use_gpu), lines, batch))
 
 
 # The models.
@@ -91,13 +91,13 @@ def _installed(lang: str, directory: Path) -> _Models:
     lang = listed.get(lang, {}).get("alias", lang)
     packages = listed.get(lang, {}).get("packages", {}).get("default", {})
     if not packages:
-        known = ", ".join(sorted(name for name in listed if "packages" in listed[name])) or "none"
-        raise _missing(f"no stanza models for language {lang!r} in {directory} (it lists {known})")
+        languages = ", ".join(sorted(name for name in listed if "packages" in listed[name])) or "none"
+        raise _missing(f"no stanza models for language {lang!r} in {directory} (it lists {languages})")
     absent = [name for name in PROCESSORS if name not in packages and name not in OPTIONAL]
     if absent:
         raise _missing(f"stanza has no {absent[0]} model for language {lang!r} in {directory}")
-    chosen = {name: packages[name] for name in PROCESSORS if name in packages}
-    return _Models(lang, directory, chosen, tuple(_files(lang, directory, chosen, listed[lang])))
+    processors = {name: packages[name] for name in PROCESSORS if name in packages}
+    return _Models(lang, directory, processors, tuple(_files(lang, directory, processors, listed[lang])))
 
 
 def _listing(directory: Path) -> dict[str, dict[str, Any]]:
@@ -114,13 +114,13 @@ def _listing(directory: Path) -> dict[str, dict[str, Any]]:
 
 def _files(lang: str, directory: Path, packages: dict[str, str], listed: dict[str, Any]) -> Iterator[str]:
     """`depparse/ewt 4a1c… 13646878` for every model file and every file that it needs, all checked."""
-    wanted = list(packages.items())
-    for name, package in wanted:
+    needed_packages = list(packages.items())
+    for name, package in needed_packages:
         if (name, package) == ("lemma", "identity"):
             continue
         entry = listed.get(name, {}).get(package, {})
         needs = [(needed["model"], needed["package"]) for needed in entry.get("dependencies", [])]
-        wanted += [needed for needed in needs if needed not in wanted]
+        needed_packages += [needed for needed in needs if needed not in needed_packages]
         path = directory / lang / name / f"{package}.pt"
         if not path.is_file():
             raise _missing(f"stanza's {name} model for language {lang!r} is missing: looked for {path}")
@@ -132,8 +132,8 @@ def _download(lang: str, directory: Path) -> None:
         import stanza
 
         try:
-            wanted = ",".join(name for name in PROCESSORS if name not in OPTIONAL)
-            stanza.download(lang, model_dir=str(directory), processors=wanted, verbose=False)
+            processors = ",".join(name for name in PROCESSORS if name not in OPTIONAL)
+            stanza.download(lang, model_dir=str(directory), processors=processors, verbose=False)
         except (OSError, ValueError) as error:
             raise DataError(
                 f"cannot download stanza's {lang!r} models to {directory} ({_first_line(error)}); "
@@ -141,9 +141,9 @@ def _download(lang: str, directory: Path) -> None:
             ) from None
 
 
-def _missing(what: str) -> DataError:
+def _missing(problem: str) -> DataError:
     return DataError(
-        f"{what}; name the directory of a stanza download with --stanza-dir DIR, or fetch it with --download"
+        f"{problem}; name the directory of a stanza download with --stanza-dir DIR, or fetch it with --download"
     )
 
 

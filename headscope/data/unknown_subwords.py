@@ -77,8 +77,8 @@ class UnknownSubwords:
 
 def count_unknown(reader: Reader, corpus: Corpus, *, limit: int, sentences: int) -> UnknownSubwords:
     """Unknown subwords in the first sentences of a corpus."""
-    counts, some = UnknownSubwords(), list(islice(corpus, sentences))
-    counts.add("source", encode_sources(some, reader, limit=limit))
+    counts, sample = UnknownSubwords(), list(islice(corpus, sentences))
+    counts.add("source", encode_sources(sample, reader, limit=limit))
     if corpus.has_target:
-        counts.add("target", reader.encode([sentence.target or "" for sentence in some], side="target", limit=limit))
+        counts.add("target", reader.encode([sentence.target or "" for sentence in sample], side="target", limit=limit))
     return counts

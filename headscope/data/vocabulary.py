@@ -82,9 +82,9 @@ class Splitter:
 
     def _sentence_pieces(self, text: str) -> list[Subword]:
         """Spans from the surface of each subword; SentencePiece's own offsets count bytes in some releases."""
-        whole = "immutable_proto" if hasattr(self._model, "EncodeAsImmutableProto") else "proto"
+        out_type = "immutable_proto" if hasattr(self._model, "EncodeAsImmutableProto") else "proto"
         pieces, position = list[Subword](), 0
-        for piece in self._model.encode(text, out_type=whole).pieces:
+        for piece in self._model.encode(text, out_type=out_type).pieces:
             start = max(text.find(piece.surface, position), position)
             position = start + len(piece.surface)
             pieces.append(Subword(piece.piece, position - len(piece.surface.lstrip()), position))
@@ -162,7 +162,7 @@ class Merges:
             parts = self._parts(word)
             if allowed is not None:
                 last = len(parts) - 1
-                parts = [part for n, whole in enumerate(parts) for part in self._allowed(whole, n == last, allowed)]
+                parts = [part for n, long in enumerate(parts) for part in self._allowed(long, n == last, allowed)]
             if len(self._known) >= 1 << 16:
                 self._known.clear()
             self._known[word] = parts
@@ -185,15 +185,15 @@ class Merges:
     def _allowed(self, part: str, last: bool, allowed: frozenset[str]) -> list[str]:
         """The part itself where the vocabulary has it, else the two parts that it was merged from, recursively."""
         parts: list[str] = []
-        rest = [(part, last)]
-        while rest:
-            part, last = rest.pop()
+        pending = [(part, last)]
+        while pending:
+            part, last = pending.pop()
             halves = self._halves.get(part + self.end if last else part)
             if (part if last else part + "@@") in allowed or halves is None:
                 parts.append(part)
                 continue
             left, right = halves[0], halves[1].removesuffix(self.end) if last else halves[1]
-            rest += [*([(right, last)] if right else []), (left, False)]
+            pending += [*([(right, last)] if right else []), (left, False)]
         return parts
 
 
@@ -213,19 +213,19 @@ def merged(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list
     heapify(waiting)
     while waiting:
         rank, first = heappop(waiting)
-        chosen, positions, others = pair(first), [first], list[int]()
-        if ranks.get(chosen) != rank:
+        merge, positions, other_positions = pair(first), [first], list[int]()
+        if ranks.get(merge) != rank:
             continue  # has become part of another since
         while waiting and waiting[0][0] == rank:
             position = heappop(waiting)[1]
-            (positions if pair(position) == chosen else others).append(position)
-        for position in others:
+            (positions if pair(position) == merge else other_positions).append(position)
+        for position in other_positions:
             heappush(waiting, (rank, position))
         for position in positions:
-            if pair(position) != chosen:
+            if pair(position) != merge:
                 continue  # overlaps with the one before it
             second = after[position]
-            parts[position], parts[second] = "".join(chosen), ""
+            parts[position], parts[second] = "".join(merge), ""
             after[position] = after[second]
             if after[position] < len(parts):
                 before[after[position]] = position

@@ -29,7 +29,7 @@ class Build:
 
     def __init__(self, out: Path, kind: OutputKind, *, inputs: Sequence[Input] = (), force: bool = False) -> None:
         self.out, self.kind, self.inputs, self.force = out, kind, inputs, force
-        self.made: Path | None = None
+        self.temporary: Path | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Build:
@@ -42,20 +42,20 @@ class Build:
 
     def __exit__(self, *_: object) -> None:
         with deferred():
-            if self.made is not None:
-                shutil.rmtree(self.made, ignore_errors=True)
+            if self.temporary is not None:
+                shutil.rmtree(self.temporary, ignore_errors=True)
             self._stack.close()
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
         """The directory to write into; errors of the operating system become OutputError."""
         with write_errors(self.out):
-            if self.made is None:
+            if self.temporary is None:
                 with deferred():
                     self._stack.enter_context(_created(_base(self.out)))
-                    self.made = Path(tempfile.mkdtemp(dir=_base(self.out), prefix=_prefix(self.out)))
-                    self._stack.enter_context(locked(self.made))
-            yield self.made
+                    self.temporary = Path(tempfile.mkdtemp(dir=_base(self.out), prefix=_prefix(self.out)))
+                    self._stack.enter_context(locked(self.temporary))
+            yield self.temporary
 
     def finish(self, record: Mapping[str, Any], *, partial: bool = False) -> Path:
         """Write the record, with the kind and all files, and swap the directory in; returns its path.
@@ -63,10 +63,10 @@ class Build:
         A `partial` result replaces nothing: where `out` holds a run it goes to OUT.new.
         """
         out = replacing_folder(self.out) if partial and contents(self.out, self.kind) else self.out
-        with self.writing() as made, deferred():
+        with self.writing() as temporary, deferred():
             self._check(out)
-            seal(made, self.kind, dict(record), out)
-            swap_in(made, out, self.kind)
+            seal(temporary, self.kind, dict(record), out)
+            swap_in(temporary, out, self.kind)
         return out
 
     def _check(self, out: Path) -> None:
@@ -120,8 +120,8 @@ def workplace(
     if resume is not None and _holds_run_of(contents(path, kind), kind):
         check_inputs(path, inputs)
     else:
-        there = contents(out, kind).files
-        only_leftovers = all(matches(name, leftover) for name in there)
+        files = contents(out, kind).files
+        only_leftovers = all(matches(name, leftover) for name in files)
         check_folder(out, kind, inputs=inputs, force=(force and resume is None) or only_leftovers, resumable=True)
         if not only_leftovers:
             check_folder(new, kind, force=True)
@@ -179,9 +179,9 @@ def check_writable(out: Path) -> None:
         os.rmdir(tempfile.mkdtemp(dir=base, prefix=_prefix(out)))
 
 
-def _holds_run_of(there: Contents, kind: OutputKind) -> bool:
+def _holds_run_of(holding: Contents, kind: OutputKind) -> bool:
     """Whether a directory holds a run of a kind, finished or not."""
-    return there.kind == kind.name or bool(there.kind is None and there.known and not there.foreign)
+    return holding.kind == kind.name or bool(holding.kind is None and holding.known and not holding.foreign)
 
 
 def _base(out: Path) -> Path:

@@ -64,11 +64,11 @@ def check_folder(
     check_inputs(out, inputs)
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out} is a file; give a directory")
-    there = contents(out, kind)
-    if there and not force:
-        raise OutputError(_occupied_message(out, there, resumable=resumable))
-    if there.foreign:
-        raise OutputError(_foreign_message(out, kind, there))
+    occupied = contents(out, kind)
+    if occupied and not force:
+        raise OutputError(_occupied_message(out, occupied, resumable=resumable))
+    if occupied.foreign:
+        raise OutputError(_foreign_message(out, kind, occupied))
 
 
 def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None:
@@ -85,22 +85,21 @@ def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None
         raise OutputError(f"{path} is part of the run in {run}; choose another name")
 
 
-def _occupied_message(out: Path, there: Contents, *, resumable: bool) -> str:
-    shown = _first_names(sorted({name.split("/")[0] for name in there.files}))
+def _occupied_message(out: Path, occupied: Contents, *, resumable: bool) -> str:
+    shown = _first_names(sorted({name.split("/")[0] for name in occupied.files}))
     advice = "choose another directory"
-    if not there.foreign:
+    if not occupied.foreign:
         go_on = "--resume to go on with it, " if resumable else ""
         advice += f", {go_on}or --force to replace the run in it"
     return f"{out} already holds {shown}; {advice}"
 
 
-def _foreign_message(out: Path, kind: OutputKind, there: Contents) -> str:
-    if there.kind not in (None, kind.name):
-        return (
-            f"{out} holds a run of another kind ({there.kind}), which --force does not replace; choose another output"
-        )
+def _foreign_message(out: Path, kind: OutputKind, occupied: Contents) -> str:
+    if occupied.kind not in (None, kind.name):
+        kind_name = occupied.kind
+        return f"{out} holds a run of another kind ({kind_name}), which --force does not replace; choose another output"
     return (
-        f"{out} holds {_first_names(there.foreign)}, which no {kind.title} wrote, so --force does not replace it; "
+        f"{out} holds {_first_names(occupied.foreign)}, which no {kind.title} wrote, so --force does not replace it; "
         "choose another output"
     )
 

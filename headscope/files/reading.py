@@ -34,33 +34,33 @@ def exists(name: str | Path) -> bool:
         return False
 
 
-def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file; `error` where it cannot be read or has more than `most`.
+def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MOST_BYTES) -> bytes:
+    """The bytes of a file; `error` where it cannot be read or has more than `limit`.
 
     `name` is the file's name in messages, by default its path.
     """
     try:
         with path.open("rb") as handle:
-            content = handle.read(most + 1)
+            content = handle.read(limit + 1)
     except (OSError, ValueError) as failed:
         raise error(f"{name or path} cannot be read: {getattr(failed, 'strerror', None) or failed}") from None
-    if len(content) > most:
-        raise error(f"{name or path} has more than {most:,} bytes; it is another kind of file")
+    if len(content) > limit:
+        raise error(f"{name or path} has more than {limit:,} bytes; it is another kind of file")
     return content
 
 
-def read_text(path: Path, *, error: Kind = DataError, name: str = "", most: int = MOST_BYTES) -> str:
+def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MOST_BYTES) -> str:
     """A UTF-8 text, with `\\n` as line end. Errors as of `read_bytes`."""
     try:
-        text = read_bytes(path, error=error, name=name, most=most).decode("utf-8")
+        text = read_bytes(path, error=error, name=name, limit=limit).decode("utf-8")
     except UnicodeDecodeError as failed:
         raise error(f"{name or path} cannot be read: byte {failed.start + 1} is not UTF-8 text") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_json(path: Path, *, error: Kind = DataError, name: str = "", most: int = MOST_BYTES, **hooks: Any) -> Any:
+def read_json(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MOST_BYTES, **hooks: Any) -> Any:
     """The value of a JSON file; `hooks` are arguments of `json.loads`. Errors as of `read_bytes`."""
-    text = read_text(path, error=error, name=name, most=most)
+    text = read_text(path, error=error, name=name, limit=limit)
     try:
         return json.loads(text, **hooks)
     except (ValueError, RecursionError) as failed:

@@ -21,26 +21,26 @@ OLD, BUILD = f"{TEMPORARY}old", f"{TEMPORARY}build-"
 """Names of the replaced and the new directory meanwhile: `.headscope-old-NAME`, `.headscope-build-NAME-…`."""
 
 
-def swap_in(made: Path, out: Path, kind: OutputKind) -> None:
+def swap_in(new: Path, out: Path, kind: OutputKind) -> None:
     """Move a directory to `out`, whose known files are removed; other files there are moved to the new one.
 
     One rename where `out` is empty, else two (see `recover`). The entries of a directory made within `out` are moved
     one by one, the record last, so that a mount point or the current directory is kept.
     """
     out = out.resolve()
-    made.chmod(0o755)
-    if made.resolve().parent == out:
-        _move_in(made, out, kind)
+    new.chmod(0o755)
+    if new.resolve().parent == out:
+        _move_in(new, out, kind)
         return
     if not out.exists() or not any(out.iterdir()):
-        made.rename(out)
+        new.rename(out)
         return
     old = _old_path(out)
     if old.exists():
         discard(old, kind)
     out.rename(old)
     try:
-        made.rename(out)
+        new.rename(out)
     except BaseException:
         old.rename(out)
         raise
@@ -50,19 +50,19 @@ def swap_in(made: Path, out: Path, kind: OutputKind) -> None:
 @contextmanager
 def replacing(folder: Path, kind: OutputKind) -> Iterator[Path]:
     """An empty directory that replaces another one at the end of the block, and is removed if the block fails."""
-    made: Path | None = None
+    temporary: Path | None = None
     with write_errors(folder):
         try:
             with deferred():
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{TEMPORARY}{folder.name}-"))
-            yield made
+                temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{TEMPORARY}{folder.name}-"))
+            yield temporary
             with deferred():
-                swap_in(made, folder, kind)
+                swap_in(temporary, folder, kind)
         finally:
-            if made is not None:
+            if temporary is not None:
                 with deferred():
-                    shutil.rmtree(made, ignore_errors=True)
+                    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def recover(out: Path, kind: OutputKind) -> None:
@@ -115,17 +115,17 @@ def discard(folder: Path, kind: OutputKind, *, keep: tuple[str, ...] = ()) -> No
             os.rmdir(directory)
 
 
-def seal(made: Path, kind: OutputKind, record: dict[str, Any], out: Path) -> None:
+def seal(folder: Path, kind: OutputKind, record: dict[str, Any], out: Path) -> None:
     """Write the record of a directory that will be `out`: its kind and all its files."""
-    files = {path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file()}
-    write_json(made / kind.record, kind.described(record, sorted(files | {kind.record})))
-    relocate(made, out)
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    write_json(folder / kind.record, kind.described(record, sorted(files | {kind.record})))
+    relocate(folder, out)
 
 
-def relocate(made: Path, out: Path) -> None:
-    """Replace paths below `made` by those below `out` in all records."""
-    names = {str(made): str(out), str(made.resolve()): str(out.resolve())}
-    for path in [path for path in made.rglob("*.json") if path.name in RECORDS]:
+def relocate(folder: Path, out: Path) -> None:
+    """Replace paths below `folder` by those below `out` in all records."""
+    names = {str(folder): str(out), str(folder.resolve()): str(out.resolve())}
+    for path in [path for path in folder.rglob("*.json") if path.name in RECORDS]:
         before = read_record(path)
         after = _renamed(before, names)
         if after != before:
@@ -136,16 +136,16 @@ def _old_path(out: Path) -> Path:
     return out.with_name(f"{OLD}-{out.name}")
 
 
-def _move_in(made: Path, out: Path, kind: OutputKind) -> None:
+def _move_in(new: Path, out: Path, kind: OutputKind) -> None:
     inner = out / OLD
     inner.mkdir()
     known = {name.split("/")[0] for name in contents(out, kind).known}
     for name in sorted(known, key=lambda entry: entry != kind.record):
         (out / name).rename(inner / name)
-    for path in sorted(made.iterdir(), key=lambda entry: entry.name == kind.record):
+    for path in sorted(new.iterdir(), key=lambda entry: entry.name == kind.record):
         path.rename(out / path.name)
     _remove_replaced(inner, out, kind)
-    made.rmdir()
+    new.rmdir()
 
 
 def _restore(inner: Path, out: Path) -> None:

@@ -42,31 +42,31 @@ def from_plain(cls: type[C], values: Mapping[str, Any]) -> C:
     problems: Problems = []
     config: C | None = _build(cls, values, "", problems)
     if problems or config is None:
-        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-        raise ConfigError("; ".join([*problems[:SHOWN], *more]))
+        others = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise ConfigError("; ".join([*problems[:SHOWN], *others]))
     return config
 
 
-def _build(cls: type[Any], values: Mapping[str, Any], where: str, problems: Problems) -> Any:
+def _build(cls: type[Any], values: Mapping[str, Any], prefix: str, problems: Problems) -> Any:
     """An instance of a config class, or None after adding to `problems`."""
     hints = get_type_hints(cls)
     known = {field.name for field in fields(cls)}
     before = len(problems)
     for name in sorted(set(values) - known):
         near = get_close_matches(name, sorted(known), n=1) if len(problems) < SHOWN else []
-        problems.append(f"unknown field {where}{name[:60]}" + (f" (did you mean {near[0]}?)" if near else ""))
+        problems.append(f"unknown field {prefix}{name[:60]}" + (f" (did you mean {near[0]}?)" if near else ""))
     for field in fields(cls):
         if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
-            problems.append(f"field {where}{field.name} is missing")
-    given = {
-        name: _value(hints[name], value, f"{where}{name}", problems) for name, value in values.items() if name in known
+            problems.append(f"field {prefix}{field.name} is missing")
+    arguments = {
+        name: _value(hints[name], value, f"{prefix}{name}", problems) for name, value in values.items() if name in known
     }
     if len(problems) > before:
         return None
     try:
-        return cls(**given)
+        return cls(**arguments)
     except ConfigError as error:
-        problems.append(f"{where.rstrip('.')}: {error}" if where else str(error))
+        problems.append(f"{prefix.rstrip('.')}: {error}" if prefix else str(error))
         return None
 
 
@@ -107,7 +107,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
-    text = read_text(path, error=ConfigError, most=TOML_BYTES)
+    text = read_text(path, error=ConfigError, limit=TOML_BYTES)
     if _longest_key(text) > KEY_PARTS:  # the parser's time is quadratic in them
         raise ConfigError(f"{path} is no TOML of headscope: a key has more than {KEY_PARTS} parts")
     try:

@@ -28,21 +28,21 @@ def read_csv(
 
     `error` for another file, and for infinite numbers; its message calls the file `name` and ends with `advice`.
     """
-    where, hint = name or str(file), f"; {advice}" if advice else ""
-    wanted, words = list(columns), list(texts)
+    file_name, hint = name or str(file), f"; {advice}" if advice else ""
+    required, words = list(columns), list(texts)
     if isinstance(file, Path) and not file.exists():
-        raise error(f"there is no file {where}")
+        raise error(f"there is no file {file_name}")
     if isinstance(file, Path) and not (is_regular(file) and file.stat().st_size <= MOST_BYTES):
-        raise error(f"{where} is no file of at most {MOST_BYTES:,} bytes{hint}")
+        raise error(f"{file_name} is no file of at most {MOST_BYTES:,} bytes{hint}")
     try:
         table = pd.read_csv(file, dtype=dict.fromkeys(words, str), encoding="utf-8", low_memory=False)
     except (ValueError, OSError, OverflowError, MemoryError) as failed:  # pandas' own errors are ValueErrors
-        raise error(f"{where} is malformed ({' '.join(str(failed).split())[:160]}){hint}") from None
-    if lacking := [column for column in wanted if column not in table.columns]:
-        raise error(f"{where} is malformed: it has no column {', '.join(lacking)}{hint}")
-    wrong = [column for column in wanted if column not in words and not pd.api.types.is_numeric_dtype(table[column])]
+        raise error(f"{file_name} is malformed ({' '.join(str(failed).split())[:160]}){hint}") from None
+    if lacking := [column for column in required if column not in table.columns]:
+        raise error(f"{file_name} is malformed: it has no column {', '.join(lacking)}{hint}")
+    wrong = [column for column in required if column not in words and not pd.api.types.is_numeric_dtype(table[column])]
     if wrong and len(table):
-        raise error(f"{where} is malformed: column {', '.join(wrong)} must hold numbers{hint}")
+        raise error(f"{file_name} is malformed: column {', '.join(wrong)} must hold numbers{hint}")
     if infinite := [str(column) for column in table.select_dtypes("number") if np.isinf(table[column]).any()]:
-        raise error(f"{where} is malformed: column {infinite[0][:60]} holds infinite numbers{hint}")
+        raise error(f"{file_name} is malformed: column {infinite[0][:60]} holds infinite numbers{hint}")
     return table.fillna({column: "" for column in words if column in table.columns})

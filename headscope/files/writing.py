@@ -55,22 +55,22 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
 
     OutputError where that fails.
     """
-    made: Path | None = None
+    temporary: Path | None = None
     with write_errors(path):
         try:
             with deferred():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY}{path.stem}-", suffix=path.suffix)
-                made = Path(name)
+                temporary = Path(name)
                 os.close(handle)
-            write(made)
+            write(temporary)
             with deferred():
-                made.chmod(0o644)
-                os.replace(made, path)
+                temporary.chmod(0o644)
+                os.replace(temporary, path)
         except BaseException:
-            if made is not None:
+            if temporary is not None:
                 with deferred():
-                    made.unlink(missing_ok=True)
+                    temporary.unlink(missing_ok=True)
             raise
     return path
 

@@ -75,11 +75,11 @@ class Checkpoint(ABC):
 
     def with_model(self: C, model: nn.Module) -> C:
         """The same checkpoint around another model of its kind, which is in memory only."""
-        made = copy.copy(self)
-        made._digest = None
-        made.look_again()
-        made.model = model
-        return made
+        copied = copy.copy(self)
+        copied._digest = None
+        copied.look_again()
+        copied.model = model
+        return copied
 
     def without_heads(self, plan: RemovalPlan) -> Checkpoint:
         """A copy whose model lacks the heads of a plan; ConfigError where they cannot be cut out."""
@@ -332,9 +332,9 @@ class CheckpointFormat(ABC, Generic[C]):
         OutputError where it holds something and `force` is not given, and where it holds anything but a checkpoint.
         """
         check_folder(folder, self.kind, force=force)
-        with replacing(folder, self.kind) as made:
-            saved = self.write(checkpoint, made, companions or Companions())
-        return replace(saved, path=folder / saved.path.relative_to(made))
+        with replacing(folder, self.kind) as temporary:
+            saved = self.write(checkpoint, temporary, companions or Companions())
+        return replace(saved, path=folder / saved.path.relative_to(temporary))
 
     def convert(self, checkpoint: Any, folder: Path, probe: Probe) -> Conversion:
         """Write a `TransformerCheckpoint` of any format into an empty directory, and read it again.
@@ -365,11 +365,13 @@ def open_checkpoint(
     companions = companions or Companions()
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
-    chosen = FORMATS.get(format) if format else _detect(path)
-    if useless := [f"--{name}" for name in companions.given() if name not in chosen.takes]:
-        takes = ", ".join(f"--{name}" for name in sorted(chosen.takes)) or "none of these"
-        raise ConfigError(f"{', '.join(useless)} means nothing for a {chosen.name} checkpoint, which takes {takes}")
-    opened: Checkpoint = chosen.load(path, device=pick_device(device), dtype=dtype, companions=companions)
+    checkpoint_format = FORMATS.get(format) if format else _detect(path)
+    if useless := [f"--{name}" for name in companions.names() if name not in checkpoint_format.takes]:
+        takes = ", ".join(f"--{name}" for name in sorted(checkpoint_format.takes)) or "none of these"
+        raise ConfigError(
+            f"{', '.join(useless)} means nothing for a {checkpoint_format.name} checkpoint, which takes {takes}"
+        )
+    opened: Checkpoint = checkpoint_format.load(path, device=pick_device(device), dtype=dtype, companions=companions)
     refuse_damaged_model(path, opened.model)
     return opened
 
@@ -392,8 +394,8 @@ def _detect(path: str) -> CheckpointFormat[Any]:
             return candidate
     if not local:
         raise CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")
-    known = "; ".join(f"{name}: {candidate.summary}" for name, candidate in FORMATS)
-    raise CheckpointError(f"{path} is no checkpoint that headscope knows ({known})")
+    formats = "; ".join(f"{name}: {candidate.summary}" for name, candidate in FORMATS)
+    raise CheckpointError(f"{path} is no checkpoint that headscope knows ({formats})")
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:

@@ -54,9 +54,9 @@ def convert(
     native = cast(TransformerCheckpoint, checkpoint)
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
-        with build.writing() as made:
+        with build.writing() as temporary:
             probe = _probe(native)
-            written = FORMATS.get(goal).convert(native, made, probe)
+            written = FORMATS.get(goal).convert(native, temporary, probe)
             difference = _difference(native, written.logits, probe)
         done = Converted(folder, goal, written.architecture, difference, written.notes)
         build.finish(_record(checkpoint, done))
@@ -87,25 +87,25 @@ def _probe(checkpoint: TransformerCheckpoint) -> Probe:
         ids = special_ids(checkpoint)
     low = 0 if ids is None else max(ids.start, ids.end, ids.pad, ids.begin) + 1
     generator = torch.Generator().manual_seed(0)
-    most = min(checkpoint.limit or 9, 9)
+    longest = min(checkpoint.limit or 9, 9)
 
     def draw(size: int, length: int) -> Tensor:
         first = low if low < size else 0
         return torch.randint(first, size, (2, length), generator=generator)
 
-    source = draw(config.encoder.vocabulary if config.encoder else config.decoder.vocabulary, most)
+    source = draw(config.encoder.vocabulary if config.encoder else config.decoder.vocabulary, longest)
     real = torch.ones_like(source, dtype=torch.bool)
-    real[1, (most + 1) // 2 :] = False
+    real[1, (longest + 1) // 2 :] = False
     source[~real] = 0 if ids is None else ids.pad
-    target = draw(config.decoder.vocabulary, min(most, 7))
+    target = draw(config.decoder.vocabulary, min(longest, 7))
     return Probe(source, real, target)
 
 
 def _difference(checkpoint: TransformerCheckpoint, logits: Tensor, probe: Probe) -> float:
     """The largest difference of logits [2 t V], in the type of `found`; CheckpointError where it is too large."""
-    wanted = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(logits.dtype).eval(), probe)
-    difference = float((wanted - logits).abs().max()) if wanted.shape == logits.shape else float("inf")
-    if not difference <= TOLERANCE * max(1.0, float(wanted.abs().max())):
+    expected = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(logits.dtype).eval(), probe)
+    difference = float((expected - logits).abs().max()) if expected.shape == logits.shape else float("inf")
+    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         raise CheckpointError(
             f"{checkpoint.path} was converted, but its logits differ by {difference:.1e}; nothing was left behind. "
             "Please report this with the output of `headscope show`"

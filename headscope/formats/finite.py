@@ -53,12 +53,12 @@ def refuse_damaged_model(path: object, model: nn.Module) -> None:
     -inf is let pass in buffers, where it masks. A weight that is finite in the file and not in the model was too
     large for the type that the model is opened in.
     """
-    kept: dict[int, tuple[str, Tensor]] = {}
+    tensors: dict[int, tuple[str, Tensor]] = {}
     for name, values in model.state_dict(keep_vars=True).items():
         if isinstance(values, Tensor):
-            kept.setdefault(id(values), (name, values))
-    wrong = [name for name, values in kept.values() if not is_finite(values, masked=not _is_parameter(values))]
-    types = {values.dtype for _, values in kept.values()} & HALVES.keys()
+            tensors.setdefault(id(values), (name, values))
+    wrong = [name for name, values in tensors.values() if not is_finite(values, masked=not _is_parameter(values))]
+    types = {values.dtype for _, values in tensors.values()} & HALVES.keys()
     hint = f"the file is damaged, or needs {HALVES[types.pop()]}" if types else "the file is damaged"
     _refuse(path, wrong, hint)
 
@@ -69,9 +69,9 @@ def _is_parameter(values: Tensor) -> bool:
 
 def _refuse(path: object, wrong: Collection[str], hint: str) -> None:
     if wrong:
-        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        others = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
         names = ", ".join(name[:100] for name in list(wrong)[:NAMED])
-        raise CheckpointError(f"{path}: NaN or infinite numbers in {names}{more}; {hint}")
+        raise CheckpointError(f"{path}: NaN or infinite numbers in {names}{others}; {hint}")
 
 
 def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenate[C, Batch, P], R]:
@@ -114,8 +114,8 @@ def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Batc
             attention_site = tracker.attention_site(attention)
             return None if attention_site is None else f"{attention_site.site}.{attention_site.layer}"
 
-        where = first_non_finite(checkpoint.model, run, site_of=place_of, counted=counted)
+        location = first_non_finite(checkpoint.model, run, site_of=place_of, counted=counted)
     dtype = str(checkpoint.dtype).removeprefix("torch.")
     half = HALVES.get(checkpoint.dtype)
     hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"
-    raise NumericalError(f"{checkpoint.path}: NaN or infinite numbers arise at {where or 'the output'}; {hint}")
+    raise NumericalError(f"{checkpoint.path}: NaN or infinite numbers arise at {location or 'the output'}; {hint}")

@@ -94,8 +94,8 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         refuse_damaged_file(folder / WEIGHTS, state)
         model = build_transformer(path, content.model, state)
         stored = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
-        chosen = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
-        model = model.to(chosen)
+        model_dtype = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
+        model = model.to(model_dtype)
         try:
             sides = [_read_side(folder, name, getattr(content, name)) for name in SIDES]
         except (ConfigError, DataError) as error:
@@ -186,8 +186,8 @@ def _read_config(folder: Path) -> File:
     for name, digest in written.files.items():
         path = folder / name
         if name in FILES and not (path.is_file() and file_digest([path]) == digest):
-            how = "was changed after it was written, or is incomplete" if path.is_file() else "is missing"
-            raise CheckpointError(f"{path} {how}; copy the checkpoint again")
+            problem = "was changed after it was written, or is incomplete" if path.is_file() else "is missing"
+            raise CheckpointError(f"{path} {problem}; copy the checkpoint again")
     return written
 
 

@@ -19,7 +19,7 @@ NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "b1")
 
 def read_pickle(path: Path, classes: Collection[str] = ()) -> Any:
     """What a pickle holds, objects of numpy and of `classes` as `StubType`; DataError in one line for anything else."""
-    data = read_bytes(path, most=MOST_BYTES)
+    data = read_bytes(path, limit=MOST_BYTES)
     try:
         return Machine(data, names=classes, most_steps=max(len(data), MOST_STEPS)).run()
     except Refused as error:

@@ -82,8 +82,8 @@ def _read_zip(path: Path) -> Any:
     def storage(dtype: torch.dtype, key: str, count: int) -> Storage:
         info = members.get(f"{root}data/{key}")
         if info is None or info.file_size != count * dtype.itemsize:
-            has = "is not there" if info is None else f"has {info.file_size:,} bytes"
-            raise Refused(f"storage {key[:40]!r} should have {count:,} numbers, but {has}; the file is broken")
+            found_size = "is not there" if info is None else f"has {info.file_size:,} bytes"
+            raise Refused(f"storage {key[:40]!r} should have {count:,} numbers, but {found_size}; the file is broken")
         return Storage(dtype, count, key, partial(archive.read, info))
 
     if members[program].file_size > MOST_BYTES:

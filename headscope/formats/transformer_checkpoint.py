@@ -102,8 +102,8 @@ class TransformerCheckpoint(Checkpoint):
         splitter = self._side(side).splitter
         if splitter.codes is not None:
             return "is it tokenised and cased as the training text was, and are the codes (--bpe) those of this model?"
-        given = "give --bpe CODES" if "bpe" in FORMATS.get(self.format).takes else "split it with the model's codes"
-        return f"it was taken as already split into pieces: {given}, or split, tokenise and case it as in training"
+        advice = "give --bpe CODES" if "bpe" in FORMATS.get(self.format).takes else "split it with the model's codes"
+        return f"it was taken as already split into pieces: {advice}, or split, tokenise and case it as in training"
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What the decoder must say after each of the inputs that `encode` gives for targets."""
@@ -157,8 +157,8 @@ class TransformerCheckpoint(Checkpoint):
         model, inputs = self.model, batch.target if self.two_sided else batch.source
         assert inputs is not None, "an encoder's output has no logits without targets"
         memory = self.memory(batch) if memory is None else memory
-        seen = _mask(batch.source.real) if self.two_sided else None
-        return model.logits(model.decode(inputs.ids, memory, memory_mask=seen, target_mask=_mask(inputs.real)))
+        memory_mask = _mask(batch.source.real) if self.two_sided else None
+        return model.logits(model.decode(inputs.ids, memory, memory_mask=memory_mask, target_mask=_mask(inputs.real)))
 
     def unembedding(self) -> tuple[nn.Module, Tensor]:
         model = self.model
@@ -188,16 +188,22 @@ class TransformerCheckpoint(Checkpoint):
         ]
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
-        how = self._searching(options)
-        spread = {} if how.spread is None else {"spread": f"{how.spread:g}"}
-        lengths = f"{how.min_ratio:g}n{how.min_extra:+d}..{how.max_ratio:g}n{how.max_extra:+d}"
-        return {"search": how.rule, "beam": str(how.beam), "lenpen": f"{how.power:g}", "tgt-len": lengths, **spread}
+        config = self._searching(options)
+        spread = {} if config.spread is None else {"spread": f"{config.spread:g}"}
+        lengths = f"{config.min_ratio:g}n{config.min_extra:+d}..{config.max_ratio:g}n{config.max_extra:+d}"
+        return {
+            "search": config.rule,
+            "beam": str(config.beam),
+            "lenpen": f"{config.power:g}",
+            "tgt-len": lengths,
+            **spread,
+        }
 
     def _searching(self, options: TranslateOptions) -> SearchConfig:
         """The checkpoint's own way to search, with what `options` says instead."""
         wished = {name: getattr(options, name) for name in ("beam", "power", "max_ratio", "max_extra")}
-        given = {name: value for name, value in wished.items() if value is not None}
-        return replace(self.search, **given, best=options.best)
+        settings = {name: value for name, value in wished.items() if value is not None}
+        return replace(self.search, **settings, best=options.best)
 
     def translate(
         self, texts: Sequence[str], config: SearchConfig | None = None, *, longest: int | None = None
@@ -206,8 +212,8 @@ class TransformerCheckpoint(Checkpoint):
         if not self.two_sided:
             raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
         source, target = self._side("source"), self._side("target")
-        most = self.reads(longest)
-        batch = pad_side([_encoded(text, source, most, reading=True) for text in texts]).to(self.device)
+        limit = self.reads(longest)
+        batch = pad_side([_encoded(text, source, limit, reading=True) for text in texts]).to(self.device)
         config = self._bounded(config or self.search)
         with threads_for_pass(self.model, len(texts) * config.beam):
             return search(
@@ -222,20 +228,22 @@ class TransformerCheckpoint(Checkpoint):
             )
 
     def _bounded(self, config: SearchConfig) -> SearchConfig:
-        most = self.model.config.decoder.max_positions
-        if most is None:
+        limit = self.model.config.decoder.max_positions
+        if limit is None:
             return config
-        return replace(config, limit=min(most - 1, most - 1 if config.limit is None else config.limit))
+        return replace(config, limit=min(limit - 1, limit - 1 if config.limit is None else config.limit))
 
     def facts(self) -> dict[str, Any]:
-        known = {name: vocabulary for name in ("source", "target") if (vocabulary := getattr(self, name)) is not None}
+        vocabularies = {
+            name: vocabulary for name in ("source", "target") if (vocabulary := getattr(self, name)) is not None
+        }
         tokenizer = None
-        if known:
+        if vocabularies:
             tokenizer = {
-                "class": " + ".join(dict.fromkeys(vocabulary.splitter.kind for vocabulary in known.values())),
-                "vocabulary": max(len(vocabulary) for vocabulary in known.values()),
+                "class": " + ".join(dict.fromkeys(vocabulary.splitter.kind for vocabulary in vocabularies.values())),
+                "vocabulary": max(len(vocabulary) for vocabulary in vocabularies.values()),
                 "special": sorted(
-                    {vocabulary.pieces[n] for vocabulary in known.values() for n in vocabulary.special_ids}
+                    {vocabulary.pieces[n] for vocabulary in vocabularies.values() for n in vocabulary.special_ids}
                 ),
             }
         return {
@@ -306,14 +314,14 @@ def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> Non
     """Load a state dict; CheckpointError naming missing, left-over and wrongly sized weights, in one line."""
     expected = model.state_dict()
     wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
-    for how, keys in (
+    for problem, keys in (
         ("missing", [key for key in expected if key not in state]),
         ("left over", [key for key in state if key not in expected]),
         ("of another size than the config says", [_sizes(key, state[key], expected[key]) for key in wrong]),
     ):
         if keys:
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            raise CheckpointError(f"{path}: weights are {how}: {', '.join(keys[:3])}{more}")
+            others = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            raise CheckpointError(f"{path}: weights are {problem}: {', '.join(keys[:3])}{others}")
     kinds = [key for key in expected if state[key].is_floating_point() != expected[key].is_floating_point()]
     if kinds:
         raise CheckpointError(f"{path}: weight {kinds[0]} is of type {state[kinds[0]].dtype}, which does not fit")

@@ -188,9 +188,9 @@ def attend(
         mask=mask,
     )
     weights = attention_weights(scores, sinks=sinks).to(value.dtype)  # [b h t s]
-    kept = nn.functional.dropout(weights, p=dropout, training=module.training)
+    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
     states, products = repeat_groups(value, heads), _PRODUCTS.get()
-    context = torch.matmul(kept, states) if products is None else products.context(kept, states)  # [b h t k]
+    context = torch.matmul(dropped, states) if products is None else products.context(dropped, states)  # [b h t k]
     early, taps = _BEFORE_MIXING.get(), _TAPS.get()
     call = None
     if early or taps:  # the memory layout of the output projection, so that taps need no copy

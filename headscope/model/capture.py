@@ -59,8 +59,10 @@ class Captured:
         by_name = {(site.value, layer): calls for (site, layer), calls in self.calls.items()}
         site = attention_site[0].value if isinstance(attention_site[0], Site) else attention_site[0]
         if (site, attention_site[1]) not in by_name:
-            seen = ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
-            raise ConfigError(f"{site}.{attention_site[1]} was not captured; captured: {seen}")
+            captured = (
+                ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
+            )
+            raise ConfigError(f"{site}.{attention_site[1]} was not captured; captured: {captured}")
         return by_name[site, attention_site[1]][-1]
 
     def weights(self, site: Site) -> list[Tensor]:
@@ -73,30 +75,30 @@ class Captured:
 
 
 @contextmanager
-def capture(model: nn.Module, wanted: Iterable[str] = ("weights",)) -> Iterator[Captured]:
+def capture(model: nn.Module, tensors: Iterable[str] = ("weights",)) -> Iterator[Captured]:
     """Keep tensors of every head while the block runs: weights [b h t s], context, query [b h t k], …
 
-    `wanted` names any of query, key, value, weights, context; keys and values of grouped-query attention
+    `tensors` names any of query, key, value, weights, context; keys and values of grouped-query attention
     are repeated to one per query head. Contexts are those before mixing and gates, weights those before
     dropout. Memory grows with every call: for a corpus use `observing`. ConfigError for an unknown name.
     """
-    names = tuple(wanted)
+    names = tuple(tensors)
     if unknown := [name for name in names if name not in FIELDS]:
         raise ConfigError(f"cannot capture {', '.join(unknown)}; what can be captured: {', '.join(FIELDS)}")
     captured = Captured()
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
-        kept: dict[str, Tensor] = {name: getattr(call, name) for name in names}
+        call_tensors: dict[str, Tensor] = {name: getattr(call, name) for name in names}
         for name in {"key", "value"} & set(names):
-            kept[name] = repeat_groups(kept[name], attention_site.heads)
-        captured.calls.setdefault((attention_site.site, attention_site.layer), []).append(kept)
+            call_tensors[name] = repeat_groups(call_tensors[name], attention_site.heads)
+        captured.calls.setdefault((attention_site.site, attention_site.layer), []).append(call_tensors)
 
     with observing(model, see):
         yield captured
 
 
-def capture_once(model: nn.Module, wanted: Iterable[str] = ("weights",), **inputs: Any) -> Captured:
+def capture_once(model: nn.Module, tensors: Iterable[str] = ("weights",), **inputs: Any) -> Captured:
     """`capture` around one forward pass without gradients."""
-    with torch.no_grad(), capture(model, wanted) as captured:
+    with torch.no_grad(), capture(model, tensors) as captured:
         model(**inputs)
     return captured

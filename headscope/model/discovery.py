@@ -72,12 +72,12 @@ class CallTracker:
 
     def attention_site(self, module: nn.Module) -> AttentionSite | None:
         """The site of this call, None where `module` is not of this model."""
-        known = self.attention_sites.calls.get(id(module))
-        if known is None:
+        sites = self.attention_sites.calls.get(id(module))
+        if sites is None:
             return None
-        turn = self.seen[id(module)] % len(known)
+        turn = self.seen[id(module)] % len(sites)
         self.seen[id(module)] += 1
-        return known[turn]
+        return sites[turn]
 
     def restart(self, _: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
         """A forward pre-hook: the next call of each module is its first of a new pass."""
@@ -124,10 +124,10 @@ def find_attention(model: nn.Module) -> AttentionSites:
     if isinstance(model, DeclaresAttention):
         return model.declared_attention()
     build = _build(model)
-    known = _KNOWN.get(model)
-    if known is None or known[0] != build:
-        known = _KNOWN[model] = (build, probe(model))
-    return known[1]
+    cached = _KNOWN.get(model)
+    if cached is None or cached[0] != build:
+        cached = _KNOWN[model] = (build, probe(model))
+    return cached[1]
 
 
 def _build(model: nn.Module) -> list[Any]:
@@ -162,11 +162,11 @@ def probe(model: nn.Module) -> AttentionSites:
     half = is_half(next(model.parameters()).dtype)
     if not is_finite(expected):
         with eval_mode(model), suppress_warnings(), through_attend(model, implementation="eager"):
-            where = first_non_finite(model, lambda: _run_probe(model, inputs, kind))
+            location = first_non_finite(model, lambda: _run_probe(model, inputs, kind))
         hint = "its numbers may be too large for this type, try float32" if half else "its weights are damaged"
         raise CheckpointError(
             f"this {kind!r} model gives NaN or infinite numbers on a probe of a few tokens, first at "
-            f"{where or 'the output'}; {hint}"
+            f"{location or 'the output'}; {hint}"
         )
     _compare(output, expected, kind, half=half)
     return _name_calls(model, calls, kind)
@@ -180,7 +180,7 @@ def _one_call_per_forward(model: nn.Module, kind: str) -> Iterator[None]:
     Modules that layers share (ALBERT) call attention once in each of their forward passes.
     """
     begun: Counter[int] = Counter()
-    seen: set[tuple[int, int]] = set()
+    turns: set[tuple[int, int]] = set()
     names = {id(part): name for name, part in model.named_modules()}
 
     def begin(module: nn.Module, _: Any) -> None:
@@ -188,13 +188,13 @@ def _one_call_per_forward(model: nn.Module, kind: str) -> Iterator[None]:
 
     def tap(call: AttentionCall, _: Tensor) -> None:
         turn = (id(call.module), begun[id(call.module)])
-        if turn in seen:
+        if turn in turns:
             raise CheckpointError(
                 f"model type {kind!r} calls attention more than once in one layer "
                 f"({names.get(id(call.module)) or type(call.module).__name__}) and puts the results together, so no "
                 "head has a context of its own; it is not supported"
             )
-        seen.add(turn)
+        turns.add(turn)
 
     with ExitStack() as stack:
         for part in model.modules():
@@ -312,7 +312,7 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
             )
             order.append(attention_site)
             by_module.setdefault(id(call.module), []).append(attention_site)
-    return AttentionSites(tuple(order), {key: tuple(called) for key, called in by_module.items()})
+    return AttentionSites(tuple(order), {key: tuple(sites) for key, sites in by_module.items()})
 
 
 def _site(call: AttentionCall, two_sided: bool, kind: str) -> Site:
@@ -343,7 +343,7 @@ def _visible(call: AttentionCall) -> Tensor:
 
 def _layers(modules: list[nn.Module]) -> list[int]:
     """A module's own `layer_idx` where all have different ones, else the order of the calls."""
-    own = [getattr(module, "layer_idx", None) for module in modules]
-    if all(isinstance(number, int) for number in own) and len(set(own)) == len(own):
-        return [int(number) for number in own if number is not None]
+    indices = [getattr(module, "layer_idx", None) for module in modules]
+    if all(isinstance(number, int) for number in indices) and len(set(indices)) == len(indices):
+        return [int(number) for number in indices if number is not None]
     return list(range(len(modules)))

@@ -53,8 +53,8 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
     of heads.
     """
     layout = find_attention(model).layout
-    chosen = gates if isinstance(gates, Mapping) else closed(gates, layout)
-    for (site, layer), gate in chosen.items():
+    by_layer = gates if isinstance(gates, Mapping) else closed(gates, layout)
+    for (site, layer), gate in by_layer.items():
         heads = layout.get((site, layer), 0)
         if gate.shape[-1] != heads:
             raise ConfigError(
@@ -65,7 +65,7 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             attention_site = tracker.attention_site(call.module)
-            gate = None if attention_site is None else chosen.get((attention_site.site, attention_site.layer))
+            gate = None if attention_site is None else by_layer.get((attention_site.site, attention_site.layer))
             return None if gate is None else context * gate.to(context)[..., :, None, None]
 
         with tapped(tap, before_mixing=before_mixing):

@@ -75,8 +75,8 @@ def attend_interface(
     handled here nor known to be without effect.
     """
     refuse_head_masks(extra)
-    for name, given in extra.items():
-        if given is not None and name not in _WITHOUT_EFFECT:
+    for name, argument in extra.items():
+        if argument is not None and name not in _WITHOUT_EFFECT:
             raise CheckpointError(
                 f"{type(module).__name__} passes {name!r} to its attention, which headscope does not know; "
                 "this model cannot be analysed without giving wrong numbers"

@@ -113,7 +113,7 @@ def _stacks(
     for part in model.modules():
         if isinstance(part, nn.ModuleList):
             sites = _sites(part, attention_modules)
-            if sites and not any(sites & others for others, _ in stacks):
+            if sites and not any(sites & other_sites for other_sites, _ in stacks):
                 stacks.append((sites, part))
     return sorted(stacks, key=lambda stack: min(list(Site).index(site) for site in stack[0]))
 
@@ -124,12 +124,12 @@ def _sites(layers: nn.ModuleList, attention_modules: list[tuple[AttentionSite, n
     last = -1
     for layer in layers:
         parts = {id(part) for part in layer.modules()}
-        here = [attention_site for attention_site, module in attention_modules if id(module) in parts]
-        numbers = {attention_site.layer for attention_site in here}
+        in_layer = [attention_site for attention_site, module in attention_modules if id(module) in parts]
+        numbers = {attention_site.layer for attention_site in in_layer}
         if len(numbers) > 1 or (numbers and min(numbers) <= last):
             return set()
         last = max(numbers, default=last)
-        inside += here
+        inside += in_layer
     sites = {attention_site.site for attention_site in inside}
     return (
         sites if len(inside) == sum(attention_site.site in sites for attention_site, _ in attention_modules) else set()

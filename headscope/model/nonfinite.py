@@ -28,9 +28,8 @@ def is_finite(values: Tensor, *, masked: bool = False) -> bool:
             return True
         if values.element_size() == 1:  # 8-bit floats cannot be compared
             values = values.float()
-        low, high = values.detach().aminmax()
-        least, most = float(low), float(high)
-    return most < torch.inf and (least > -torch.inf or (masked and least == -torch.inf))
+        low, high = (float(bound) for bound in values.detach().aminmax())
+    return high < torch.inf and (low > -torch.inf or (masked and low == -torch.inf))
 
 
 def sums_are_finite(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -58,7 +57,7 @@ def first_non_finite(
         stack.enter_context(tapped(trace.context))
         with suppress(NumericalError), torch.no_grad():
             run()
-    return trace.where
+    return trace.location
 
 
 @dataclass
@@ -68,30 +67,30 @@ class _Trace:
     names: Mapping[int, str]
     site_of: Callable[[nn.Module], object]
     counted: Callable[[Tensor], Tensor]
-    where: str | None = None
+    location: str | None = None
     last: object = field(default=None)
 
     def context(self, call: AttentionCall, context: Tensor) -> None:
         """A tap: the contexts [b h t k] of one attention call."""
         attention_site = self.site_of(call.module)
-        if self.where is None and not is_finite(self.counted(call.context.transpose(1, 2))):
+        if self.location is None and not is_finite(self.counted(call.context.transpose(1, 2))):
             name = self.names.get(id(call.module)) or type(call.module).__name__
-            self.where = (
+            self.location = (
                 f"the attention of {name}" if attention_site is None else f"the attention of {attention_site} ({name})"
             )
         self.last = attention_site or self.last
 
     def output(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """A forward hook; submodules are checked before the module that contains them."""
-        if self.where is not None:
+        if self.location is not None:
             return
         owns = next(module.parameters(recurse=False), None) is not None  # other modules may make masks of -inf
         if all(is_finite(self.counted(tensor), masked=not owns) for tensor in _tensors(output)):
             return
-        came = not all(is_finite(self.counted(tensor), masked=True) for tensor in _tensors(inputs))
+        input_broken = not all(is_finite(self.counted(tensor), masked=True) for tensor in _tensors(inputs))
         name = self.names[id(module)] or "the model"
         after = "" if self.last is None else f", after {self.last}"
-        self.where = f"{'the input of ' if came else ''}{name}{after}"
+        self.location = f"{'the input of ' if input_broken else ''}{name}{after}"
 
 
 def _tensors(values: Any, depth: int = 0) -> Iterator[Tensor]:

@@ -11,15 +11,15 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     """Parameters by kind of part: embeddings, attention, normalisation, feed-forward and other; then all."""
     parts: Counter[str] = Counter()
     attention = {id(module) for module in model.modules() if _is_attention(module)}
-    seen: set[int] = set()
+    counted: set[int] = set()
     inside: set[str] = set()
     for name, module in model.named_modules():
         if id(module) in attention:
             inside.add(name)
         within = any(name == outer or name.startswith(f"{outer}.") for outer in inside)
         for parameter in module.parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
                 parts[_part(module, within)] += parameter.numel()
     return {**dict(sorted(parts.items())), "total": sum(parts.values())}
 

@@ -67,7 +67,7 @@ class PrefixCache:
     work: Callable[[], Tensor]
     layer_index: LayerIndex | None
     instead: Mapping[SiteLayer, list[Tensor]] = field(default_factory=dict)
-    kept: CachedPrefix = field(default_factory=CachedPrefix)
+    cached: CachedPrefix = field(default_factory=CachedPrefix)
     _plan: PassPlan = field(default_factory=lambda: PassPlan({}), init=False, repr=False)
 
     @contextmanager
@@ -86,12 +86,12 @@ class PrefixCache:
 
         With `keep` this pass is cached and later ones reuse it.
         """
-        kept = self.kept
-        if kept.value is None:
+        cached = self.cached
+        if cached.value is None:
             return self._full_pass(gates, keep=keep)
-        changed = [where for where, gate in gates.items() if not torch.equal(gate, kept.gates[where])]
+        changed = [site_layer for site_layer, gate in gates.items() if not torch.equal(gate, cached.gates[site_layer])]
         if not changed:
-            return kept.value
+            return cached.value
         return (
             self._full_pass(gates, keep=keep)
             if self.layer_index is None
@@ -105,57 +105,57 @@ class PrefixCache:
     def _partial_pass(
         self, layer_index: LayerIndex, gates: Mapping[SiteLayer, Tensor], changed: list[SiteLayer], keep: bool
     ) -> Tensor:
-        first = min(changed, key=lambda where: layer_index.of[where].rank)
-        entry, kept = layer_index.of[first], self.kept
+        first = min(changed, key=lambda site_layer: layer_index.of[site_layer].rank)
+        entry, cached = layer_index.of[first], self.cached
         moved = self._shifted(entry, first, gates[first])
-        results = _with_shifted(entry, kept, moved)
+        results = _with_shifted(entry, cached, moved)
         if results is None:
             return self._full_pass(gates, keep=keep)
-        answers = {layer: kept.outputs[layer] for rank, layer in layer_index.layers if rank[:2] < entry.rank[:2]}
-        answers |= {part: kept.outputs[part] for part in layer_index.embeddings}
-        for other in layer_index.of.values():
-            if entry.rank[:2] == other.rank[:2] and other.rank < entry.rank:
-                answers |= {module: kept.outputs[module] for module in (other.attention, other.output)}
+        answers = {layer: cached.outputs[layer] for rank, layer in layer_index.layers if rank[:2] < entry.rank[:2]}
+        answers |= {part: cached.outputs[part] for part in layer_index.embeddings}
+        for earlier in layer_index.of.values():
+            if entry.rank[:2] == earlier.rank[:2] and earlier.rank < entry.rank:
+                answers |= {module: cached.outputs[module] for module in (earlier.attention, earlier.output)}
         answers |= {entry.output: moved, entry.attention: results}
         with self._running(gates, entry.rank if keep else None), stored_output(answers):
             value = self.work()
         if keep:
-            kept.outputs |= {entry.output: moved, entry.attention: results}
+            cached.outputs |= {entry.output: moved, entry.attention: results}
         return self._finish(gates, value, keep=keep)
 
     def _finish(self, gates: Mapping[SiteLayer, Tensor], value: Tensor, *, keep: bool) -> Tensor:
         if keep:
-            self.kept.gates, self.kept.value = dict(gates), value
+            self.cached.gates, self.cached.value = dict(gates), value
         return value
 
-    def _shifted(self, entry: LayerEntry, where: SiteLayer, gate: Tensor) -> list[Tensor]:
+    def _shifted(self, entry: LayerEntry, site_layer: SiteLayer, gate: Tensor) -> list[Tensor]:
         """The results of an output projection under another gate, one per call."""
-        step = gate - self.kept.gates[where]
+        step = gate - self.cached.gates[site_layer]
         heads = step.nonzero()[:, 0]
         results = []
-        for turn, result in enumerate(self.kept.outputs[entry.output]):
-            context = self.kept.contexts[where][turn][:, heads]
-            if where in self.instead:
-                context = context - self.instead[where][turn][:, heads]
+        for turn, result in enumerate(self.cached.outputs[entry.output]):
+            context = self.cached.contexts[site_layer][turn][:, heads]
+            if site_layer in self.instead:
+                context = context - self.instead[site_layer][turn][:, heads]
             results.append(result + entry.project(context * step[heads].to(context)[:, None, None], heads))
         return results
 
     def _gate_and_cache(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> Tensor | None:
         """Keep and gate the contexts of one call."""
-        now, attention_site = self._plan, tracker.attention_site(call.module)
-        if attention_site is None or (attention_site.site, attention_site.layer) not in now.gates:
+        plan, attention_site = self._plan, tracker.attention_site(call.module)
+        if attention_site is None or (attention_site.site, attention_site.layer) not in plan.gates:
             return None
-        where = (attention_site.site, attention_site.layer)
-        turn = now.turns[where] = now.turns.get(where, -1) + 1
-        if now.keep_after is not None and (
-            self.layer_index is None or self.layer_index.of[where].rank > now.keep_after
+        site_layer = (attention_site.site, attention_site.layer)
+        turn = plan.turns[site_layer] = plan.turns.get(site_layer, -1) + 1
+        if plan.keep_after is not None and (
+            self.layer_index is None or self.layer_index.of[site_layer].rank > plan.keep_after
         ):
-            self.kept.contexts.setdefault(where, []).append(context)
-            now.weights = call.weights
-        gate = now.gates[where]
+            self.cached.contexts.setdefault(site_layer, []).append(context)
+            plan.weights = call.weights
+        gate = plan.gates[site_layer]
         if bool((gate == 1).all()):
             return None
-        base = self.instead[where][turn] if where in self.instead else None
+        base = self.instead[site_layer][turn] if site_layer in self.instead else None
         scale = gate.to(context)[:, None, None]
         return context * scale if base is None else base + (context - base) * scale
 
@@ -173,33 +173,34 @@ class PrefixCache:
 
     def _register_hooks(self, after: Rank, stack: ExitStack) -> None:
         """Register hooks that cache outputs, after dropping those of modules ranked after `after`."""
-        self.kept.value = None  # after an error there must be no cached pass
+        self.cached.value = None  # after an error there must be no cached pass
         if self.layer_index is None:
-            self.kept.contexts.clear()
+            self.cached.contexts.clear()
             return
         watched = [*self.layer_index.layers, *((EMBEDDINGS, part) for part in self.layer_index.embeddings)]
-        for where, entry in self.layer_index.of.items():
+        for site_layer, entry in self.layer_index.of.items():
             watched += [(entry.rank, entry.attention), (entry.rank, entry.output)]
             if entry.rank > after:
-                self.kept.contexts.pop(where, None)
+                self.cached.contexts.pop(site_layer, None)
         for rank, module in watched:
             if rank > after:
-                self.kept.outputs[module] = []
+                self.cached.outputs[module] = []
                 stack.callback(module.register_forward_hook(self._cache_output).remove)
 
     def _cache_output(self, module: nn.Module, _: Any, output: Any) -> None:
         """A forward hook that caches an output without its attention weights, which are large and read by no layer."""
         weights = self._plan.weights
-        self.kept.outputs[module].append(output if weights is None else _replaced(output, weights, None))
+        self.cached.outputs[module].append(output if weights is None else _replaced(output, weights, None))
 
 
-def _with_shifted(entry: LayerEntry, kept: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
+def _with_shifted(entry: LayerEntry, cached: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
     """Outputs of an attention module with the projection's result replaced; None where they do not contain it."""
-    results: list[Any] = kept.outputs[entry.attention]
+    results: list[Any] = cached.outputs[entry.attention]
     if not entry.output_is_inside:
         return results
     replaced = [
-        _replaced(output, old, new) for output, old, new in zip(results, kept.outputs[entry.output], moved, strict=True)
+        _replaced(output, old, new)
+        for output, old, new in zip(results, cached.outputs[entry.output], moved, strict=True)
     ]
     return replaced if all(new is not old for new, old in zip(replaced, results, strict=True)) else None
 
@@ -207,8 +208,8 @@ def _with_shifted(entry: LayerEntry, kept: CachedPrefix, moved: list[Tensor]) ->
 def _replaced(output: Any, old: Tensor, new: Tensor | None) -> Any:
     """An output (tensors in tuples or lists) with one tensor replaced; the same object if it is not there."""
     if isinstance(output, Tensor):
-        same = output.data_ptr() == old.data_ptr() and output.shape == old.shape and output.stride() == old.stride()
-        return new if same else output
+        is_old = output.data_ptr() == old.data_ptr() and output.shape == old.shape and output.stride() == old.stride()
+        return new if is_old else output
     if type(output) in (tuple, list):
         parts = [_replaced(part, old, new) for part in output]
         return type(output)(parts) if any(a is not b for a, b in zip(parts, output, strict=True)) else output
@@ -225,16 +226,16 @@ def stored_output(answers: Mapping[nn.Module, list[Any]]) -> Iterator[None]:
             module.__dict__["forward"] = _replies(outputs)
         yield
     finally:
-        for module, own in before.items():
-            if own is _ABSENT:
+        for module, forward in before.items():
+            if forward is _ABSENT:
                 del module.__dict__["forward"]
             else:
-                module.__dict__["forward"] = own
+                module.__dict__["forward"] = forward
 
 
 def _replies(outputs: list[Any]) -> Callable[..., Any]:
-    left = iter(outputs)
-    return lambda *_, **__: next(left)
+    remaining = iter(outputs)
+    return lambda *_, **__: next(remaining)
 
 
 def resumable_layers(model: nn.Module) -> LayerIndex | None:
@@ -246,7 +247,7 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
     if layer_index is None or isinstance(model, DeclaresAttention):
         return layer_index
     inputs = probe_inputs(model)
-    every = {where: torch.ones(heads) for where, heads in find_attention(model).layout.items()}
+    all_open = {site_layer: torch.ones(heads) for site_layer, heads in find_attention(model).layout.items()}
     tolerance = 0.05 if is_half(next(model.parameters()).dtype) else 1e-4
 
     def work() -> Tensor:
@@ -255,11 +256,11 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
 
     partly, wholly = PrefixCache(model, work, layer_index), PrefixCache(model, work, None)
     with suppress_warnings(), torch.no_grad(), partly.entered(), wholly.entered():
-        partly.value(every, keep=True)
-        for where in layer_index.of:
-            gate = every[where].clone()
+        partly.value(all_open, keep=True)
+        for site_layer in layer_index.of:
+            gate = all_open[site_layer].clone()
             gate[0] = 0.0
-            output, expected = (cache.value({**every, where: gate}) for cache in (partly, wholly))
+            output, expected = (cache.value({**all_open, site_layer: gate}) for cache in (partly, wholly))
             if not (output - expected).abs().max() <= tolerance * expected.abs().max():
                 return None
     return layer_index

@@ -77,17 +77,17 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
     def tap(call: AttentionCall, context: Tensor) -> None:
         attention_site = tracker.attention_site(call.module)
         if attention_site is not None and attention_site.heads:
-            where = (attention_site.site, attention_site.layer)
-            by_site[where] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
-            waiting[:] = [(where, context)]
+            site_layer = (attention_site.site, attention_site.layer)
+            by_site[site_layer] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
+            waiting[:] = [(site_layer, context)]
 
     def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if waiting and inputs and isinstance(inputs[0], Tensor):
-            where, context = waiting[0]
+            site_layer, context = waiting[0]
             flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
-            known = isinstance(module, nn.Linear | Conv1D)
-            if known and inputs[0].shape == flat.shape and torch.equal(inputs[0], flat):
-                outputs[where] = _columns(module, context.shape[1], context.shape[3])
+            is_linear = isinstance(module, nn.Linear | Conv1D)
+            if is_linear and inputs[0].shape == flat.shape and torch.equal(inputs[0], flat):
+                outputs[site_layer] = _columns(module, context.shape[1], context.shape[3])
                 waiting.clear()
 
     with (
@@ -100,8 +100,8 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
     ):
         base_of(model)(**probe_inputs(model))
     return {
-        where: Projections(slices.query, slices.key, slices.value, outputs.get(where))
-        for where, slices in by_site.items()
+        site_layer: Projections(slices.query, slices.key, slices.value, outputs.get(site_layer))
+        for site_layer, slices in by_site.items()
     }
 
 
@@ -118,23 +118,23 @@ def _slices(states: Tensor) -> Slices | None:
         # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
         (gradient,) = torch.autograd.grad((head * push).sum(), GradientEdge(product, 0), retain_graph=True)
         units.append(gradient.abs().flatten(0, -2).sum(dim=0).nonzero()[:, 0])
-    own = {len(unit) for unit in units} == {states.shape[-1]}
-    if not own or len(set(torch.cat(units).tolist())) != len(units) * states.shape[-1]:
+    separate = {len(unit) for unit in units} == {states.shape[-1]}
+    if not separate or len(set(torch.cat(units).tolist())) != len(units) * states.shape[-1]:
         return None
     return Slices(*source, tuple(units))
 
 
 def _product(node: Any) -> Any:
     """The matrix product nearest to `node` in the autograd graph (breadth first)."""
-    queue, seen = [node], set()
+    queue, visited = [node], set()
     while queue:
-        here = queue.pop(0)
-        if here is None or here in seen:
+        current = queue.pop(0)
+        if current is None or current in visited:
             continue
-        seen.add(here)
-        if type(here).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0"):
-            return here
-        queue.extend(parent for parent, _ in here.next_functions)
+        visited.add(current)
+        if type(current).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0"):
+            return current
+        queue.extend(parent for parent, _ in current.next_functions)
     return None
 
 

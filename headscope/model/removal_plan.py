@@ -44,9 +44,9 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
     }
     groups = {}
     for attention_site in attention_sites.order:
-        where = (attention_site.site, attention_site.layer)
+        site_layer = (attention_site.site, attention_site.layer)
         shared = attention_site.heads // max(attention_site.groups, 1)
-        groups[where] = _groups(where, kept[where], shared, whole=whole_groups)
+        groups[site_layer] = _groups(site_layer, kept[site_layer], shared, whole_groups=whole_groups)
     _check_shared(attention_sites, kept)
     return RemovalPlan(tuple(sorted(going)), kept, groups)
 
@@ -57,16 +57,17 @@ def keeping(layout: Layout, heads: Collection[HeadId]) -> list[HeadId]:
     return [head for head in all_heads(layout) if head.site in sites and head not in set(heads)]
 
 
-def _groups(where: tuple[Site, int], kept: tuple[int, ...], shared: int, *, whole: bool) -> tuple[int, ...]:
+def _groups(site_layer: tuple[Site, int], kept: tuple[int, ...], shared: int, *, whole_groups: bool) -> tuple[int, ...]:
     """The groups of `shared` heads each that still have a head."""
     sizes: dict[int, int] = {}
     for head in kept:
         sizes[head // shared] = sizes.get(head // shared, 0) + 1
-    if whole and len(set(sizes.values())) > 1:
-        site, layer = where
-        left = ", ".join(f"group {group} keeps {size}" for group, size in sizes.items())
+    if whole_groups and len(set(sizes.values())) > 1:
+        site, layer = site_layer
+        group_sizes = ", ".join(f"group {group} keeps {size}" for group, size in sizes.items())
         raise ConfigError(
-            f"not whole groups: in {site}.{layer} every {shared} query heads share one key and value, and {left}; "
+            f"not whole groups: in {site}.{layer} every {shared} query heads share one key and value, "
+            f"and {group_sizes}; "
             "remove whole groups, or as many heads of each (--export masked takes any heads)"
         )
     return tuple(sizes)

@@ -61,9 +61,9 @@ def _mean_matrix_size(model: nn.Module) -> float:
     return sum(sizes) / max(len(sizes), 1)
 
 
-def threads_for(multiply_adds: float, most: int) -> int:
-    """Threads for products of that size: `most` from `LARGE` on, else one."""
-    return most if multiply_adds >= LARGE else 1
+def threads_for(multiply_adds: float, maximum: int) -> int:
+    """Threads for products of that size: `maximum` from `LARGE` on, else one."""
+    return maximum if multiply_adds >= LARGE else 1
 
 
 @contextmanager
@@ -78,9 +78,9 @@ def threads_for_pass(model: nn.Module, positions: int) -> Iterator[None]:
     if not may_change_process() or first is None or first.device.type != "cpu":
         yield
         return
-    before, most = torch.get_num_threads(), allowed()
-    entered = _allowed.set(most)
-    _set_threads(threads_for(product_size(model, positions), most))
+    before, maximum = torch.get_num_threads(), allowed()
+    entered = _allowed.set(maximum)
+    _set_threads(threads_for(product_size(model, positions), maximum))
     try:
         yield
     finally:

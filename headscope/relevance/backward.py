@@ -89,9 +89,9 @@ def _quantities(checkpoint: Checkpoint, output: Tensor, batch: Batch, quantity: 
         outcome = OBJECTIVES.get(quantity)().evaluate(checkpoint, output, batch)
         return outcome.values[:, None], outcome.counts[:, None]
     logits = output[:, None] if output.ndim == 2 else output  # [b p V]
-    chosen, counted = _chosen(checkpoint, batch, logits, quantity)
+    targets, counted = _chosen(checkpoint, batch, logits, quantity)
     rows, positions = counted.nonzero(as_tuple=True)
-    picked = precise(logits[rows, positions, chosen[rows, positions]])
+    picked = precise(logits[rows, positions, targets[rows, positions]])
     if quantity == "contrastive":
         position_logits = precise(logits[rows, positions])
         picked = picked - (position_logits.sum(dim=-1) - picked) / position_logits.shape[-1]

@@ -42,7 +42,7 @@ LANGUAGE = re.compile(r"[\w-]{1,32}")
 class Dictionaries:
     """The vocabulary of each side that was found, and the sentence about each one that was not."""
 
-    found: Mapping[SideName, Vocabulary] = field(default_factory=dict)
+    vocabularies: Mapping[SideName, Vocabulary] = field(default_factory=dict)
     missing: Mapping[SideName, str] = field(default_factory=dict)
 
 
@@ -50,22 +50,22 @@ class FairseqCheckpoint(TransformerCheckpoint):
     """A fairseq model; `origin` and `options` are what `FAIRSEQ.write` needs to write such a file again."""
 
     def __init__(
-        self, *, origin: Origin, options: Mapping[str, Any], missing: Mapping[SideName, str], **rest: Any
+        self, *, origin: Origin, options: Mapping[str, Any], missing: Mapping[SideName, str], **arguments: Any
     ) -> None:
-        super().__init__(**rest)
+        super().__init__(**arguments)
         self.origin, self.options, self.missing = origin, options, missing
 
     def with_model(self, model: nn.Module) -> FairseqCheckpoint:
         """Around a model without mixings the file's matrices `alphas` go."""
-        made = super().with_model(model)
-        if not any(module.mixing is not None for _, _, _, module in made.model.attention_modules()):
-            made.origin = self.origin.without_alphas()
-        return made
+        copied = super().with_model(model)
+        if not any(module.mixing is not None for _, _, _, module in copied.model.attention_modules()):
+            copied.origin = self.origin.without_alphas()
+        return copied
 
     def _side(self, name: SideName) -> Vocabulary:
-        which: SideName = name if self.two_sided else "target"
-        if which in self.missing:
-            raise CheckpointError(f"{self.path} cannot read text: {self.missing[which]}")
+        side: SideName = name if self.two_sided else "target"
+        if side in self.missing:
+            raise CheckpointError(f"{self.path} cannot read text: {self.missing[side]}")
         return super()._side(name)
 
 
@@ -89,16 +89,16 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         weights = _completed(path, config, native_weights(path, state))
         model = build_transformer(path, config, weights)
         stored = {key: tensor.dtype for key, tensor in weights.items() if tensor.is_floating_point()}
-        chosen = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
+        model_dtype = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
         dictionaries = _dictionaries(settings, config, companions)
         return FairseqCheckpoint(
             path=path,
             format=self.name,
-            model=model.to(chosen).to(device),
+            model=model.to(model_dtype).to(device),
             model_type=settings.arch,
             digest=file_digest([Path(path)]),
-            source=dictionaries.found.get("source"),
-            target=dictionaries.found.get("target"),
+            source=dictionaries.vocabularies.get("source"),
+            target=dictionaries.vocabularies.get("target"),
             stored=stored if dtype == "auto" else {},
             origin=origin(raw),
             options=_plain(settings, config),
@@ -207,9 +207,9 @@ def _plain(settings: Settings, config: TransformerConfig) -> dict[str, Any]:
 
 def _dictionary_files(checkpoint: FairseqCheckpoint, companions: Companions) -> list[Path]:
     """The dictionaries that were read with a file."""
-    here = Path(checkpoint.path).parent
+    beside = Path(checkpoint.path).parent
     data = Path(str(checkpoint.options.get("data") or ".").split(":")[0])
-    folders = [companions.dicts] if companions.dicts else [here, here / data.name, data]
+    folders = [companions.dicts] if companions.dicts else [beside, beside / data.name, data]
     languages = [checkpoint.options.get(f"{side}_lang") for side in ("source", "target")]
     names = dict.fromkeys(f"dict.{language}.txt" if language else "dict.txt" for language in languages)
     paths = [next((path for folder in folders if (path := folder / name).is_file()), None) for name in names]
@@ -247,11 +247,11 @@ def _file_name(settings: Settings, side: SideName, *, lm: bool) -> str | None:
 def _folders(settings: Settings, companions: Companions) -> list[Path]:
     if companions.dicts is not None:
         return [companions.dicts]
-    here = Path(settings.path).parent
+    folder = Path(settings.path).parent
     data = (settings.text("data") or "").split(":")[0]
     if not data or not data.isprintable() or len(data) > 4096:
-        return [here]
-    return [here, here / Path(data).name, Path(data)]
+        return [folder]
+    return [folder, folder / Path(data).name, Path(data)]
 
 
 def _missing(name: str | None, side: SideName, folders: list[Path], companions: Companions) -> str:

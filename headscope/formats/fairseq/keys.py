@@ -44,7 +44,11 @@ REST: tuple[tuple[str, str | None], ...] = (
 )
 SITES = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
 LAYER: tuple[tuple[str, str | None], ...] = (
-    *((f"{theirs}.{their}", our and f"{ours}.{our}") for theirs, ours in SITES.items() for their, our in ATTENTION),
+    *(
+        (f"{fairseq_site}.{fairseq_key}", native_key and f"{native_site}.{native_key}")
+        for fairseq_site, native_site in SITES.items()
+        for fairseq_key, native_key in ATTENTION
+    ),
     *REST,
 )
 # Names of fairseq 0.5 and before: norms by number, the output projection by another name.
@@ -81,13 +85,13 @@ def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
     for side, count in layers.items():
         rows = [*STACK, *(OUTPUT if side == "decoder" else ())]
         rows += [
-            (f"{{s}}.layers.{i}.{their}", our and f"{{s}}.layers.{i}.{our}")
+            (f"{{s}}.layers.{i}.{fairseq_key}", native_key and f"{{s}}.layers.{i}.{native_key}")
             for i in range(count)
-            for their, our in LAYER
+            for fairseq_key, native_key in LAYER
         ]
-        for their, our in rows:
-            for w in BOTH if "{w}" in their else ("",):
-                table[their.format(s=side, w=w)] = our and our.format(s=side, w=w)
+        for fairseq_key, native_key in rows:
+            for w in BOTH if "{w}" in fairseq_key else ("",):
+                table[fairseq_key.format(s=side, w=w)] = native_key and native_key.format(s=side, w=w)
     return table
 
 
@@ -95,9 +99,9 @@ def layer_counts(keys: Iterable[str]) -> dict[str, int]:
     """Layers of each stack that has any weights."""
     counts: dict[str, int] = {}
     for key in keys:
-        side, _, rest = key.partition(".")
+        side, _, name = key.partition(".")
         if side in ("encoder", "decoder"):
-            number = re.match(r"layers\.(\d{1,4})\.", rest)
+            number = re.match(r"layers\.(\d{1,4})\.", name)
             counts[side] = max(counts.get(side, 0), int(number[1]) + 1 if number else 0)
     return counts
 
@@ -133,12 +137,16 @@ def native_weights(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     rows = key_table(layer_counts(state))
     strange = [key for key in state if key not in rows]
     if strange:
-        more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+        others = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
         raise CheckpointError(
-            f"{path}: headscope knows no use for the weights {', '.join(key[:80] for key in strange[:3])}{more}; "
+            f"{path}: headscope knows no use for the weights {', '.join(key[:80] for key in strange[:3])}{others}; "
             "this architecture is not fairseq's plain Transformer"
         )
-    return {our: state[their] for their, our in rows.items() if our is not None and their in state}
+    return {
+        native_key: state[fairseq_key]
+        for fairseq_key, native_key in rows.items()
+        if native_key is not None and fairseq_key in state
+    }
 
 
 def origin(state: Mapping[str, Tensor]) -> Origin:
@@ -151,7 +159,7 @@ def origin(state: Mapping[str, Tensor]) -> Origin:
 def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Tensor]:
     """Our weights under the keys of the file they came from, in its order; `state` may have fewer heads."""
     rows = key_table(layer_counts([*origin.keys, *(key for key in state)]))
-    left = set(state)
+    remaining = set(state)
     weights: dict[str, Tensor] = {}
     for key in origin.keys:
         fused = _FUSED.fullmatch(key)
@@ -159,12 +167,16 @@ def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Te
             weights[key] = origin.dropped[key]
             continue
         names = [f"{fused[1]}.{part}_proj.{fused[2]}" for part in "qkv"] if fused else [renamed(key)]
-        parts = [our for name in names if (our := rows.get(name)) is not None and our in state]
-        left -= set(parts)
+        parts = [native_key for name in names if (native_key := rows.get(name)) is not None and native_key in state]
+        remaining -= set(parts)
         if parts:
-            weights[key] = torch.cat([state[our] for our in parts]) if fused else state[parts[0]]
-    back = {our: their for their, our in rows.items() if our is not None}
-    weights |= {back[our]: state[our] for our in sorted(left) if our in back and not _identity(our, state[our])}
+            weights[key] = torch.cat([state[native_key] for native_key in parts]) if fused else state[parts[0]]
+    back = {native_key: fairseq_key for fairseq_key, native_key in rows.items() if native_key is not None}
+    weights |= {
+        back[native_key]: state[native_key]
+        for native_key in sorted(remaining)
+        if native_key in back and not _identity(native_key, state[native_key])
+    }
     for key, tensor in weights.items():  # the dead bias of alphas has one row per head
         if key.endswith("alphas_bias"):
             heads = weights.get(key.removesuffix("_bias"), tensor)

@@ -43,9 +43,9 @@ class HuggingFaceCheckpoint(Predicting):
         self._special = _special_ids(tokenizer) if tokenizer else frozenset()
 
     def with_model(self, model: nn.Module) -> HuggingFaceCheckpoint:
-        made = super().with_model(model)
-        made.config = made.model.config
-        return made
+        copied = super().with_model(model)
+        copied.config = copied.model.config
+        return copied
 
     def without_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
         return self.with_model(shrink_model(self.model, plan))
@@ -65,9 +65,9 @@ class HuggingFaceCheckpoint(Predicting):
             return None
         text = text_config(self.config)
         limits = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
-        known = [int(number) - self._first_position() for number in limits if number]
-        known.append(getattr(self.tokenizer, "model_max_length", None) or 10**9)
-        return min(known) if min(known) < 10**9 else None
+        lengths = [int(number) - self._first_position() for number in limits if number]
+        lengths.append(getattr(self.tokenizer, "model_max_length", None) or 10**9)
+        return min(lengths) if min(lengths) < 10**9 else None
 
     def _first_position(self) -> int:
         """How many positions are never used: RoBERTa and its like count from behind their padding id."""
@@ -81,8 +81,8 @@ class HuggingFaceCheckpoint(Predicting):
         return max(len(self._tokenizer()), int(text_config(self.config).vocab_size))
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
-        given = {"text": list(texts)} if side == "source" else {"text_target": list(texts)}
-        return self._encoded(texts, self._ids(given, limit), side)
+        arguments = {"text": list(texts)} if side == "source" else {"text_target": list(texts)}
+        return self._encoded(texts, self._ids(arguments, limit), side)
 
     def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
         """Pairs as the tokenizer writes them, with token types where the model reads them."""
@@ -92,16 +92,16 @@ class HuggingFaceCheckpoint(Predicting):
         coded = self._ids({"text": first, "text_pair": second}, limit)
         return self._encoded(first, coded, "source")
 
-    def _ids(self, given: dict[str, list[str]], limit: int) -> list[_Ids]:
+    def _ids(self, arguments: dict[str, list[str]], limit: int) -> list[_Ids]:
         """Ids cut at the limit, how many there were, and token types of pairs."""
         tokenizer = self._tokenizer()
-        whole = fitting = tokenizer(**given, verbose=False)
-        if any(len(ids) > limit for ids in whole["input_ids"]):
-            fitting = tokenizer(**given, truncation=True, max_length=limit, verbose=False)
-        types: list[list[int]] = [[]] * len(whole["input_ids"])
-        if "text_pair" in given and "token_type_ids" in inspect.signature(self.model.forward).parameters:
+        uncut = fitting = tokenizer(**arguments, verbose=False)
+        if any(len(ids) > limit for ids in uncut["input_ids"]):
+            fitting = tokenizer(**arguments, truncation=True, max_length=limit, verbose=False)
+        types: list[list[int]] = [[]] * len(uncut["input_ids"])
+        if "text_pair" in arguments and "token_type_ids" in inspect.signature(self.model.forward).parameters:
             types = fitting.get("token_type_ids", types)
-        lengths = map(len, whole["input_ids"])
+        lengths = map(len, uncut["input_ids"])
         return [_Ids(*row) for row in zip(fitting["input_ids"], lengths, types, strict=True)]
 
     def _encoded(self, texts: Sequence[str], coded: Sequence[_Ids], side: SideName) -> list[Encoded]:
@@ -148,8 +148,8 @@ class HuggingFaceCheckpoint(Predicting):
 
     def plain_ids(self) -> list[int]:
         size = int(text_config(self.config).vocab_size)
-        known = set(self._tokenizer().get_vocab().values()) if self.tokenizer else set(range(size))
-        return sorted(number for number in known - self._special if number < size)
+        ids = set(self._tokenizer().get_vocab().values()) if self.tokenizer else set(range(size))
+        return sorted(number for number in ids - self._special if number < size)
 
     def start_ids(self) -> list[int]:
         ids = self._tokenizer()("a")["input_ids"]
@@ -195,6 +195,6 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
     """Ids that stand for no text: start, end, padding, separators; the unknown piece does stand for text."""
     special = set(tokenizer.all_special_ids)
     names = ("bos", "eos", "sep", "cls", "pad", "mask")
-    others = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
-    unknown = tokenizer.unk_token_id
-    return frozenset(special if unknown in others else special - {unknown})
+    other_ids = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
+    unknown_id = tokenizer.unk_token_id
+    return frozenset(special if unknown_id in other_ids else special - {unknown_id})

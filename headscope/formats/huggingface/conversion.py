@@ -81,5 +81,5 @@ def _write_tokenizer(vocabulary: Vocabulary, folder: Path, *, two_sided: bool) -
         single=f"$A {mark}" if two_sided else f"{mark} $A",
         special_tokens=[(mark, vocabulary.end if two_sided else vocabulary.start)],
     )
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **tokens)
-    made.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **tokens)
+    tokenizer.save_pretrained(folder)

@@ -136,13 +136,13 @@ def _hub_answers(path: str) -> bool:
 
 def _model_class(path: str, config: Any) -> Any:
     """The class that config.json names (with its task head), or the plain model where it names none."""
-    named = config.architectures or [None]
-    known: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) else None
-    if known is None:
+    architectures = config.architectures or [None]
+    architecture: Any = getattr(transformers, str(architectures[0]), None) if isinstance(architectures, list) else None
+    if architecture is None:
         return AutoModel
-    if not (inspect.isclass(known) and issubclass(known, PreTrainedModel)):
-        raise CheckpointError(f"{path}: config.json names the architecture {named[0]}, which is no model")
-    return known
+    if not (inspect.isclass(architecture) and issubclass(architecture, PreTrainedModel)):
+        raise CheckpointError(f"{path}: config.json names the architecture {architectures[0]}, which is no model")
+    return architecture
 
 
 def _dtype(name: str, config: Any, device: str) -> torch.dtype:
@@ -170,13 +170,13 @@ def _mismatch(entry: Any) -> str:
     if not (isinstance(entry, tuple) and len(entry) == 3):
         return str(entry)
     name, *sizes = entry
-    stored, wanted = ("×".join(map(str, size)) for size in sizes)
-    return f"{name} ({stored}, config.json: {wanted})"
+    stored, expected = ("×".join(map(str, size)) for size in sizes)
+    return f"{name} ({stored}, config.json: {expected})"
 
 
-def _disagree(path: str, how: str, keys: list[str]) -> str:
-    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return f"{path}: weights are {how}: {', '.join(keys[:3])}{more}; config.json and the weights file must agree"
+def _disagree(path: str, problem: str, keys: list[str]) -> str:
+    others = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return f"{path}: weights are {problem}: {', '.join(keys[:3])}{others}; config.json and the weights file must agree"
 
 
 def _open_tokenizer(path: str, options: dict[str, bool]) -> tuple[Any, str]:

@@ -127,7 +127,7 @@ def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
     for target in sided:
         if not reasons_of[target.name]:
             return target
-    explained = "; ".join(f"{name} not, because {' and '.join(why)}" for name, why in reasons_of.items())
+    explained = "; ".join(f"{name} not, because {' and '.join(phrases)}" for name, phrases in reasons_of.items())
     raise CheckpointError(f"no class of transformers expresses this model: {explained}")
 
 
@@ -205,14 +205,14 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     target = choose_architecture(config, ids)
     state = _weights(target, config, folded_weights(checkpoint.model))
     with quiet_transformers():
-        made: Any = getattr(transformers, target.name)(_config(target, config, ids))
-        made = made.to(checkpoint.dtype)
-        missing, left = made.load_state_dict(state, strict=False)
+        model: Any = getattr(transformers, target.name)(_config(target, config, ids))
+        model = model.to(checkpoint.dtype)
+        missing, unexpected = model.load_state_dict(state, strict=False)
         wanting = [key for key in missing if "embed_positions" not in key and key not in _tied(target, config)]
-        assert not left and not wanting, f"{target.name}: {left[:3]} left over, {wanting[:3]} missing"
-        made.tie_weights()
-        made.generation_config = _generation(checkpoint, config, ids)
-        made.save_pretrained(folder)
+        assert not unexpected and not wanting, f"{target.name}: {unexpected[:3]} left over, {wanting[:3]} missing"
+        model.tie_weights()
+        model.generation_config = _generation(checkpoint, config, ids)
+        model.save_pretrained(folder)
     return target.name
 
 
@@ -301,15 +301,18 @@ def _tied(target: Target, config: TransformerConfig) -> set[str]:
 
 def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our weights under the keys of the class: fairseq's names within another prefix."""
-    back = {our: their for their, our in key_table({"encoder": _deep(config), "decoder": _deep(config)}).items()}
+    back = {
+        native_key: fairseq_key
+        for fairseq_key, native_key in key_table({"encoder": _deep(config), "decoder": _deep(config)}).items()
+    }
     weights: dict[str, Tensor] = {}
-    for our, tensor in state.items():
-        if our == "output.bias":
+    for native_key, tensor in state.items():
+        if native_key == "output.bias":
             weights["final_logits_bias"] = tensor[None]
             continue
-        side, _, rest = back[our].partition(".")
-        rest = rest.replace("layer_norm.", f"{target.final_norm}.") if rest.startswith("layer_norm.") else rest
-        weights[target.output if our == "output.weight" else f"{target.prefix[side]}.{rest}"] = tensor
+        side, _, name = back[native_key].partition(".")
+        name = name.replace("layer_norm.", f"{target.final_norm}.") if name.startswith("layer_norm.") else name
+        weights[target.output if native_key == "output.weight" else f"{target.prefix[side]}.{name}"] = tensor
     _fill(target, config, weights)
     return weights
 
@@ -356,9 +359,9 @@ def _positions(stack: StackConfig, learned: Tensor | None, like: Tensor) -> Tens
 def _generation(checkpoint: TransformerCheckpoint, config: TransformerConfig, ids: Ids) -> Any:
     from transformers import GenerationConfig
 
-    named: dict[str, Any] = {"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end}
+    settings: dict[str, Any] = {"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end}
     if config.encoder is not None:
         search = checkpoint.search
-        named |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
-        named |= {"max_new_tokens": search.max_extra, "early_stopping": True}
-    return GenerationConfig(**named)
+        settings |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
+        settings |= {"max_new_tokens": search.max_extra, "early_stopping": True}
+    return GenerationConfig(**settings)

@@ -96,13 +96,13 @@ class Predicting(Checkpoint):
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """The tokenizer's own ids of a target text; a decoder-only model says each id after the one before."""
         tokenizer = self._tokenizer()
-        given = {"text_target" if self.two_sided else "text": list(texts)}
-        whole = tokenizer(**given, verbose=False)["input_ids"]
-        ids = tokenizer(**given, truncation=True, max_length=limit, verbose=False)["input_ids"]
+        arguments = {"text_target" if self.two_sided else "text": list(texts)}
+        uncut = tokenizer(**arguments, verbose=False)["input_ids"]
+        ids = tokenizer(**arguments, truncation=True, max_length=limit, verbose=False)["input_ids"]
         if not self.two_sided:
-            return [[*own[1:], IGNORED] for own in ids]
+            return [[*row[1:], IGNORED] for row in ids]
         # the end that truncation puts behind a cut text is not what comes next there
-        return [own if len(own) == len(full) else [*own[:-1], IGNORED] for own, full in zip(ids, whole, strict=True)]
+        return [row if len(row) == len(full) else [*row[:-1], IGNORED] for row, full in zip(ids, uncut, strict=True)]
 
     @finite
     def memory(self, batch: Batch) -> Any:
@@ -120,16 +120,16 @@ class Predicting(Checkpoint):
         if self.predicts == "tags":
             with through_attend(self.model):
                 return self.model(**self._source(batch)).logits  # type: ignore[no-any-return]
-        given = self._source(batch)
+        inputs = self._source(batch)
         if self.two_sided:
             assert batch.target is not None, "a decoder has no logits without targets"
-            given |= _target(batch.target)
+            inputs |= _target(batch.target)
             if memory is not None:
-                given["encoder_outputs"] = memory
-                del given["input_ids"]
+                inputs["encoder_outputs"] = memory
+                del inputs["input_ids"]
         cached = self.two_sided or all(entry.site is not Site.ENCODER_SELF for entry in self.attention_sites.order)
         with through_attend(self.model):
-            output = self.model(**given, **({"use_cache": False} if cached else {}))
+            output = self.model(**inputs, **({"use_cache": False} if cached else {}))
         logits: Tensor | None = getattr(output, "logits", None)
         if logits is None:
             logits = getattr(output, "prediction_logits", None)
@@ -199,21 +199,23 @@ class Predicting(Checkpoint):
             )
         if options.max_ratio:
             raise ConfigError("--max-len-a means nothing for a Hugging Face checkpoint; bound lengths by --max-len-b")
-        own = model.generation_config.to_dict()
-        own.update(do_sample=False, num_return_sequences=options.best, num_beams=options.beam or own["num_beams"] or 1)
-        if options.best > own["num_beams"]:
-            raise ConfigError(f"--nbest {options.best} needs a wider beam than {own['num_beams']}; give --beam")
+        settings = model.generation_config.to_dict()
+        settings.update(
+            do_sample=False, num_return_sequences=options.best, num_beams=options.beam or settings["num_beams"] or 1
+        )
+        if options.best > settings["num_beams"]:
+            raise ConfigError(f"--nbest {options.best} needs a wider beam than {settings['num_beams']}; give --beam")
         if options.power is not None:
-            own["length_penalty"] = options.power
+            settings["length_penalty"] = options.power
         if options.max_extra is not None:
-            own.update(max_new_tokens=options.max_extra + 1, max_length=None)
-        elif not (own.get("max_length") or own.get("max_new_tokens")):
-            own["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
+            settings.update(max_new_tokens=options.max_extra + 1, max_length=None)
+        elif not (settings.get("max_length") or settings.get("max_new_tokens")):
+            settings["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
         for name in ("temperature", "top_k", "top_p", "typical_p", "min_p"):
-            own.pop(name, None)  # for sampling; transformers warns of them
-        if own["num_beams"] == 1:
-            own.pop("length_penalty", None), own.pop("early_stopping", None)
-        return GenerationConfig.from_dict(own)
+            settings.pop(name, None)  # for sampling; transformers warns of them
+        if settings["num_beams"] == 1:
+            settings.pop("length_penalty", None), settings.pop("early_stopping", None)
+        return GenerationConfig.from_dict(settings)
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
         """Beam, length penalty and the longest translation, as `generate` gets them."""
@@ -236,13 +238,13 @@ class Predicting(Checkpoint):
         inputs = [
             Encoded(row[: int(n)], [False] * int(n)) for row, n in zip(ids.tolist(), until_end.sum(dim=1), strict=True)
         ]
-        repeated = Side(*(each.repeat_interleave(wide, 0) for each in (source.ids, source.real, source.special)))
+        repeated = Side(*(tensor.repeat_interleave(wide, 0) for tensor in (source.ids, source.real, source.special)))
         target = pad_side(inputs).to(ids.device)
         log_p = self.logits(Batch(torch.arange(len(ids)), 0, repeated, target)).float().log_softmax(-1)
         width = target.ids.shape[1]
-        chosen = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * until_end[:, :width]
+        token_log_p = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * until_end[:, :width]
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
-        scores: list[float] = (chosen.sum(dim=1) / until_end.sum(dim=1) ** penalty).tolist()
+        scores: list[float] = (token_log_p.sum(dim=1) / until_end.sum(dim=1) ** penalty).tolist()
         return scores
 
 

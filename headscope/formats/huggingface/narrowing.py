@@ -63,11 +63,11 @@ class SharedBias:
 
     bias_heads: list[int]
 
-    def compute_bias(self, *args: Any, **more: Any) -> Tensor:
+    def compute_bias(self, *args: Any, **kwargs: Any) -> Tensor:
         """The bias of this layer's heads [1 h t s]; that of all heads is kept for the layers above."""
-        self._whole: Any = super().compute_bias(*args, **more)  # type: ignore[misc]
-        mine: Tensor = self._whole[:, self.bias_heads]
-        return mine
+        self._full_bias: Any = super().compute_bias(*args, **kwargs)  # type: ignore[misc]
+        bias: Tensor = self._full_bias[:, self.bias_heads]
+        return bias
 
     def forward(
         self,
@@ -75,15 +75,15 @@ class SharedBias:
         mask: Any = None,
         key_value_states: Any = None,
         position_bias: Any = None,
-        **more: Any,
+        **kwargs: Any,
     ) -> Any:
         """As the plain layer, with this layer's heads of `position_bias`; hands on that of all heads."""
-        mine = None if position_bias is None else position_bias[:, self.bias_heads]
-        given = {"mask": mask, "key_value_states": key_value_states, "position_bias": mine, **more}
-        found = super().forward(hidden_states, **given)  # type: ignore[misc]
-        whole = self._whole if position_bias is None else position_bias
-        self._whole = None
-        return (found[0], whole, *found[2:])
+        layer_bias = None if position_bias is None else position_bias[:, self.bias_heads]
+        arguments = {"mask": mask, "key_value_states": key_value_states, "position_bias": layer_bias, **kwargs}
+        outputs = super().forward(hidden_states, **arguments)  # type: ignore[misc]
+        full_bias = self._full_bias if position_bias is None else position_bias
+        self._full_bias = None
+        return (outputs[0], full_bias, *outputs[2:])
 
 
 class UnsharedBias:
@@ -95,15 +95,15 @@ class UnsharedBias:
         mask: Any = None,
         key_value_states: Any = None,
         position_bias: Any = None,
-        **more: Any,
+        **kwargs: Any,
     ) -> Any:
         """As the plain layer without a position bias."""
-        given = {"mask": mask, "key_value_states": key_value_states, **more}
-        return super().forward(hidden_states, **given)  # type: ignore[misc]
+        arguments = {"mask": mask, "key_value_states": key_value_states, **kwargs}
+        return super().forward(hidden_states, **arguments)  # type: ignore[misc]
 
 
 def no_heads(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **more: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
     """Attention of a layer without heads: contexts [b t 0 k] and weights [b 0 t s]."""
     b, _, t, k = query.shape
@@ -135,7 +135,10 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
                 _set(modules[name], attribute, value)
     for name, values in table.get("configs", {}).items():
         if name in modules:
-            _view(modules[name], {each: _known(modules[name].config, each, value) for each, value in values.items()})
+            _view(
+                modules[name],
+                {attribute: _known(modules[name].config, attribute, value) for attribute, value in values.items()},
+            )
     for name in table.get("added_biases", []):
         if name in modules and modules[name].bias is None:
             modules[name].bias = nn.Parameter(modules[name].weight.new_zeros(modules[name].out_features))
@@ -183,9 +186,9 @@ def _known(of: Any, attribute: str, value: Any) -> int:
     return _below(value, max(getattr(of, attribute), 1))
 
 
-def _below(value: Any, most: int) -> int:
-    if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f"config.narrowed holds the size {value!r}; at most {most} fits here")
+def _below(value: Any, maximum: int) -> int:
+    if type(value) is not int or not 1 <= value <= maximum:
+        raise ValueError(f"config.narrowed holds the size {value!r}; at most {maximum} fits here")
     return value
 
 
@@ -222,8 +225,8 @@ def _view(module: Any, values: dict[str, Any]) -> None:
 class Narrowed:
     """Put before a class of transformers: builds it, then narrows it as its config says."""
 
-    def __init__(self, config: Any, *args: Any, **more: Any) -> None:
-        super().__init__(config, *args, **more)  # type: ignore[call-arg]
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         narrow(self, getattr(config, "narrowed", None))
 
     @classmethod

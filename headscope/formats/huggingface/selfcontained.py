@@ -27,7 +27,7 @@ EMPTY = "headscope-no-heads"
 
 
 def attend_without_heads(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
     """`attend` over no heads, so that a layer without any keeps its place in the count of layers."""
     mask = attention_mask if isinstance(attention_mask, Tensor) else None
@@ -47,12 +47,12 @@ def is_narrowed(config: Any) -> bool:
 def narrowed_class(plain: Any) -> Any:
     """The subclass of a transformers class that is narrowed as its config says."""
 
-    def build(self: Any, config: Any, *args: Any, **more: Any) -> None:
-        plain.__init__(self, config, *args, **more)
+    def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        plain.__init__(self, config, *args, **kwargs)
         narrow(self, getattr(config, "narrowed", None), empty=EMPTY)
 
-    own = {"__init__": build, "is_custom_code": classmethod(lambda cls: False), "__module__": __name__}
-    return type(plain.__name__, (plain,), own)
+    attributes = {"__init__": build, "is_custom_code": classmethod(lambda cls: False), "__module__": __name__}
+    return type(plain.__name__, (plain,), attributes)
 
 
 def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:

@@ -59,8 +59,8 @@ class Narrowing:
             for axis, indices in cuts:
                 shape[axis] = len(indices)
             shapes[name] = shape
-        rest = ("attributes", "configs", "zeros", "biases", "empty", "bias_heads", "unshared", "added_biases")
-        return {"shapes": shapes, **{name: getattr(self, name) for name in rest}}
+        names = ("attributes", "configs", "zeros", "biases", "empty", "bias_heads", "unshared", "added_biases")
+        return {"shapes": shapes, **{name: getattr(self, name) for name in names}}
 
 
 def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
@@ -70,34 +70,34 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     `config.narrowed` is what `narrow` needs to build such a model. ConfigError where the rows or columns of a
     head cannot be told.
     """
-    made = copy.deepcopy(model)
+    smaller = copy.deepcopy(model)
     done = narrowing_of(model, removal)
-    base, source = base_of(made), dict(base_of(model).named_parameters())
+    base, source = base_of(smaller), dict(base_of(model).named_parameters())
     table = done.table(source)
-    narrow(made, table, empty=EMPTY)
+    narrow(smaller, table, empty=EMPTY)
     with torch.no_grad():
         for name, cuts in done.keep.items():
             values = source[name].detach()
             for axis, indices in cuts:
                 values = values.index_select(axis, indices.to(values.device))
             base.get_parameter(name).copy_(values)
-    config: Any = made.config
+    config: Any = smaller.config
     config.kept_heads = _kept_heads(getattr(config, "kept_heads", None), removal)
     config.narrowed = _merged(getattr(config, "narrowed", None), table)
-    return made.train(model.training)
+    return smaller.train(model.training)
 
 
 def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """A copy of the same size whose removed heads have zeros in their columns of the output projection."""
-    made = copy.deepcopy(model)
-    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    zeroed = copy.deepcopy(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     parts = projections(model)
     with torch.no_grad():
         for head in removal.removed:
             output = _known(parts.get((head.site, head.layer)), "output", head.site, head.layer)
-            weight = made.get_parameter(named[id(output.weight)])
+            weight = zeroed.get_parameter(names[id(output.weight)])
             weight.index_fill_(output.axis, output.units[head.head].to(weight.device), 0.0)
-    return made
+    return zeroed
 
 
 def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
@@ -109,9 +109,15 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
     within = {id(module): name for name, module in modules.items()}
     for identity, calls in attention_sites.calls.items():
         attention_site = calls[0]
-        where = (attention_site.site, attention_site.layer)
-        if len(removal.kept[where]) < attention_site.heads:
-            cutter.cut(within[identity], attention_site, parts.get(where), removal.kept[where], removal.groups[where])
+        site_layer = (attention_site.site, attention_site.layer)
+        if len(removal.kept[site_layer]) < attention_site.heads:
+            cutter.cut(
+                within[identity],
+                attention_site,
+                parts.get(site_layer),
+                removal.kept[site_layer],
+                removal.groups[site_layer],
+            )
     _position_biases(cutter.done, modules, within, attention_sites.calls, removal)
     cutter.done.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
     return cutter.done
@@ -156,21 +162,21 @@ class _Cutter:
 
     def _narrowed(self, parts: Mapping[str, Slices], stays: Mapping[str, tuple[int, ...]]) -> None:
         """Keep all rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) but those of units that go."""
-        gone: dict[str, tuple[int, set[int]]] = {}
+        removed: dict[str, tuple[int, set[int]]] = {}
         for part, slices in parts.items():
             owner = self._owner(slices)
-            _, indices = gone.setdefault(owner, (slices.axis, set()))
+            _, indices = removed.setdefault(owner, (slices.axis, set()))
             for unit, rows in enumerate(slices.units):
                 if unit not in stays[part]:
                     indices.update(rows.tolist())
-        for owner, (axis, indices) in gone.items():
+        for owner, (axis, indices) in removed.items():
             module = self.modules[owner]
             size = module.get_parameter("weight").shape[axis]
-            left = torch.tensor([row for row in range(size) if row not in indices])
-            self.done.keep[f"{owner}.weight"] = [(axis, left)]
+            remaining = torch.tensor([row for row in range(size) if row not in indices])
+            self.done.keep[f"{owner}.weight"] = [(axis, remaining)]
             of_outputs = axis == (0 if isinstance(module, nn.Linear) else 1)
             if of_outputs and isinstance(getattr(module, "bias", None), nn.Parameter):
-                self.done.keep[f"{owner}.bias"] = [(0, left)]
+                self.done.keep[f"{owner}.bias"] = [(0, remaining)]
 
     def _emptied(self, name: str, parts: Mapping[str, Slices]) -> None:
         for part in ("query", "key", "value"):
@@ -278,8 +284,10 @@ def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[
     for name, new in table.items():
         earlier = old.get(name, type(new)())
         merged[name] = {**earlier, **new} if isinstance(new, dict) else _union(earlier, new)
-    gone = set(merged["zeros"]) | set(merged["biases"])
-    merged["shapes"] = {name: shape for name, shape in merged["shapes"].items() if name.rpartition(".")[0] not in gone}
+    emptied = set(merged["zeros"]) | set(merged["biases"])
+    merged["shapes"] = {
+        name: shape for name, shape in merged["shapes"].items() if name.rpartition(".")[0] not in emptied
+    }
     return merged
 
 

@@ -51,8 +51,8 @@ SIDES = {"source": "src", "target": "dst"}
 class StoryCheckpoint(TransformerCheckpoint):
     """A checkpoint that remembers its hyper-parameters, so that it can be saved in its own format."""
 
-    def __init__(self, *, hp: Mapping[str, Any], shape: Shape, loss: str, **rest: Any) -> None:
-        super().__init__(**rest)
+    def __init__(self, *, hp: Mapping[str, Any], shape: Shape, loss: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.hp, self.shape, self.loss = hp, shape, loss
 
 
@@ -144,16 +144,16 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     table = _rows(shape, loss_scope(arrays, hp))
     _refuse_unread(arrays, hp, {row.array for row in table})
     if missing := [row.array for row in table if row.array not in arrays.names]:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise CheckpointError(f"{arrays.path} lacks arrays of the model: {', '.join(missing[:3])}{more}")
+        others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CheckpointError(f"{arrays.path} lacks arrays of the model: {', '.join(missing[:3])}{others}")
     state: dict[str, Tensor] = {}
     for row in table:
-        array, wanted = torch.from_numpy(arrays[row.array].copy()), row.pack(expected).shape
+        array, expected_shape = torch.from_numpy(arrays[row.array].copy()), row.pack(expected).shape
         refuse_damaged_file(arrays.path, {row.array: array})
-        if array.shape != wanted:
+        if array.shape != expected_shape:
             raise CheckpointError(
                 f"{arrays.path}: array {row.array} has the shape {list(array.shape)}, "
-                f"but the hyper-parameters say {list(wanted)}"
+                f"but the hyper-parameters say {list(expected_shape)}"
             )
         state |= row.unpack(array.float(), expected)
     if shape.shared and not shape.config.share_embeddings:
@@ -164,12 +164,12 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
 
 def _refuse_unread(arrays: Arrays, hp: Hp, weights: Collection[str]) -> None:
     """CheckpointError for arrays that the model of these hyper-parameters has no place for."""
-    left = sorted(arrays.names - set(weights))
-    if unread := [name for name in left if not is_training_state(name, weights) and not set_aside(hp, name)]:
-        more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+    other_names = sorted(arrays.names - set(weights))
+    if unread := [name for name in other_names if not is_training_state(name, weights) and not set_aside(hp, name)]:
+        others = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
         raise CheckpointError(
             f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
-            f"{', '.join(name[:80] for name in unread[:3])}{more}; correct the --hp file (num_layers, say)"
+            f"{', '.join(name[:80] for name in unread[:3])}{others}; correct the --hp file (num_layers, say)"
         )
 
 

@@ -96,9 +96,9 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
             f"{path}: {refused[0]} = {str(values[refused[0]])[:20]} is not supported; "
             "set it to 0 to read the model without it"
         )
-    known = {entry.name for entry in fields(Hp)} - {"gated", "alive"}
+    names = {entry.name for entry in fields(Hp)} - {"gated", "alive"}
     try:
-        hp = from_plain(Hp, {name: value for name, value in values.items() if name in known and value is not None})
+        hp = from_plain(Hp, {name: value for name, value in values.items() if name in names and value is not None})
         gated, alive = values.get("concrete_heads"), values.get("alive_heads") or {}
         return _with_gates(hp, gated, alive), values
     except ConfigError as error:
@@ -115,13 +115,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _with_gates(hp: Hp, gated: object, alive: object) -> Hp:
     if not isinstance(alive, Mapping) or not all(_is_mask(rows) for rows in alive.values()):
         raise ConfigError("alive_heads must give lists of 0 and 1, a list per layer, for attention types")
-    chosen = None if gated is None else tuple(gated) if isinstance(gated, (list, tuple, dict)) else (str(gated),)
-    names = [str(name) for name in (*(chosen or ()), *alive)]
+    sites = None if gated is None else tuple(gated) if isinstance(gated, (list, tuple, dict)) else (str(gated),)
+    names = [str(name) for name in (*(sites or ()), *alive)]
     if strange := [name for name in names if name not in SITES]:
         raise ConfigError(f"there is no attention type {strange[0][:20]!r}; available: {', '.join(SITES)}")
-    if twice := [name for name in alive if name in (chosen or ())]:
+    if twice := [name for name in alive if name in (sites or ())]:
         raise ConfigError(f"{twice[0]} is in concrete_heads and in alive_heads; it can have gates of one kind only")
-    return replace(hp, gated=chosen, alive=dict(alive))
+    return replace(hp, gated=sites, alive=dict(alive))
 
 
 def _is_mask(layers: object) -> bool:
@@ -150,12 +150,12 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
     if SOURCE not in arrays.names:
         raise CheckpointError(f"{arrays.path} has no array {SOURCE!r}, which every model of this format has")
     layers = [hp.num_layers_enc or hp.num_layers, hp.num_layers_dec or hp.num_layers]
-    counts = [_layers(arrays, side, wanted) for side, wanted in zip(("enc", "dec"), layers, strict=True)]
+    counts = [_layers(arrays, side, layers) for side, layers in zip(("enc", "dec"), layers, strict=True)]
     gated = _gated(arrays, hp, counts)
     heads = _heads(arrays, hp, gated)
-    shared = _said(hp.share_emb, TARGET not in arrays.names)
+    shared = _setting(hp.share_emb, TARGET not in arrays.names)
     loss = loss_scope(arrays, hp)
-    tied = _said(hp.dwwt, f"{loss}/logits/W:0" not in arrays.names)
+    tied = _setting(hp.dwwt, f"{loss}/logits/W:0" not in arrays.names)
     words = [_size(arrays, SOURCE, 0), _size(arrays, SOURCE if shared else TARGET, 0)]
     if shared and not tied:
         words[1] = _size(arrays, f"{loss}/logits/W:0", 1)
@@ -168,7 +168,7 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
         start="zero",
         share_embeddings=shared and words[0] == words[1],
         tie_output=tied,
-        output_bias=_said(hp.loss_bias, f"{loss}/logits/b:0" in arrays.names),
+        output_bias=_setting(hp.loss_bias, f"{loss}/logits/b:0" in arrays.names),
     )
     return Shape(config, combined, shared)
 
@@ -195,10 +195,10 @@ def _stack(
         self_heads=heads,
         cross_heads=heads if side == "dec" else (),
         norm=NORMS[hp.res_steps],
-        final_norm=_said(hp.normalize_out, f"mod/{side}_out_norm/scale:0" in arrays.names),
+        final_norm=_setting(hp.normalize_out, f"mod/{side}_out_norm/scale:0" in arrays.names),
         norm_epsilon=1e-6,
         scale_embedding=hp.rescale_emb,
-        embedding_bias=side == "enc" and _said(hp.inp_emb_bias, "mod/emb_inp_bias:0" in arrays.names),
+        embedding_bias=side == "enc" and _setting(hp.inp_emb_bias, "mod/emb_inp_bias:0" in arrays.names),
         self_mixing=_mixing(f"{side}-self", hp, gated),
         cross_mixing=_mixing("dec-enc", hp, gated) if side == "dec" else None,
         **{option: getattr(hp, name) for option, name in dropouts.items()},
@@ -210,19 +210,19 @@ def _widths(arrays: Arrays, hp: Hp, side: str, d: int, layers: int) -> tuple[int
     if not layers:
         return hp.key_size or d, hp.value_size or d, d
     value = hp.value_size or _size(arrays, f"mod/{side}_attn-0/out_conv/W:0", 0)
-    both = _size(arrays, f"mod/{side}_attn-0/mem_conv/W:0", 1) - value
-    return hp.key_size or max(both // 2, 1), value, _size(arrays, f"mod/{side}_ffn-0/conv1/W:0", 1)
+    key_value = _size(arrays, f"mod/{side}_attn-0/mem_conv/W:0", 1) - value
+    return hp.key_size or max(key_value // 2, 1), value, _size(arrays, f"mod/{side}_ffn-0/conv1/W:0", 1)
 
 
-def _layers(arrays: Arrays, side: str, wanted: int | None) -> int:
+def _layers(arrays: Arrays, side: str, expected: int | None) -> int:
     """How many layers there are; a layer that was asked for and is not there is named."""
     first = "mod/{}_attn-{}/mem_conv/W:0"
     count = 0
-    while first.format(side, count) in arrays.names and count != wanted:
+    while first.format(side, count) in arrays.names and count != expected:
         count += 1
-    if wanted is not None and count < wanted:
+    if expected is not None and count < expected:
         raise CheckpointError(
-            f"{arrays.path} has no array {first.format(side, count)!r}, but the hyper-parameters say {wanted} layers"
+            f"{arrays.path} has no array {first.format(side, count)!r}, but the hyper-parameters say {expected} layers"
         )
     return count
 
@@ -249,8 +249,8 @@ def _mixing(name: str, hp: Hp, gated: tuple[str, ...]) -> str | None:
     return "hard-concrete.v1" if name in gated else "alive.v1" if name in hp.alive else None
 
 
-def _said(given: bool | None, in_arrays: bool) -> bool:
-    return in_arrays if given is None else given
+def _setting(value: bool | None, in_arrays: bool) -> bool:
+    return in_arrays if value is None else value
 
 
 def _size(arrays: Arrays, name: str, axis: int) -> int:

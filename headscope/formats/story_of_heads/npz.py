@@ -70,14 +70,14 @@ class Arrays:
             return flat.reshape(shape, order="F" if fortran else "C")
 
     @contextmanager
-    def _reading(self, what: str) -> Iterator[None]:
+    def _reading(self, content: str) -> Iterator[None]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # numpy's about headers that Python 2 wrote
                 yield
         except BROKEN as error:
             detail = " ".join(str(error).split())[:120] or type(error).__name__
-            raise CheckpointError(f"{self.path} is truncated or broken: {what} ({detail})") from None
+            raise CheckpointError(f"{self.path} is truncated or broken: {content} ({detail})") from None
 
 
 def first_member(path: Path) -> str:

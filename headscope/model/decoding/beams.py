@@ -29,23 +29,23 @@ class Hypothesis:
 
 
 class Limits(NamedTuple):
-    """Most and fewest tokens before the end symbol, per sentence [b]."""
+    """Largest and smallest number of tokens before the end symbol, per sentence [b]."""
 
-    most: Tensor
-    least: Tensor
+    maximum: Tensor
+    minimum: Tensor
 
     def keep(self, rows: Tensor) -> Limits:
         """The limits of some of the sentences, `rows` [n]."""
-        return Limits(self.most[rows], self.least[rows])
+        return Limits(self.maximum[rows], self.minimum[rows])
 
 
 def length_limits(config: SearchConfig, lengths: Tensor) -> Limits:
     """Bounds on the number of tokens of a translation, for source lengths [b]."""
-    most = (lengths * config.max_ratio + config.max_extra).long()
-    least = (lengths * config.min_ratio).long() + config.min_extra
+    maximum = (lengths * config.max_ratio + config.max_extra).long()
+    minimum = (lengths * config.min_ratio).long() + config.min_extra
     if config.limit is not None:
-        most = most.clamp_max(config.limit)
-    return Limits(most.clamp_min(0), torch.minimum(least.clamp_min(0), most.clamp_min(0)))
+        maximum = maximum.clamp_max(config.limit)
+    return Limits(maximum.clamp_min(0), torch.minimum(minimum.clamp_min(0), maximum.clamp_min(0)))
 
 
 class NextInputs(NamedTuple):
@@ -69,14 +69,14 @@ class BeamRule(ABC):
 
     def __init__(self, config: SearchConfig, limits: Limits, *, end: int) -> None:
         self.config, self.limits, self.end = config, limits, end
-        sentences = len(limits.most)
+        sentences = len(limits.maximum)
         self.ended: list[list[Hypothesis]] = [[] for _ in range(sentences)]
-        self.running = torch.arange(sentences, device=limits.most.device)  # [b] numbers of the sentences
-        self.log_p = torch.zeros(sentences, 1, device=limits.most.device)  # [b r]
-        self.tokens = torch.zeros(sentences, 0, dtype=torch.long, device=limits.most.device)  # [n step]
-        self.history = torch.zeros(sentences, 0, device=limits.most.device)  # [n step] Σ log p so far
-        self.horizon = int(limits.most.min())
-        self.shortest = int(limits.least.max())
+        self.running = torch.arange(sentences, device=limits.maximum.device)  # [b] numbers of the sentences
+        self.log_p = torch.zeros(sentences, 1, device=limits.maximum.device)  # [b r]
+        self.tokens = torch.zeros(sentences, 0, dtype=torch.long, device=limits.maximum.device)  # [n step]
+        self.history = torch.zeros(sentences, 0, device=limits.maximum.device)  # [n step] Σ log p so far
+        self.horizon = int(limits.maximum.min())
+        self.shortest = int(limits.minimum.max())
 
     @abstractmethod
     def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
@@ -101,12 +101,12 @@ class BeamRule(ABC):
             raise NumericalError("the logits are no numbers")
         best_log_p, positions = log_p.view(b, -1).topk(min(count, log_p.shape[1] * log_p.shape[2]), dim=-1)
         rows = positions.div(best.shape[1], rounding_mode="floor")
-        chosen = ids.view(b, -1).gather(1, positions)
+        best_ids = ids.view(b, -1).gather(1, positions)
         missing = count - best_log_p.shape[1]
         if missing:
             best_log_p = torch.nn.functional.pad(best_log_p, (0, missing), value=-torch.inf)
-            rows, chosen = (torch.nn.functional.pad(indices, (0, missing)) for indices in (rows, chosen))
-        return Candidates(best_log_p, rows, chosen)
+            rows, best_ids = (torch.nn.functional.pad(indices, (0, missing)) for indices in (rows, best_ids))
+        return Candidates(best_log_p, rows, best_ids)
 
     def extend(self, candidates: Candidates, keep: Tensor | None) -> NextInputs:
         """Make `candidates` [b r] the hypotheses; `keep` are the sentences that continue, None for all."""
@@ -116,16 +116,16 @@ class BeamRule(ABC):
             order = order[keep]
             candidates = Candidates(*(tensor[keep] for tensor in candidates))
             self.running, self.limits = self.running[keep], self.limits.keep(keep)
-            self.horizon = int(self.limits.most.min())
+            self.horizon = int(self.limits.maximum.min())
         flat, ids = order.flatten(), candidates.ids.flatten()
         self.log_p = candidates.log_p
         self.tokens = torch.cat([self.tokens.index_select(0, flat), ids[:, None]], dim=1)
         self.history = torch.cat([self.history.index_select(0, flat), self.log_p.flatten()[:, None]], dim=1)
         return NextInputs(ids, flat, keep is None and before == order.shape[1])
 
-    def hypotheses(self, where: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
-        """Hypotheses of the candidates [b c] selected by `where` [b c], each with the row of its sentence."""
-        sentence, column = where.nonzero(as_tuple=True)
+    def hypotheses(self, selected: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
+        """Hypotheses of the candidates [b c] selected by `selected` [b c], each with the row of its sentence."""
+        sentence, column = selected.nonzero(as_tuple=True)
         row = sentence * self.log_p.shape[1] + candidates.row[sentence, column]
         last = candidates.ids[sentence, column][:, None]
         log_p = candidates.log_p[sentence, column]
@@ -158,7 +158,7 @@ class FairseqBeams(BeamRule):
             if any(done):
                 keep = torch.tensor(done, device=ends.device).logical_not().nonzero()[:, 0]
         if step >= self.horizon:
-            reached = step >= self.limits.most
+            reached = step >= self.limits.maximum
             keep = (~reached).nonzero()[:, 0] if keep is None else keep[~reached[keep]]
         if keep is not None and not len(keep):
             return None
@@ -173,12 +173,12 @@ class FairseqBeams(BeamRule):
         """Apply the length limits of each sentence to logits [n V], in place."""
         r = self.log_p.shape[1]
         if step >= self.horizon:
-            rows = (step >= self.limits.most).repeat_interleave(r)
+            rows = (step >= self.limits.maximum).repeat_interleave(r)
             ends = logits[rows, self.end]
             logits[rows] = -torch.inf
             logits[rows, self.end] = ends
         if step < self.shortest:
-            early = (step < self.limits.least).repeat_interleave(r)
+            early = (step < self.limits.minimum).repeat_interleave(r)
             logits[:, self.end] = logits[:, self.end].masked_fill(early, -torch.inf)
 
     def _finish(self, step: int, ends: Tensor, candidates: Candidates) -> None:
@@ -211,20 +211,20 @@ class StoryBeams(BeamRule):
             self.best_log_p = self.best_score.clone()
         candidates = self.candidates(logits, normaliser, self.config.beam)
         scores = candidates.log_p / (1 + length / 6) ** self.config.power
-        there = candidates.log_p > -torch.inf
+        possible = candidates.log_p > -torch.inf
         ends = candidates.ids == self.end
-        counted = ends & there & (length >= self.limits.least)[:, None]
-        counted |= there & (self.empty & (length == self.limits.most))[:, None]
+        counted = ends & possible & (length >= self.limits.minimum)[:, None]
+        counted |= possible & (self.empty & (length == self.limits.maximum))[:, None]
         if bool(counted.any()):
             self._update(counted, candidates, scores)
-        going = there & ~ends & (length <= self.limits.most)[:, None]
+        going = possible & ~ends & (length <= self.limits.maximum)[:, None]
         if self.config.spread is not None:
             going &= scores + self.config.spread >= self.best_score[:, None]
             going &= candidates.log_p + self.config.spread >= self.best_log_p[:, None]
-        left = going.any(dim=1)
-        if not bool(left.any()):
+        unfinished = going.any(dim=1)
+        if not bool(unfinished.any()):
             return None
-        keep = None if bool(left.all()) else left.nonzero()[:, 0]
+        keep = None if bool(unfinished.all()) else unfinished.nonzero()[:, 0]
         if keep is not None:
             self.best_score, self.best_log_p, self.empty = (
                 tensor[keep] for tensor in (self.best_score, self.best_log_p, self.empty)

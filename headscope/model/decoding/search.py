@@ -65,7 +65,7 @@ def search(
     rule = RULES[config.rule](config, length_limits(config, lengths.to(source.device)), end=end)
     state = model.begin(source, source_mask)
     ids = source.new_full((b,), start)
-    for step in range(int(rule.limits.most.max()) + 2):
+    for step in range(int(rule.limits.maximum.max()) + 2):
         logits = model.step(ids, state)
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         normaliser = logits.logsumexp(dim=-1, keepdim=True)
@@ -73,9 +73,9 @@ def search(
             logits[:, pad] = -torch.inf
         if unknown is not None and config.unknown_penalty:
             logits[:, unknown] -= config.unknown_penalty
-        chosen = rule.advance(step, logits, normaliser)
-        if chosen is None:
+        next_inputs = rule.advance(step, logits, normaliser)
+        if next_inputs is None:
             break
-        ids = chosen.ids
-        state.select(chosen.order, within=chosen.within)
+        ids = next_inputs.ids
+        state.select(next_inputs.order, within=next_inputs.within)
     return rule.results()

@@ -54,10 +54,10 @@ def membership(
     For size = heads - 1, expert i is the one that lacks head i (Peng et al. 2020, §2). Errors: `count_experts`.
     """
     with torch.inference_mode(False):  # it is kept, and training may want it next
-        found = torch.ones(count_experts(heads, size), heads, device=device, dtype=dtype)
+        members = torch.ones(count_experts(heads, size), heads, device=device, dtype=dtype)
         for row, missing in enumerate(combinations(range(heads), heads - size)):
-            found[row, list(missing)] = 0
-    return found
+            members[row, list(missing)] = 0
+    return members
 
 
 def head_factors(gates: Tensor, *, heads: int, size: int) -> Tensor:
@@ -113,11 +113,11 @@ class Experts(Mixing):
                 return None
             return head_factors(self.log_gates(queries).exp(), heads=self.heads, size=self.size)
         with torch.no_grad():
-            chosen = self.chosen(queries)  # [b p]
-        members = membership(self.heads, self.size, device=chosen.device, dtype=queries.states.dtype)
-        return members[chosen] * (self.heads / self.size)
+            experts = self.choose(queries)  # [b p]
+        members = membership(self.heads, self.size, device=experts.device, dtype=queries.states.dtype)
+        return members[experts] * (self.heads / self.size)
 
-    def chosen(self, queries: Queries) -> Tensor:
+    def choose(self, queries: Queries) -> Tensor:
         """One expert for each position with a gate of its own [b p].
 
         "sampled": drawn by responsibility, with one noise vector for each sentence and module, so that where

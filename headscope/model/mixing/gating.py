@@ -30,15 +30,15 @@ def masked_mean(queries: Queries, *, window: int = 0) -> tuple[Tensor, Tensor]:
     if not queries.causal:
         mean = (states * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp_min(1)
         return mean, torch.ones_like(real[:, :1])
-    kept = states * weight
-    total, count = (_within if window else _so_far)(kept, weight, queries.memory, window)
+    real_states = states * weight
+    total, count = (_within if window else _so_far)(real_states, weight, queries.memory, window)
     return (total / count.clamp_min(1)).to(states.dtype), real
 
 
-def _so_far(kept: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, _: int) -> tuple[Tensor, Tensor]:
+def _so_far(states: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, _: int) -> tuple[Tensor, Tensor]:
     """Running sums [b t d] and counts [b t 1]; in float32 at least, as sums over long texts need it."""
-    exact = torch.float32 if kept.dtype in (torch.float16, torch.bfloat16) else kept.dtype
-    total, count = kept.to(exact).cumsum(dim=1), weight.to(exact).cumsum(dim=1)
+    exact = torch.float32 if states.dtype in (torch.float16, torch.bfloat16) else states.dtype
+    total, count = states.to(exact).cumsum(dim=1), weight.to(exact).cumsum(dim=1)
     if memory is not None:
         if "total" in memory:
             total, count = total + memory["total"], count + memory["count"]
@@ -46,15 +46,15 @@ def _so_far(kept: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, _: i
     return total, count
 
 
-def _within(kept: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, window: int) -> tuple[Tensor, Tensor]:
+def _within(states: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, window: int) -> tuple[Tensor, Tensor]:
     """Sums and counts of the last `window` positions: differences of running sums, so in float64."""
-    t = kept.shape[1]
-    both = torch.cat([kept, weight], dim=-1)  # [b t d+1]
+    t = states.shape[1]
+    summands = torch.cat([states, weight], dim=-1)  # [b t d+1]
     if memory is not None:
         if "recent" in memory:
-            both = torch.cat([memory["recent"], both], dim=1)
-        memory["recent"] = both[:, max(both.shape[1] - window + 1, 0) :]
-    sums = both.double().cumsum(dim=1)
+            summands = torch.cat([memory["recent"], summands], dim=1)
+        memory["recent"] = summands[:, max(summands.shape[1] - window + 1, 0) :]
+    sums = summands.double().cumsum(dim=1)
     if sums.shape[1] > window:
         sums = torch.cat([sums[:, :window], sums[:, window:] - sums[:, :-window]], dim=1)
     return sums[:, -t:, :-1], sums[:, -t:, -1:]

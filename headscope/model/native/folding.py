@@ -41,6 +41,6 @@ def unmixed(config: TransformerConfig) -> TransformerConfig:
 
 def fold_mixings(model: Transformer) -> Transformer:
     """A copy of `model` that computes the same without mixing; ConfigError where a mixing cannot be folded."""
-    made = Transformer(unmixed(model.config)).to(next(model.parameters()))
-    made.load_state_dict(folded_weights(model))
-    return made.train(model.training)
+    folded = Transformer(unmixed(model.config)).to(next(model.parameters()))
+    folded.load_state_dict(folded_weights(model))
+    return folded.train(model.training)

@@ -44,7 +44,7 @@ class AttentionCache:
 class LayerCache:
     """The caches of one decoder layer."""
 
-    own: AttentionCache = field(default_factory=AttentionCache)
+    self_attention: AttentionCache = field(default_factory=AttentionCache)
     cross: AttentionCache = field(default_factory=AttentionCache)
 
 
@@ -95,8 +95,8 @@ class Attention(nn.Module):
         fills it once.
         """
         if self.heads == 0:
-            nothing: Tensor = self.output(x.new_zeros(*x.shape[:-1], 0))  # the output's bias
-            return nothing
+            bias: Tensor = self.output(x.new_zeros(*x.shape[:-1], 0))  # the output's bias
+            return bias
         key, value = self._keys(x, memory, cache)
         mixing, folded = None, self._folded()
         if self.mixing is not None and folded is None:
@@ -141,11 +141,11 @@ class Attention(nn.Module):
         if not self.sliced:
             states: Tensor = projection(x)
             return states.view(b, t, self.heads, width).transpose(1, 2)
-        own = x.view(b, t, self.chunks, -1).index_select(2, self.slice_of_head)  # [b t h d/chunks]
+        slices = x.view(b, t, self.chunks, -1).index_select(2, self.slice_of_head)  # [b t h d/chunks]
         if self.shared:
-            states = projection(own)
+            states = projection(slices)
             return states.transpose(1, 2)
-        states = torch.einsum("bthi,hki->bhtk", own, projection.weight.view(self.heads, width, -1))
+        states = torch.einsum("bthi,hki->bhtk", slices, projection.weight.view(self.heads, width, -1))
         return states if projection.bias is None else states + projection.bias.view(self.heads, 1, width)
 
 
@@ -199,8 +199,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
         """From [b t d] to [b t d]."""
-        own, cross = (None, None) if cache is None else (cache.own, cache.cross)
-        attention = partial(self.self_attention, mask=view.mask, real=view.real, causal=view.causal, cache=own)
+        self_cache, cross_cache = (None, None) if cache is None else (cache.self_attention, cache.cross)
+        attention = partial(self.self_attention, mask=view.mask, real=view.real, causal=view.causal, cache=self_cache)
         x = self._around(x, self.self_attention_norm, attention)
         if self.cross_attention is not None:
             attention = partial(
@@ -209,7 +209,7 @@ class Layer(nn.Module):
                 mask=view.memory_mask,
                 real=view.real,
                 causal=view.causal,
-                cache=cross,
+                cache=cross_cache,
             )
             x = self._around(x, self.cross_attention_norm, attention)
         return self._around(x, self.ffn_norm, self.ffn)
@@ -221,14 +221,14 @@ class Layer(nn.Module):
 
 def new_linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
     """A linear layer, Glorot-uniform with zero bias; may have no inputs or no outputs (a layer without heads)."""
-    made = nn.Linear(max(inputs, 1), max(outputs, 1), bias=bias)
+    linear = nn.Linear(max(inputs, 1), max(outputs, 1), bias=bias)
     with torch.no_grad():
-        nn.init.xavier_uniform_(made.weight, gain=gain)
-        if made.bias is not None:
-            made.bias.zero_()
-            made.bias = nn.Parameter(made.bias[:outputs].detach())
+        nn.init.xavier_uniform_(linear.weight, gain=gain)
+        if linear.bias is not None:
+            linear.bias.zero_()
+            linear.bias = nn.Parameter(linear.bias[:outputs].detach())
     if not (inputs and outputs):
         # torch warns about empty layers when it fills them itself
-        made.weight = nn.Parameter(made.weight.new_empty(outputs, inputs))
-        made.in_features, made.out_features = inputs, outputs
-    return made
+        linear.weight = nn.Parameter(linear.weight.new_empty(outputs, inputs))
+        linear.in_features, linear.out_features = inputs, outputs
+    return linear

@@ -52,9 +52,9 @@ class PartialForward:
     def note(self, stack: nn.Module, number: int, x: Tensor) -> None:
         """Record x, the input of layer `number`."""
         if self.recording:
-            kept = self.inputs.setdefault(stack, [])
-            del kept[number:]
-            kept.append(x)
+            recorded = self.inputs.setdefault(stack, [])
+            del recorded[number:]
+            recorded.append(x)
 
 
 _REUSED: ContextVar[PartialForward | None] = ContextVar("headscope_reuse", default=None)

@@ -27,12 +27,12 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
         state |= _cut(state, name, module, removal.kept[site, layer])
     first = next(model.parameters())
     with torch.device("meta"):
-        made = Transformer(_fewer(unmixed(model.config), removal))
-    for copy, original in made.tied().items():
+        smaller = Transformer(_fewer(unmixed(model.config), removal))
+    for copy, original in smaller.tied().items():
         state.setdefault(copy, state[original])
-    made.load_state_dict({key: value.clone() for key, value in state.items()}, assign=True)
-    made.tie()
-    return made.to(first.device).train(model.training)
+    smaller.load_state_dict({key: value.clone() for key, value in state.items()}, assign=True)
+    smaller.tie()
+    return smaller.to(first.device).train(model.training)
 
 
 def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
@@ -44,9 +44,9 @@ def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     for site, layer, name, module in model.attention_modules():
         if heads := removed_heads.get((site, layer)):
             state[f"{name}.output.weight"][:, _rows(heads, module.d_value)] = 0
-    made = Transformer(unmixed(model.config)).to(next(model.parameters()))
-    made.load_state_dict(state)
-    return made.train(model.training)
+    zeroed = Transformer(unmixed(model.config)).to(next(model.parameters()))
+    zeroed.load_state_dict(state)
+    return zeroed.train(model.training)
 
 
 def _cut(state: Mapping[str, Tensor], name: str, module: Attention, kept: tuple[int, ...]) -> dict[str, Tensor]:

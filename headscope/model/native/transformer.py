@@ -105,7 +105,7 @@ class TransformerState:
     def select(self, order: Tensor, *, within: bool = False) -> None:
         """Reorder: row i becomes what was row order[i]; `within`: both are of the same sentence."""
         for cache in self.caches:
-            cache.own.select(order)
+            cache.self_attention.select(order)
             cache.cross.select(order, keys=not within)
         if self.real is not None:
             self.real = self.real.index_select(0, order)
@@ -197,8 +197,8 @@ class Transformer(nn.Module):
             return TransformerState(caches, self.encode(source, source_mask), _visible(source_mask))
         state = TransformerState(caches, real=source_mask)
         if source.shape[1] > 1:
-            whole = None if source_mask is None else source_mask[:, :-1]
-            self._advance(source[:, :-1], state, whole)
+            mask = None if source_mask is None else source_mask[:, :-1]
+            self._advance(source[:, :-1], state, mask)
         return state
 
     def step(self, ids: Tensor, state: TransformerState) -> Tensor:
@@ -219,8 +219,8 @@ class Transformer(nn.Module):
         if t > 1:
             mask = torch.ones(t, past + t, dtype=torch.bool, device=ids.device).tril(past)[None, None]
         if state.real is not None:
-            seen = state.real[:, None, None, : past + t].bool()
-            mask = seen if mask is None else mask & seen
+            visible = state.real[:, None, None, : past + t].bool()
+            mask = visible if mask is None else mask & visible
         view = View(mask, real, True, state.memory, state.memory_mask)
         state.length = past + t
         states: Tensor = self.decoder(self._embed(ids, positions, past=past), view, state.caches)

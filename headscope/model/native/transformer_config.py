@@ -175,9 +175,11 @@ class TransformerConfig:
             if self.encoder is None:
                 raise ConfigError("share_embeddings needs an encoder; a decoder-only model has one table anyway")
             encoder_table = (self.encoder.vocabulary, self.encoder.d_embedding or self.encoder.d_model)
-            other = (decoder.vocabulary, decoder.d_embedding or decoder.d_model)
-            if encoder_table != other:
-                raise ConfigError(f"share_embeddings: tables of {encoder_table} and {other} entries × width differ")
+            decoder_table = (decoder.vocabulary, decoder.d_embedding or decoder.d_model)
+            if encoder_table != decoder_table:
+                raise ConfigError(
+                    f"share_embeddings: tables of {encoder_table} and {decoder_table} entries × width differ"
+                )
         width = self.d_output or decoder.d_model
         table = decoder.d_embedding or decoder.d_model
         if self.tie_output and width != table:

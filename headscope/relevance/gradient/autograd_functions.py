@@ -69,8 +69,8 @@ class _Weighted(torch.autograd.Function):
         weights, values = ctx.saved_tensors
         rules = ctx.active.rules
         to_weights = shared(gradient, rules.weights) if ctx.needs_input_grad[0] else None
-        same = to_weights is not None and rules.weights == rules.values
-        to_values = to_weights if same else shared(gradient, rules.values)
+        same_rule = to_weights is not None and rules.weights == rules.values
+        to_values = to_weights if same_rule else shared(gradient, rules.values)
         return (
             None if to_weights is None else torch.matmul(to_weights, values.transpose(-1, -2)),
             None if to_values is None else torch.matmul(weights.transpose(-1, -2), to_values),

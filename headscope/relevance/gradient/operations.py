@@ -186,15 +186,15 @@ def _norm(
     x: Tensor | None = None,
     normalized_shape: Sequence[int] = (),
     weight: Tensor | None = None,
-    *others: Any,
-    **named: Any,
+    *positional: Any,
+    **keywords: Any,
 ) -> NormParameters | None:
     """The norm over the last axis that a call of `layer_norm` or `rms_norm` asks for; None for more axes."""
     if len(normalized_shape) != 1 or _depends(weight):
         return None
     centred = name == "layer_norm"
-    eps = named.get("eps", others[-1] if len(others) == (2 if centred else 1) else 1e-5 if centred else None)
+    eps = keywords.get("eps", positional[-1] if len(positional) == (2 if centred else 1) else 1e-5 if centred else None)
     if eps is None:
-        x = named.get("input", x)
+        x = keywords.get("input", x)
         eps = torch.finfo(x.dtype).eps if isinstance(x, Tensor) else 0.0
     return NormParameters(weight, centred, float(eps))

@@ -74,8 +74,8 @@ def _read(
     """
     b, h, t, _ = context.shape
     if to_context is None:
-        nothing = context.new_zeros(1, b, h)
-        return Relevance(nothing, nothing, context.new_zeros(1, b, h, t), nothing, nothing)
+        zeros = context.new_zeros(1, b, h)
+        return Relevance(zeros, zeros, context.new_zeros(1, b, h, t), zeros, zeros)
     neurons = precise(context) * precise(to_context)
     by_query = neurons.sum(dim=-1)
     raw = by_query.sum(dim=-1)

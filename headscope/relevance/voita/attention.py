@@ -69,8 +69,8 @@ def by_head(relevance: Tensor, heads: int) -> Tensor:
 
 def by_group(relevance: Tensor, groups: int) -> Tensor:
     """Split the query heads by group: [p b h s k] to [p b g h/g s k]."""
-    p, b, h, *rest = relevance.shape
-    return relevance.reshape(p, b, groups, h // groups, *rest)
+    p, b, h, *axes = relevance.shape
+    return relevance.reshape(p, b, groups, h // groups, *axes)
 
 
 AtInputs = tuple[Tensor | None, Tensor | None, Tensor]
@@ -223,13 +223,17 @@ def ratio_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, e
     """Contribution ratios of weights·V and of query·key, both sums of products; the softmax hands relevance on."""
     queries, keys, values = _zeros(relevance, inputs)
     for rows in query_blocks(relevance, inputs, block):
-        some = inputs.rows(rows)
-        at_products = relevance[:, :, rows] / stabilised(some.context, epsilon)
-        to_weights, to_values = _product_ratios(some.weights[:, :, None], some.value.mT[:, None], epsilon)  # [n t c s]
+        block_inputs = inputs.rows(rows)
+        at_products = relevance[:, :, rows] / stabilised(block_inputs.context, epsilon)
+        to_weights, to_values = _product_ratios(
+            block_inputs.weights[:, :, None], block_inputs.value.mT[:, None], epsilon
+        )  # [n t c s]
         values += torch.einsum("pntc,ntcs->pnsc", at_products, to_values)
         at_scores = torch.einsum("pntc,ntcs->pnts", at_products, to_weights)
-        at_products = at_scores / stabilised(some.query @ some.key.mT, epsilon)
-        to_queries, to_keys = _product_ratios(some.query[..., None], some.key.mT[:, None], epsilon)  # [n t e s]
+        at_products = at_scores / stabilised(block_inputs.query @ block_inputs.key.mT, epsilon)
+        to_queries, to_keys = _product_ratios(
+            block_inputs.query[..., None], block_inputs.key.mT[:, None], epsilon
+        )  # [n t e s]
         queries[:, :, rows] = torch.einsum("pnts,ntes->pnte", at_products, to_queries)
         keys += torch.einsum("pnts,ntes->pnse", at_products, to_keys)
     return queries, keys, values

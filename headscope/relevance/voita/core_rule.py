@@ -101,8 +101,8 @@ Tile = tuple[slice, slice, slice]
 def _tiles(relevance: Tensor, inputs: int) -> Iterator[Tile]:
     """Tokens, outputs and explained positions of every tile; tokens that no relevance reaches are left out."""
     _, r, o = relevance.shape
-    most = max(1, TILE // (relevance.element_size() * inputs))  # rows of z in a tile
-    tokens, outputs = max(1, most // o), min(o, most)
+    rows_of_tile = max(1, TILE // (relevance.element_size() * inputs))  # rows of z in a tile
+    tokens, outputs = max(1, rows_of_tile // o), min(o, rows_of_tile)
     reached = relevance.ne(0).any(dim=-1)  # [p r]
     for first in range(0, r, tokens):
         rows = slice(first, min(first + tokens, r))

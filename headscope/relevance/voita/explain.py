@@ -176,7 +176,7 @@ def _split(start: Tensor | OutputUnits, size: int) -> list[Tensor | OutputUnits]
     if isinstance(start, Tensor):
         return list(torch.split(start, size))
     columns = (torch.split(column, size) for column in (start.tokens, start.classes, start.values))
-    return [OutputUnits(*some) for some in zip(*columns, strict=True)]
+    return [OutputUnits(*parts) for parts in zip(*columns, strict=True)]
 
 
 def _positions(

@@ -259,11 +259,13 @@ class VoitaRules:
         arrived = sum((absolute_total(part, self.sentences) for part in parts), torch.zeros((), dtype=total.dtype))
         return _scaled(total, _ratio(arrived, absolute_total(total, self.sentences)))
 
-    def joint(self, total: Tensor, own: Tensor, memory: Tensor) -> Tensor:
+    def joint(self, total: Tensor, query_relevance: Tensor, memory_relevance: Tensor) -> Tensor:
         """Factor [p b] for what a cross attention's sublayer hands on, `total` [p b] having come in."""
         if self.table.rescale != "absolute":
             return torch.ones_like(total)
-        return _ratio(total, absolute_total(own, self.sentences) + absolute_total(memory, self.sentences))
+        return _ratio(
+            total, absolute_total(query_relevance, self.sentences) + absolute_total(memory_relevance, self.sentences)
+        )
 
     def _inputs(self, *tensors: Tensor) -> list[Tensor]:
         widened = [tensor.to(self.dtype) for tensor in tensors]

@@ -68,22 +68,22 @@ class Trace:
     steps: list[Step] = field(default_factory=list)
     contexts: dict[int, tuple[AttentionSite, Tensor]] = field(default_factory=dict)
     roots: dict[str, Tensor] = field(default_factory=dict)
-    known: set[int] = field(default_factory=set)
+    tracked: set[int] = field(default_factory=set)
     spoiled: dict[int, str] = field(default_factory=dict)
     inside: list[str] = field(default_factory=list)
 
-    def named(self, function: str) -> str:
+    def describe(self, function: str) -> str:
         """A function and the type of the module that calls it."""
         return f"{function} in {self.inside[-1]}" if self.inside else function
 
     def follows(self, value: Any) -> bool:
         """Whether a value is a tensor that depends on a stack's input."""
-        return isinstance(value, Tensor) and id(value) in self.known
+        return isinstance(value, Tensor) and id(value) in self.tracked
 
     def add(self, step: Step) -> None:
         """Append a step; its output is from now on one that depends on a stack's input."""
         self.steps.append(step)
-        self.known.add(id(step.output))
+        self.tracked.add(id(step.output))
 
 
 class _Recorder(TorchFunctionMode):
@@ -101,7 +101,7 @@ class _Recorder(TorchFunctionMode):
             func, name = OUT_OF_PLACE[name]
         output = func(*args, **kwargs)
         if (name.endswith("_") and not name.startswith("__")) or name == "__setitem__":
-            trace.spoiled[id(args[0])] = trace.named(name)
+            trace.spoiled[id(args[0])] = trace.describe(name)
             return output
         if isinstance(output, Tensor):
             self._note(func, name, args, kwargs, output, None)
@@ -112,22 +112,22 @@ class _Recorder(TorchFunctionMode):
 
     def _depends(self, name: str, args: Any, kwargs: Any) -> bool:
         follows = self.trace.follows
-        if not self.trace.known:
+        if not self.trace.tracked:
             return False
         return follows(args[0]) if name in LIKE else any(map(follows, _tensors(args, kwargs)))
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, index: int | None) -> None:
         trace = self.trace
-        if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in trace.known:
+        if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in trace.tracked:
             return
         inputs = tuple(value for value in _tensors(args, kwargs) if trace.follows(value))
         recognise = FUNCTIONS.get(name)
         operation = None if recognise is None else recognise(trace.follows, args, kwargs, output)
         if operation is None:
-            trace.add(Step("unknown", trace.named(name), inputs, output))
+            trace.add(Step("unknown", trace.describe(name), inputs, output))
             return
         detail = (func, args, kwargs, index) if operation.kind == "move" else operation.detail
-        trace.add(Step(operation.kind, trace.named(name), operation.inputs or inputs, output, detail))
+        trace.add(Step(operation.kind, trace.describe(name), operation.inputs or inputs, output, detail))
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
@@ -153,7 +153,7 @@ def traced(model: nn.Module) -> Iterator[Trace]:
             attention_site = current[0] = tracker.attention_site(call.module)
             if attention_site is None or not any(map(trace.follows, (call.query, call.key, call.value))):
                 return
-            trace.known.discard(id(call.context))
+            trace.tracked.discard(id(call.context))
             inputs = call.query, call.key, call.value
             trace.add(Step("attention", "attend", inputs, call.context, AttentionDetail(attention_site, call)))
 

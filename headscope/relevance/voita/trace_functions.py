@@ -82,20 +82,20 @@ def _division(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Opera
 
 
 def _layer_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    named = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
-    if len(named["normalized_shape"]) != 1:
+    arguments = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
+    if len(arguments["normalized_shape"]) != 1:
         return None
-    norm = NormDetail(named.get("weight"), named.get("bias"), named.get("eps", 1e-5))
-    return Operation("norm", norm, (named["input"],))
+    norm = NormDetail(arguments.get("weight"), arguments.get("bias"), arguments.get("eps", 1e-5))
+    return Operation("norm", norm, (arguments["input"],))
 
 
 def _rms_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    named = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
-    epsilon = named.get("eps")
+    arguments = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
+    epsilon = arguments.get("eps")
     epsilon = torch.finfo(output.dtype).eps if epsilon is None else epsilon
-    if len(named["normalized_shape"]) != 1:
+    if len(arguments["normalized_shape"]) != 1:
         return None
-    return Operation("rms", NormDetail(named.get("weight"), None, epsilon, centred=False), (named["input"],))
+    return Operation("rms", NormDetail(arguments.get("weight"), None, epsilon, centred=False), (arguments["input"],))
 
 
 def _like(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:

@@ -62,12 +62,12 @@ def structure(trace: Trace) -> Structure:
 
 def _projections(tensor: Tensor, makers: dict[int, Step]) -> list[Step]:
     """The linear steps that a query, key or value comes from, past re-arrangements, rotations and norms."""
-    waiting, linear, seen = [tensor], [], set()
+    waiting, linear, visited = [tensor], [], set()
     while waiting:
         step = makers.get(id(waiting.pop()))
-        if step is None or id(step) in seen:
+        if step is None or id(step) in visited:
             continue
-        seen.add(id(step))
+        visited.add(id(step))
         if step.kind == "linear":
             linear.append(step)
         elif step.kind in _THROUGH:
