@@ -1,4 +1,4 @@
-"""How much worse the model gets without a head."""
+"""Ablation of heads: the change of the objective when a head is closed."""
 
 from __future__ import annotations
 

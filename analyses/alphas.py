@@ -1,4 +1,4 @@
-"""How models that mix heads mix them: the matrices themselves, and what they have become since the identity."""
+"""Mixing matrices of models that mix heads linearly, and how far they are from the identity."""
 
 from __future__ import annotations
 

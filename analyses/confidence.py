@@ -1,4 +1,4 @@
-"""How sharp a head is: mean of its largest attention weight (Voita et al. 2019, §4; three MHR variants)."""
+"""Confidence: the mean of a head's largest attention weight (Voita et al. 2019, §4; three MHR variants)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a head writes: norms of the values it moves (Kobayashi et al. 2020)."""
+"""Contribution: norms of the projected values that a head moves (Kobayashi et al. 2020)."""
 
 from __future__ import annotations
 

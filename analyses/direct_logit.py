@@ -1,4 +1,4 @@
-"""What a head says by itself: its direct effect on the logit of the reference (Elhage et al. 2021)."""
+"""Direct logit attribution: a head's direct effect on the logit of the reference (Elhage et al. 2021)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a head looks: mean distance between a query and the key with its largest weight."""
+"""Attention distance: the mean distance between a query and the key with its largest weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why don't heads learn the same thing? Their parameters compared: cosines, principal angles, effective ranks."""
+"""Distinctness of the heads of a layer by their parameters: cosines, principal angles, effective ranks."""
 
 from __future__ import annotations
 

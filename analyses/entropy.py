@@ -1,4 +1,4 @@
-"""How spread a head's attention is: entropy of its weights in nats, and as a share of the maximum."""
+"""Entropy of attention weights, in nats and as a share of the maximum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which heads a model's own gates let through (Voita et al. 2019, §5)."""
+"""The values of a model's own head gates (Voita et al. 2019, §5)."""
 
 from __future__ import annotations
 

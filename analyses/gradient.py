@@ -1,4 +1,4 @@
-"""How much the objective would move with a head's gate (Michel et al. 2019)."""
+"""The gradient of the objective with respect to each head's gate (Michel et al. 2019)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the way from no heads to all heads is a head's."""
+"""Integrated gradients of the objective along the path from all heads closed to all heads open."""
 
 from __future__ import annotations
 

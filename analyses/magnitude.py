@@ -1,4 +1,4 @@
-"""How large a head's parameters are."""
+"""Norms of each head's parameters."""
 
 from __future__ import annotations
 

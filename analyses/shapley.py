@@ -1,4 +1,4 @@
-"""What a head adds to the heads that happen to be there already."""
+"""Shapley values of heads: the mean effect of adding a head to a random set of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How alike the heads of a layer are: cosine and L2 of contexts, linear CKA, Jensen–Shannon of weights."""
+"""Similarity of the heads of a layer: cosine and L2 of contexts, linear CKA, Jensen–Shannon of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much attention goes to no content: mean weight on the first key and on special tokens."""
+"""Attention sinks: the mean weight on the first key and on special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The squared first-order effect of taking a head out (Molchanov et al. 2019)."""
+"""Taylor importance: the squared first-order effect of removing a head (Molchanov et al. 2019)."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def in_one_line() -> Iterator[None]:
         raise ConfigError(f"{_one_line(refused.format_message()).rstrip('.')}{see_help}") from None
 
 
-def speaks() -> bool:
+def reports_error() -> bool:
     """Whether this process reports the error: of the processes of one torchrun, the first that calls this."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return True

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from headscope.cli.failures import described, in_one_line, one_process, speaks
+from headscope.cli.failures import described, in_one_line, one_process, reports_error
 from headscope.errors import ConfigError, options_as_flags
 from headscope.files import interrupts
 from headscope.model.process_settings import process_settings
@@ -140,7 +140,7 @@ def _run() -> None:
         if _interrupted(error) or (interrupts.received() and not isinstance(error, SystemExit)):
             _end_interrupted()
         if line := described(error):
-            if speaks():
+            if reports_error():
                 print(f"error: {line}", file=sys.stderr, flush=True)
             sys.exit(2)
         _flush()

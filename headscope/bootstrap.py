@@ -177,8 +177,8 @@ class Bootstrap:
                 (statistic.used, statistic.whole_numbers, statistic.total.shape, statistic.count.shape), []
             ).append(number)
         for (_, _, cells, counts), numbers in alike.items():
-            many = max(1, CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
-            for part in (numbers[first : first + many] for first in range(0, len(numbers), many)):
+            group_size = max(1, CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
+            for part in (numbers[first : first + group_size] for first in range(0, len(numbers), group_size)):
                 if len(part) == 1:
                     estimates[part[0]] = self.ratio(group_sums[part[0]])
                     continue
@@ -225,8 +225,8 @@ def interval(samples: Tensor) -> Estimate:
     flat = replicates.reshape(len(replicates), -1).T.contiguous()  # [cells r]
     ordered = torch.from_numpy(np.sort(flat.numpy(), axis=-1))  # NaN sorts last; numpy sorts rows much faster
     counted = torch.full((len(ordered),), ordered.shape[1])  # [cells]
-    some = ordered[:, -1:].isnan().any(dim=-1)
-    counted[some] = (~ordered[some].isnan()).sum(dim=-1)
+    with_nan = ordered[:, -1:].isnan().any(dim=-1)
+    counted[with_nan] = (~ordered[with_nan].isnan()).sum(dim=-1)
     low, high = (_quantile(ordered, counted, share).reshape(value.shape) for share in (tail, 1 - tail))
     return Estimate(value, low, high)
 

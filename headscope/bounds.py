@@ -62,9 +62,9 @@ def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes
         option = (flags or {}).get(name) or (f"--{name.replace('_', '-')}" if dashes else name)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{option} is {value}; it must be a finite number")
-        most = maximum or MOST.get(name, REAL if isinstance(value, float) else WHOLE)
-        if abs(value) > most:
-            raise ConfigError(f"{option} is {_short(value)}; it must be at most {most:,}")
+        bound = maximum or MOST.get(name, REAL if isinstance(value, float) else WHOLE)
+        if abs(value) > bound:
+            raise ConfigError(f"{option} is {_short(value)}; it must be at most {bound:,}")
         if name == "seed" and value < 0:
             raise ConfigError(f"{option} is {value}; it must not be negative")
 

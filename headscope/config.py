@@ -46,10 +46,10 @@ def check_choices(options: Any) -> None:
 
 def check_options(options: Any) -> None:
     """ConfigError for a number of an options class that is out of bounds, and for a word that is none of a Literal."""
-    for each in fields(options):
-        value, minimum = getattr(options, each.name), each.metadata.get("minimum")
+    for entry in fields(options):
+        value, minimum = getattr(options, entry.name), entry.metadata.get("minimum")
         if minimum is not None and value is not None and value < minimum:
-            raise ConfigError(f"{flag(each.name)} {value}: at least {minimum} is needed")
+            raise ConfigError(f"{flag(entry.name)} {value}: at least {minimum} is needed")
     check_numbers(options)
     for name, allowed, strange in _strange_choices(options):
         _one_of(flag(name), strange, *filter(None, allowed))
@@ -67,7 +67,7 @@ def _strange_choices(options: Any) -> Iterator[tuple[str, tuple[Any, ...], Any]]
         inner = [part for part in get_args(hint) if get_origin(part) is Literal] or [hint]
         allowed = get_args(inner[0]) if get_origin(inner[0]) is Literal else ()
         values = value if isinstance(value, tuple) else (value,)
-        strange = [each for each in values if each not in allowed and not (each is None and inner != [hint])]
+        strange = [part for part in values if part not in allowed and not (part is None and inner != [hint])]
         if allowed and strange:
             yield name, allowed, strange[0]
 
@@ -85,7 +85,7 @@ class Companions:
     hp: Path | None = None
     bpe: Path | None = None
 
-    def given(self) -> list[str]:
+    def names(self) -> list[str]:
         """Names of the companions that were given."""
         return [name for name in ("dicts", "hp", "bpe") if getattr(self, name) is not None]
 

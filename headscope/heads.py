@@ -70,13 +70,13 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     """
     if "," not in names and is_file(names):
         names = ",".join(read_text(Path(names), error=ConfigError).split())
-    chosen: dict[HeadId, None] = {}
+    selected_heads: dict[HeadId, None] = {}
     for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
         selected = [head for head in all_heads(layout) if _matches(name, head)]
         if not selected:
             raise ConfigError(f"no head of this model is called {name[:60]!r}; it has {describe_heads(layout)}")
-        chosen.update(dict.fromkeys(selected))
-    return list(chosen)
+        selected_heads.update(dict.fromkeys(selected))
+    return list(selected_heads)
 
 
 def all_heads(layout: Layout) -> Iterable[HeadId]:

@@ -32,39 +32,39 @@ class Registry(Generic[T]):
         self.kind = kind
         self.package = package
         self.group = group
-        self._found: dict[str, T] = {}
-        self._where: dict[str, str] = {}
+        self._variants: dict[str, T] = {}
+        self._modules: dict[str, str] = {}
         self._walked = False
 
     def register(self, name: str, variant: T, *, where: str) -> T:
         """Add `variant` under `name`; `where` is its module, for the error of a duplicate."""
-        if name in self._found:
+        if name in self._variants:
             raise ConfigError(
-                f"{self.kind} {name!r} is registered twice: in {self._where[name]} and in {where}; rename one of them"
+                f"{self.kind} {name!r} is registered twice: in {self._modules[name]} and in {where}; rename one of them"
             )
-        self._found[name] = variant
-        self._where[name] = where
+        self._variants[name] = variant
+        self._modules[name] = where
         return variant
 
     def names(self) -> list[str]:
         """All names, sorted."""
         self._walk()
-        return sorted(self._found)
+        return sorted(self._variants)
 
     def get(self, name: str) -> T:
         """The variant called `name`; an unknown name raises ConfigError with the nearest one."""
         self._walk()
-        if name not in self._found:
+        if name not in self._variants:
             raise ConfigError(unknown(self.kind, name, self.names()))
-        return self._found[name]
+        return self._variants[name]
 
     def registered(self) -> dict[str, T]:
         """What has been registered so far; imports nothing."""
-        return dict(self._found)
+        return dict(self._variants)
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
         self._walk()
-        return iter(sorted(self._found.items()))
+        return iter(sorted(self._variants.items()))
 
     def unread(self) -> Iterator[tuple[str, Path]]:
         """Names and files of the modules that asking for a name would import; nothing where that was done."""

@@ -29,10 +29,10 @@ class Signature:
     def __str__(self) -> str:
         return "|".join(f"{key}:{value}" for key, value in self.entries.items())
 
-    def having(self, **more: str) -> Signature:
+    def having(self, **changes: str) -> Signature:
         """A copy with entries replaced, or added at the front."""
-        first = {key: value for key, value in more.items() if key not in self.entries}
-        return Signature({**first, **{key: more.get(key, value) for key, value in self.entries.items()}})
+        first = {key: value for key, value in changes.items() if key not in self.entries}
+        return Signature({**first, **{key: changes.get(key, value) for key, value in self.entries.items()}})
 
 
 class _Checkpoint(Protocol):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headscope.bounds import MOST, MOST_HEADS, MOST_LAYERS, WHOLE, check_numbers
-from headscope.cli.failures import described, speaks
+from headscope.cli.failures import described, reports_error
 from headscope.config import EvaluateConfig
 from headscope.data.corpus import open_corpus
 from headscope.data.parses import read_conllu
@@ -268,7 +268,7 @@ def test_commands_that_share_no_work_are_refused_once(
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, status, said in (("0", 2, "runs in one process; start it without torchrun\n"), ("1", 0, "")):
         monkeypatch.setenv("RANK", rank)
-        monkeypatch.setattr("headscope.cli.main.speaks", lambda: True)
+        monkeypatch.setattr("headscope.cli.main.reports_error", lambda: True)
         found = commands.ran([*command.words, "x"])
         assert (found.status, found.said, found.crash) == (status, "", None)
         name = command.words[0] if command.words[0] == "plot" else " ".join(command.words)
@@ -278,12 +278,12 @@ def test_commands_that_share_no_work_are_refused_once(
 def test_one_process_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch import distributed
 
-    assert speaks()
+    assert reports_error()
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     environment = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert [speaks() for _ in range(3)] == [True, False, False]
+    assert [reports_error() for _ in range(3)] == [True, False, False]
 
 
 def test_large_seeds_stay_what_they_are() -> None:

@@ -1,4 +1,4 @@
-"""How frequent tokens are: from a file of counts, or counted over a corpus with the model's own pieces."""
+"""Token frequencies: from a file of counts, or counted over a corpus with the model's own subwords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint is: the facts that `headscope show` prints."""
+"""The facts about a checkpoint that `headscope show` prints."""
 
 from __future__ import annotations
 

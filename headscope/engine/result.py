@@ -1,4 +1,4 @@
-"""What comes of analyses of a checkpoint on a text."""
+"""Results of the analyses of a checkpoint on a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that `headscope train` can be told, whatever the variant; imports no torch (see `variant`)."""
+"""The options of `headscope train` that all variants share; imports no torch (see `variant`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of a model without some heads, trained from scratch (Voita et al. 2019, table 2).
+"""Training a model without some heads from scratch (Voita et al. 2019, table 2).
 
 A native Transformer with as many heads in every layer, fresh weights and the checkpoint's own vocabularies is trained
 as a recipe says: the options of a run of `headscope train`, or a TOML file of them.

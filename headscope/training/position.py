@@ -1,4 +1,4 @@
-"""Where a training stands, and how long it was planned to be; imports no torch."""
+"""The position within a training run (epoch, update, tokens) and its planned length; imports no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Where training stands. Hooks of the first update of all see epoch 1, update 0, sentences 0.
+    """How far training has come. Hooks of the first update of all see epoch 1, update 0, sentences 0.
 
     `epoch` counts from 1; `update` is how many optimizer updates are done, `update_in_epoch` how many of them
     in this epoch; `sentences` and `tokens` (target tokens, the closing one included) are what those updates

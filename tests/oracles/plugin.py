@@ -15,11 +15,11 @@ from headscope.registry import Registry
 def registered(registry: Registry[Any], module: str) -> Iterator[None]:
     """Within the block `registry` has what a module of the package registers; afterwards what it had before."""
     registry.names()
-    before = dict(registry._found), dict(registry._where)
+    before = dict(registry._variants), dict(registry._modules)
     name = f"tests.plugin.headscope_plugin.{module}"
     try:
         importlib.import_module(name)
         yield
     finally:
         sys.modules.pop(name, None)
-        registry._found, registry._where = before
+        registry._variants, registry._modules = before

@@ -1,4 +1,4 @@
-"""Attention maps of chosen heads over one sentence, the pieces written on both axes."""
+"""Attention maps of chosen heads over one sentence, with its subwords on both axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranking deserves belief: the two curves of every ranking, and the areas between them side by side."""
+"""Faithfulness of rankings: both removal curves of every ranking, and the areas between them as bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pruning costs and what it leaves: quality, sites, functions of survivors, and gates while they learn."""
+"""Figures of pruning runs: quality, heads kept per site, functions of the heads kept, and gates during training."""
 
 from __future__ import annotations
 

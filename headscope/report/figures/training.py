@@ -1,4 +1,4 @@
-"""How training went, run beside run: loss, BLEU, and what each variant notes of its gates, matrices and swaps."""
+"""Training curves of several runs: loss, BLEU, and what each variant logs of its gates, matrices and swaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loss that keeps the heads of a module from saying the same (Li et al. 2018, on outputs)."""
+"""Disagreement loss: the mean cosine between the outputs of a module's heads (Li et al. 2018)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads change places between layers as training goes by (Azov & Landau, MHR: "rotation")."""
+"""Swapping heads between layers during training (Azov & Landau, MHR: "rotation")."""
 
 from __future__ import annotations
 
