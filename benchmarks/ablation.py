@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from headscope.assets import demo_checkpoint
 from headscope.attribution.explained import explained_batch
 from headscope.attribution.measures import ablation
-from headscope.attribution.objectives.representation import Representation, mean_pooled
+from headscope.attribution.objectives.representation import Representation
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch
+from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
 from headscope.model.layer_index import LayerIndex

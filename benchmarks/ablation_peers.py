@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.representation import mean_pooled
 from headscope.data.encoded import Batch
+from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint
 from headscope.model.interface import through_attend
 

@@ -187,7 +187,9 @@ def _try_rankings(
         steps=config.faithfulness_steps,
         random_orders=config.faithfulness_seeds,
         bleu=config.faithfulness_bleu,
-        objective=choose_objective(config.objective, checkpoint, has_target=corpus.has_target),
+        objective=choose_objective(
+            config.objective, checkpoint, has_target=corpus.has_target, has_labels=corpus.has_labels
+        ),
         seed=config.seed,
         replicates=config.bootstrap,
     )

@@ -72,7 +72,8 @@ def analyze(
     """
     began = time.monotonic()
     if any(map(needs_objective, analyses)):
-        name = choose_objective(options.objective, checkpoint, has_target=corpus.has_target)
+        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
+        name = choose_objective(options.objective, checkpoint, **given)
         options = replace(options, objective=name)
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
     runner = AnalysisRunner(checkpoint, running, options, detail=detail)
@@ -171,9 +172,9 @@ def _streams(
 
 
 def _labelled(checkpoint: Checkpoint, corpus: Corpus, running: Sequence[Analysis]) -> bool:
-    """Whether batches must say what the decoder should predict."""
+    """Whether batches must say what the model should predict."""
     needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
-    return needed and decodes_words(checkpoint, corpus)
+    return needed and gives_labels(checkpoint, corpus)
 
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
@@ -182,10 +183,10 @@ def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
         raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
 
 
-def decodes_words(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-    """Whether a decoder reads the corpus and predicts words of it, so that batches can say which."""
+def gives_labels(checkpoint: Checkpoint, corpus: Corpus) -> bool:
+    """Whether a corpus says what the model should predict: it has labels, or words that a decoder reads."""
     predicts = checkpoint.decodes and checkpoint.predicts == "words"
-    return predicts and (corpus.has_target or not checkpoint.two_sided)
+    return corpus.has_labels or (predicts and (corpus.has_target or not checkpoint.two_sided))
 
 
 def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator[Batch]:

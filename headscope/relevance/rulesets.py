@@ -48,7 +48,7 @@ def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Targ
                 "the mean-pooled final state is explained"
             )
         return "representation"
-    if checkpoint.predicts == "classes" and target == "reference":
+    if checkpoint.label_names and target == "reference":
         raise ConfigError("--target-token reference: the text says no class; choose top1 or contrastive")
     return target
 

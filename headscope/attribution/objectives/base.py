@@ -28,13 +28,15 @@ class ObjectiveOutput:
     `values` [b] is differentiable with respect to the output; `counts` [b] is the number of predictions that are summed
     (1 where nothing is summed): a mean over the corpus is Σ values / Σ counts. `aim` is the target of the objective,
     without gradient: pass it on to evaluate an altered model on the same target. `vector` [b d] is for objectives
-    that compare vectors. NumericalError where a value is NaN.
+    that compare one vector a sentence, `states` [b n d] for those that compare several, zero where there is padding.
+    NumericalError where a value is NaN.
     """
 
     values: Tensor
     counts: Tensor
     aim: Tensor | None = None
     vector: Tensor | None = None
+    states: Tensor | None = None
 
     def __post_init__(self) -> None:
         if bool(self.values.isnan().any()):  # a probability of 0 is a loss of ∞, which is no error
@@ -45,21 +47,23 @@ class Objective(ABC):
     """One number per sentence. A file in this folder defines one final subclass and registers it.
 
     `seed` and the sentence number decide what is drawn (which tokens are hidden): a batch of N sentences is N batches
-    of one. `higher_is_better` says whether damage lowers or raises the value.
+    of one. `higher_is_better` says whether damage lowers or raises the value, `trains` whether gates and models can
+    learn by the damage.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     version: ClassVar[int] = 1
     higher_is_better: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
 
     def __init__(self, *, seed: int = 1) -> None:
         self.seed = seed
 
     @classmethod
     @abstractmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-        """Why the objective does not apply to a checkpoint, None where it does."""
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        """Why the objective does not apply to a checkpoint on such a text, None where it does."""
 
     def alters(self, checkpoint: Checkpoint) -> bool:
         """Whether `prepared` changes the text."""
@@ -93,6 +97,10 @@ class Objective(ABC):
         difference = intact.values - altered.values
         return difference if self.higher_is_better else -difference
 
+    def performance(self, value: float, damage: float) -> float:
+        """What a user is told of means over a corpus: the value, or for objectives that compare models the damage."""
+        return value
+
 
 OBJECTIVES: Registry[type[Objective]] = Registry(
     "objective", package="headscope.attribution.objectives", group="headscope.attribution.objectives"
@@ -107,20 +115,22 @@ def objective(cls: type[Objective]) -> type[Objective]:
 DEFAULTS = ("loss", "top1", "representation")
 
 
-def default_objective(checkpoint: Checkpoint, *, has_target: bool) -> str:
-    """`loss` where the model predicts words and has a reference, `top1` for classes, else `representation`."""
-    return next(name for name in DEFAULTS if OBJECTIVES.get(name).applies(checkpoint, has_target=has_target) is None)
+def default_objective(checkpoint: Checkpoint, *, has_target: bool, has_labels: bool = False) -> str:
+    """`loss` where there is a reference, hidden words or labels, `top1` of other classifiers, else `representation`."""
+    given = {"has_target": has_target, "has_labels": has_labels}
+    return next(name for name in DEFAULTS if OBJECTIVES.get(name).applies(checkpoint, **given) is None)
 
 
-def choose_objective(name: str, checkpoint: Checkpoint, *, has_target: bool) -> str:
+def choose_objective(name: str, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool = False) -> str:
     """The objective's name, or the default where `name` is empty.
 
     ConfigError for an unknown name, and for an objective that does not apply to this checkpoint or corpus.
     """
     if not name:
-        return default_objective(checkpoint, has_target=has_target)
-    why = OBJECTIVES.get(name).applies(checkpoint, has_target=has_target)
+        return default_objective(checkpoint, has_target=has_target, has_labels=has_labels)
+    why = OBJECTIVES.get(name).applies(checkpoint, has_target=has_target, has_labels=has_labels)
     if why is not None:
-        fitting = [known for known, cls in OBJECTIVES if cls.applies(checkpoint, has_target=has_target) is None]
+        given = {"has_target": has_target, "has_labels": has_labels}
+        fitting = [known for known, cls in OBJECTIVES if cls.applies(checkpoint, **given) is None]
         raise ConfigError(f"--objective {name}: {why}; choose {' or '.join(fitting)}")
     return name

@@ -22,7 +22,7 @@ class LogProbability(Objective):
     summary = "log-probability of the whole reference"
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
         if checkpoint.predicts == "words" and not checkpoint.decodes:
             return "a masked language model gives a text no probability"
         return no_words(checkpoint, has_target=has_target)

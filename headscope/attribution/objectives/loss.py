@@ -23,15 +23,18 @@ class Loss(Objective):
     Hugging Face model every token after its first). Masked language models predict 15 % of the tokens that are not
     special, at least one a sentence, all replaced by the mask token at once, as `headscope evaluate --hiding
     random` does (in its training BERT keeps or swaps some of them). Which ones follows from the seed and the
-    sentence's number.
+    sentence's number. Of classifiers it is the cross-entropy of the labels that the corpus has.
     """
 
     name = "loss"
-    summary = "the training criterion: -log p of the reference, or of hidden tokens"
+    summary = "the training criterion: -log p of the reference, of hidden tokens, or of labels"
     higher_is_better = False
+    trains = True
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        if checkpoint.label_names:
+            return None if has_labels else "needs --labels FILE, what the classifier should say"
         why = no_words(checkpoint, has_target=has_target)
         if why is None and not checkpoint.decodes:
             try:
@@ -41,11 +44,11 @@ class Loss(Objective):
         return why
 
     def alters(self, checkpoint: Checkpoint) -> bool:
-        return not checkpoint.decodes
+        return checkpoint.predicts == "words" and not checkpoint.decodes
 
     def prepared(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
         """Masked language models: with hidden tokens, and these as labels."""
-        if checkpoint.decodes:
+        if not self.alters(checkpoint):
             return batch
         hidden = torch.zeros_like(batch.source.real)
         ordinary = (batch.source.real & ~batch.source.special).tolist()

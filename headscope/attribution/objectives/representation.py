@@ -8,6 +8,7 @@ from torch import Tensor
 from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.attribution.objectives.predictions import precise
 from headscope.data.encoded import Batch
+from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint
 
 
@@ -24,9 +25,10 @@ class Representation(Objective):
 
     name = "representation"
     summary = "mean-pooled final state: its length along its own direction, cosine distance for ablations"
+    trains = True
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
         return None
 
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
@@ -46,8 +48,6 @@ class Representation(Objective):
         assert intact.vector is not None and altered.vector is not None
         return 1 - torch.nn.functional.cosine_similarity(intact.vector, altered.vector, dim=-1)
 
-
-def mean_pooled(states: Tensor, real: Tensor) -> Tensor:
-    """Mean of states [b t d] over real positions [b t]: [b d]."""
-    weights = real.to(states.dtype)
-    return (weights[:, None] @ states)[:, 0] / weights.sum(dim=-1, keepdim=True)
+    def performance(self, value: float, damage: float) -> float:
+        """The cosine to the intact model."""
+        return 1 - damage

@@ -16,16 +16,16 @@ class Top1(Objective):
     """Σ over positions of the largest logit; counts are positions. For a classifier the logit of its class.
 
     A decoder predicts at every real position, teacher-forced; an encoder at every token that is not special,
-    with nothing hidden. `aim` [b t] (or [b]) holds the predicted ids: an altered model's value is the logits of
-    what the intact model predicts.
+    with nothing hidden, and so does a model that tags words. `aim` [b t] (or [b]) holds the predicted ids: an altered
+    model's value is the logits of what the intact model predicts.
     """
 
     name = "top1"
     summary = "logit of what the model says: the likeliest token of each position, or the class"
 
     @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-        return None if checkpoint.predicts == "classes" else no_words(checkpoint, has_target=has_target)
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        return None if checkpoint.label_names else no_words(checkpoint, has_target=has_target)
 
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
         return checkpoint.class_scores(batch) if checkpoint.predicts == "classes" else checkpoint.logits(batch)

@@ -60,7 +60,7 @@ def _damage(
         limit=options.limit,
         long=options.long,
         losses=Omissions(),
-        labels=True,
+        labels=corpus.has_labels or checkpoint.predicts == "words",
     )
     with torch.inference_mode():
         for batch in corpus_batches:

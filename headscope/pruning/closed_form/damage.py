@@ -11,7 +11,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective, Objecti
 from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.plan import decodes_words, refuse_unread_target
+from headscope.engine.plan import gives_labels, refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
 from headscope.model.threads import threads_for_pass
@@ -56,7 +56,8 @@ class DamageMeter:
         ConfigError for an objective that does not apply, and for a target that the model cannot read.
         """
         refuse_unread_target(checkpoint, corpus)
-        name = choose_objective(objective, checkpoint, has_target=corpus.has_target)
+        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
+        name = choose_objective(objective, checkpoint, **given)
         batching = batching or BatchingOptions()
         stream = batches(
             corpus,
@@ -65,7 +66,7 @@ class DamageMeter:
             limit=sentence_limit(checkpoint, batching),
             long=batching.long,
             losses=Omissions(),
-            labels=decodes_words(checkpoint, corpus),
+            labels=gives_labels(checkpoint, corpus),
         )
         meter = cls(checkpoint, OBJECTIVES.get(name)(seed=seed), corpus.count)
         with eval_mode(checkpoint.model), torch.no_grad():
@@ -87,5 +88,5 @@ class DamageMeter:
                 damage += float(self.objective.damage(intact, outcome).double().sum())
                 predictions += float(intact.counts.sum())
         share = damage / predictions
-        value = 1 - share if any(outcome.vector is not None for _, outcome in self.intact) else total / predictions
+        value = self.objective.performance(total / predictions, share)
         return Performance(self.objective.name, value, share, self.sentences, predictions)

@@ -23,7 +23,7 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.distributed import Processes
 from headscope.engine.gram_matrix import gram
-from headscope.engine.plan import ALONE, decodes_words, refuse_unread_target
+from headscope.engine.plan import ALONE, gives_labels, refuse_unread_target
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
@@ -128,7 +128,8 @@ def collect_moments(
     refuse_unread_target(checkpoint, corpus)
     chosen = None
     if objective is not None:
-        name = choose_objective(objective, checkpoint, has_target=corpus.has_target)
+        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
+        name = choose_objective(objective, checkpoint, **given)
         chosen = OBJECTIVES.get(name)(seed=seed)
     batching = batching or BatchingOptions()
     stream = batches(
@@ -138,7 +139,7 @@ def collect_moments(
         limit=sentence_limit(checkpoint, batching),
         long=batching.long,
         losses=Omissions(),
-        labels=chosen is not None and decodes_words(checkpoint, corpus),
+        labels=chosen is not None and gives_labels(checkpoint, corpus),
     )
     collector = _Collector(checkpoint, chosen)
     with eval_mode(checkpoint.model), collector.observing():

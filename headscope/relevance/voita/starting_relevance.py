@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.predictions import predicting
-from headscope.attribution.objectives.representation import mean_pooled
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
+from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint
 from headscope.relevance.rulesets import Target, explained_quantity
 from headscope.relevance.voita.rules import OutputUnits, rule_dtype
