@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ import transformers
 
 from headscope.attribution.objectives.base import OBJECTIVES, ObjectiveOutput, choose_objective, default_objective
 from headscope.data.batching import Omissions, batches
+from headscope.data.corpus import Labels, open_corpus
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
-from headscope.formats.base import Checkpoint
-from tests.oracles import speakers, tiny
+from headscope.formats.base import Checkpoint, open_checkpoint
+from tests.oracles import classifiers, speakers, tiny
 from tests.oracles.shuffled import together
 from tests.oracles.speakers import SPEAKERS, asked
 
@@ -121,9 +123,7 @@ def test_classes() -> None:
         for sentence, value in zip(speakers.corpus("bert"), found.values, strict=True):
             ids = torch.tensor([asked("bert", sentence, hide=False).source])
             assert value.item() == pytest.approx(its.model(input_ids=ids).logits.max().item(), rel=1e-10)
-    with pytest.raises(
-        ConfigError, match=r"--objective loss: needs a model that predicts words.*choose repr.* or top1"
-    ):
+    with pytest.raises(ConfigError, match=r"--objective loss: needs --labels FILE.*choose repr.* or top1"):
         choose_objective("loss", its, has_target=False)
 
 
@@ -149,3 +149,62 @@ def test_hiding_follows_from_seed_and_number() -> None:
     for row, sentence in enumerate(speakers.corpus("bert")):
         alone = asked("bert", sentence)
         assert one.source.ids[row, : len(alone.source)].tolist() == alone.source
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+@pytest.mark.parametrize("name", ["representation-l2", "token-representation", "token-representation-l2"])
+def test_states_are_compared_sentence_by_sentence(kind: str, name: str) -> None:
+    its = tiny.checkpoint(kind, 3)
+    how: dict[str, Any] = {"tokens": 1, "limit": 90, "losses": Omissions()}
+    single = sorted(
+        batches(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), its, **how), key=lambda b: int(b.indices)
+    )
+    objective, batch = OBJECTIVES.get(name)(), together(single, 0)
+    with torch.no_grad():
+        states = objective.output(its, batch)
+        other = states.roll(1, dims=-1) + 0.1
+        intact = objective.evaluate(its, states, batch)
+        altered = objective.evaluate(its, other, batch, intact.aim)
+    found = objective.damage(intact, altered)
+    for row, one in enumerate(single):
+        length = (one.source if one.target is None else one.target).ids.shape[1]
+        first, second = states[row, :length], other[row, :length]
+        if not name.startswith("token"):
+            first, second = first.mean(dim=0, keepdim=True), second.mean(dim=0, keepdim=True)
+        if name.endswith("l2"):
+            far = [
+                float((b - a).square().sum().sqrt() / a.square().sum().sqrt())
+                for a, b in zip(first, second, strict=True)
+            ]
+        else:
+            far = [1 - float((a @ b) / (a @ a).sqrt() / (b @ b).sqrt()) for a, b in zip(first, second, strict=True)]
+        assert found[row].item() == pytest.approx(sum(far)) and intact.counts[row] == len(far)
+        assert intact.values[row].item() == pytest.approx(sum(float(a.norm()) for a in first))
+    assert objective.damage(intact, intact).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "bert-tags"])
+def test_the_loss_of_a_classifier_is_that_of_its_labels(kind: str, tmp_path: Path) -> None:
+    its = open_checkpoint(str(classifiers.folder(tmp_path / "model", kind)), dtype="float64")
+    texts, model = classifiers.texts(5), classifiers.model(kind)
+    wanted = [Labels((label,)) for label in classifiers.labels(5)]
+    if kind == "bert-tags":
+        wanted = [Labels(tuple(n % 5 for n, _ in enumerate(text.split())), tuple(text.split())) for text in texts]
+    corpus = open_corpus(texts).with_labels(lambda: iter(wanted), name="labels")
+    single = sorted(
+        batches(corpus, its, tokens=1, limit=61, losses=Omissions(), labels=True), key=lambda b: int(b.indices)
+    )
+    assert choose_objective("", its, has_target=False, has_labels=True) == "loss"
+    assert choose_objective("", its, has_target=False) == "top1"
+    with torch.no_grad():
+        found = OBJECTIVES.get("loss")().outcome(its, together(single, 0))
+    for text, labels, value, count in zip(texts, wanted, found.values, found.counts, strict=True):
+        outputs = classifiers.logits(model, kind, text)
+        if kind == "bert-tags":
+            starts = [1]
+            for word in text.split():
+                starts.append(starts[-1] + len(classifiers.tokenizer(kind).tokenize(word)))
+            outputs = outputs[starts[:-1]]
+        log_p = outputs.log_softmax(-1).view(-1, len(classifiers.NAMES))
+        expected = -sum(float(row[label]) for row, label in zip(log_p, labels.ids, strict=True))
+        assert value.item() == pytest.approx(expected) and count == len(labels.ids)
