@@ -22,13 +22,14 @@ from torch import nn
 from headscope.data.corpus import open_corpus
 from headscope.formats.base import IGNORED, Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
-from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, batch_loss, smoothing_of
+from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner
 from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.l0 import L0, L0Options
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.subset import Subset, SubsetOptions
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
+from headscope.pruning.learning.training_loss import LabelLoss, batch_loss, default_smoothing
 from headscope.training.data.batches import Numbers
 
 LIMIT = 1.1
@@ -39,7 +40,7 @@ def plain(checkpoint: Checkpoint, data: TrainingExamples, parameters: list[nn.Pa
     """An update without headscope's attention, where the model has its own."""
     model: Any = checkpoint.model
     adam = torch.optim.Adam(parameters, lr=RECIPE.lr, betas=BETAS, eps=ADAM_EPSILON, fused=True)
-    smoothing = smoothing_of(RECIPE, checkpoint)
+    smoothing = default_smoothing(checkpoint)
 
     def update(numbers: Numbers) -> None:
         batch = data.batch(numbers, seed=1, epoch=1).to(checkpoint.device)
@@ -82,7 +83,10 @@ def main() -> None:
         "l0": L0(gates, L0Options(strength=0.01), updates=10_000, generator=noise),
         "subset": Subset(gates, SubsetOptions(keep=keep), updates=10_000, generator=noise),
     }
-    tuners = {name: Tuner(checkpoint, data, RECIPE, parameters, learner) for name, learner in learners.items()}
+    tuners = {
+        name: Tuner(checkpoint, data, RECIPE, parameters, learner, loss=LabelLoss(default_smoothing(checkpoint)))
+        for name, learner in learners.items()
+    }
     bare, groups = plain(checkpoint, data, parameters), data.epoch(1, tokens=RECIPE.tokens, seed=1)
     ratios: dict[str, list[float]] = {name: [] for name in tuners}
     for number in range(asked.rounds):

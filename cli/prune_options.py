@@ -192,8 +192,9 @@ def show_choice(choice: Selection, *, json: bool) -> None:
 
 def _lines(choice: Selection) -> list[str]:
     lines = []
-    if choice.nll:
-        lines.append("-log p of a token: " + ", ".join(f"{name} {value:.4f}" for name, value in choice.nll.items()))
+    if choice.quality:
+        values = ", ".join(f"{when} {value:.4f}" for when, value in choice.quality.items())
+        lines.append(f"{choice.title}: {values}")
     learning = choice.facts.get("learning", {})
     if "lambda_paper" in learning:
         how = " (searched)" if learning["lambda_searched"] else ""

@@ -35,6 +35,10 @@ from headscope.version import VERSION
 
 SAMPLED = 512  # sentences whose unknown pieces are counted
 RECORD, STATE, MODEL, PRUNED = "pruning.json", "state.pt", "model", "pruned"
+TEXTS = {*("source", "target", "source2", "pairs", "labels")}
+TEXTS |= {f"valid_{name}" for name in TEXTS}
+COMPANIONS = {"dicts", "hp", "bpe"}
+"""Options that name files: a run that goes on knows these by their digests."""
 CHOICE = OutputKind(
     "choice",
     "run of `headscope prune rank`, `l0` or `subset`",
@@ -185,8 +189,9 @@ def _check_export(config: SelectionConfig, checkpoint: Checkpoint) -> None:
 class Selection:
     """Which heads go and stay, and what is known of it.
 
-    `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt; `nll` mean
-    -log p of a token in nats: "before", with the heads "masked" and, where it was trained further, "tuned".
+    `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt; `quality` what a
+    loss measures (`headscope.pruning.learning.training_loss`, called `title`): "before", with the heads "masked" and,
+    where it was trained further, "tuned". `quantity` is its name in records: "nll" or "damage".
     `model` says whether the checkpoint's weights have changed, `removed_to` where a smaller one was written.
     """
 
@@ -196,7 +201,7 @@ class Selection:
     removed: list[HeadId]
     ranking: pd.DataFrame
     facts: dict[str, Any]
-    nll: dict[str, float]
+    quality: dict[str, float]
     signature: Signature
     source: dict[str, str]
     remarks: list[str] = field(default_factory=list)
@@ -204,6 +209,8 @@ class Selection:
     model: bool = False
     removed_to: str | None = None
     seconds: float = 0.0
+    quantity: str = "nll"
+    title: str = "-log p of a token"
 
     @property
     def kept(self) -> list[HeadId]:
@@ -229,7 +236,7 @@ class Selection:
             "removed": [str(head) for head in self.removed],
             "model": MODEL if self.model else None,
             "removed_to": self.removed_to,
-            "nll": self.nll,
+            self.quantity: self.quality,
             **self.facts,
             "remarks": self.remarks,
             "seconds": round(self.seconds, 3),

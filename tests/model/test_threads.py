@@ -28,7 +28,7 @@ from headscope.model.threads import (
     threads_for,
     threads_for_pass,
 )
-from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.removal.model_inputs import texts
@@ -183,7 +183,7 @@ def translated(checkpoint: Checkpoint) -> None:
 def learnt(checkpoint: Checkpoint) -> None:
     data = training_examples(checkpoint, CORPUS, limit=512)
     Tuner(checkpoint, data, Recipe(updates=2, lr=0.0), trained_parameters(checkpoint, "none")).run()
-    mean_nll(checkpoint, data, tokens=2048, seed=1, gates=None)
+    mean_loss(checkpoint, data, tokens=2048, seed=1, gates=None)
 
 
 def proved(checkpoint: Checkpoint) -> None:

@@ -131,9 +131,9 @@ def test_files_of_a_ranking_and_what_remove_makes_of_them(folder: Path, tmp_path
 def test_tuning_recovers_some_of_it_and_closed_heads_stay_closed(folder: Path, tmp_path: Path) -> None:
     options = {"by": "random", "keep": 4, "tune_updates": 25, "lr": 3e-3, "batch_tokens": 100}
     choice = ranked(folder, tmp_path / "run", **options)
-    assert choice.nll["tuned"] < choice.nll["masked"]
+    assert choice.quality["tuned"] < choice.quality["masked"]
     again = ranked(folder, tmp_path / "again", **options)
-    assert again.nll == choice.nll
+    assert again.quality == choice.quality
     other = ranked(folder, tmp_path / "other", **options | {"seed": 2})
     assert other.removed != choice.removed
     assert sum(open_checkpoint(str(tmp_path / "run" / "model")).layout.values()) == choice.gating.heads

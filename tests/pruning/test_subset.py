@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from headscope.cli.main import app
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
-from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import Subset, SubsetOptions
@@ -141,7 +141,7 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
         for chosen in itertools.combinations(range(n), k):
             kept = torch.zeros(n, dtype=torch.float64)
             kept[list(chosen)] = 1
-            losses[chosen] = mean_nll(its, data, tokens=500, seed=1, gates=gates.spread(kept))
+            losses[chosen] = mean_loss(its, data, tokens=500, seed=1, gates=gates.spread(kept))
         found = losses[tuple(learner.decide().nonzero()[:, 0].tolist())]
         best, worst = min(losses.values()), max(losses.values())
         assert len(losses) >= 15

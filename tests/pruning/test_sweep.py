@@ -277,7 +277,7 @@ def test_language_models_and_classifiers(tmp_path: Path) -> None:
     table = run_sweep(config(words, tmp_path / "b", methods=("random", "gradient"), keep=(2,))).table
     right = sum(mine == wanted for mine, wanted in zip(said, [*said[:4], *[0] * 8], strict=True)) / 12
     assert table["metric"].tolist() == ["accuracy"] * 3 and table["value"].iloc[0] == pytest.approx(right)
-    with pytest.raises(ConfigError, match="this model classifies"):
+    with pytest.raises(ConfigError, match="needs --labels FILE, what the classifier should say"):
         run_sweep(config(words, tmp_path / "c", methods=("l0",)))
     with pytest.raises(ConfigError, match=r"needs --labels FILE \(or --valid-labels\)"):
         run_sweep(config(words | {"valid_labels": None}, tmp_path / "c"))

@@ -1,6 +1,6 @@
 """A fine-tuning loop for checkpoints of every format, with gates on their heads or without.
 
-One update is one batch: forward through `attend` with the gates of that pass, the mean loss of a target token plus
+One update is one batch: forward through `attend` with the gates of that pass, the mean loss of a prediction plus
 the gates' penalty, backward, one step of Adam for the model and one for the gates.
 """
 
@@ -15,19 +15,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import Batch
 from headscope.distributed import random_state, set_random_state
 from headscope.errors import ConfigError, NumericalError, TrainingError
-from headscope.formats.base import IGNORED, Checkpoint
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
 from headscope.model.gating import closed, gated
-from headscope.model.native.transformer import Transformer
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.training_examples import TrainingExamples
+from headscope.pruning.learning.training_loss import LabelLoss, TrainingLoss
 from headscope.training.data.batches import Numbers
-from headscope.training.losses.cross_entropy import smoothed_cross_entropy
 
 BETAS, ADAM_EPSILON = (0.9, 0.98), 1e-9
 HELD_OUT = 0  # the epoch whose hidden tokens a masked language model is measured on
@@ -72,38 +70,12 @@ class Recipe:
 FLAGS = {"gate_lr": "gate-lr", "tokens": "batch-tokens"}
 
 
-def smoothing_of(recipe: Recipe, checkpoint: Checkpoint) -> float:
-    """The label smoothing that a recipe means for a checkpoint."""
-    return (0.1 if checkpoint.two_sided else 0.0) if recipe.smoothing is None else recipe.smoothing
-
-
-def batch_loss(checkpoint: Checkpoint, batch: Batch, *, smoothing: float) -> tuple[Tensor, Tensor, int]:
-    """Label-smoothed cross-entropy, -log p (without gradient), each summed over tokens, and how many there are.
-
-    The vocabulary's logits are made for tokens that are asked for alone in native models.
-    """
-    assert batch.labels is not None
-    labelled = batch.labels != IGNORED
-    labels = batch.labels[labelled]
-    if isinstance(checkpoint.model, Transformer):
-        model, states = checkpoint.model, checkpoint.states(batch)[labelled]
-        states = states if model.before_output is None else model.before_output(states)
-        weight, bias = model.output.weight, model.output.bias
-        loss, nll = smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
-        return loss, nll, len(labels)
-    logits = checkpoint.logits(batch)[labelled]
-    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
-    with torch.no_grad():
-        nll = loss if smoothing == 0 else nn.functional.cross_entropy(logits, labels, reduction="sum")
-    return loss, nll.detach(), len(labels)
-
-
 @dataclass
 class Tuner:
     """Fine-tunes a checkpoint in place; what `Tuner.run` leaves in the model is the result.
 
-    `learner` has the gates, or `closed_heads` are off for good. `after` is called after every update with its number
+    `learner` has the gates, or `closed_heads` are off for good. `loss` is what both learn by (default: that of labels,
+    smoothed as the recipe says). `after` is called after every update with its number
     from 1 and the mean -log p of its tokens. A run that goes on gets `restore`d first.
     """
 
@@ -113,6 +85,7 @@ class Tuner:
     parameters: Sequence[nn.Parameter]
     learner: GateLearner | None = None
     closed_heads: Sequence[HeadId] = ()
+    loss: TrainingLoss = field(default_factory=LabelLoss)
     update: int = 0
     epoch: int = 0
     within: int = 0
@@ -131,7 +104,6 @@ class Tuner:
             weights = [self.learner.weights]
             gates = torch.optim.Adam(weights, lr=self.recipe.gate_lr, betas=BETAS, eps=ADAM_EPSILON)
             self.optimizers.append((gates, self.recipe.gate_lr))
-        self.smoothing = smoothing_of(self.recipe, self.checkpoint)
 
     def run(self, after: Callable[[int, float], None] = lambda update, nll: None) -> None:
         """All updates that are left. TrainingError where the loss is no number."""
@@ -179,16 +151,16 @@ class Tuner:
             self.gates.update(self.learner.gating.spread(self.learner.training_gates().to(self._target())))
             penalty = self.learner.penalty()
         try:
-            loss, nll, tokens = batch_loss(self.checkpoint, batch, smoothing=self.smoothing)
+            loss, measured, count = self.loss.of(self.checkpoint, batch)
         except NumericalError as error:
             raise TrainingError(f"update {self.update + 1}: {error}, or a lower --lr") from None
         self._check("the loss", loss)
-        if tokens and loss.requires_grad:
-            (loss / tokens).backward()
+        if count and loss.requires_grad:
+            (loss / count).backward()
         if penalty is not None:
             penalty.backward()
         self._descend()
-        return float(nll) / max(tokens, 1)
+        return float(measured) / max(count, 1)
 
     def _descend(self) -> None:
         """A step of every optimizer, if the gradients are numbers; the model's are clipped."""
@@ -250,20 +222,24 @@ class Tuner:
 
 
 @torch.no_grad()
-def mean_nll(
+def mean_loss(
     checkpoint: Checkpoint,
     data: TrainingExamples,
     *,
     tokens: int,
     seed: int,
     gates: Mapping[tuple[Site, int], Tensor] | None,
+    loss: TrainingLoss = LabelLoss(),  # noqa: B008  (frozen)
 ) -> float:
-    """Mean -log p of a target token (or of a hidden one: the same ones each time) in nats, under fixed gates."""
+    """The mean of what a loss measures, under fixed gates.
+
+    That is -log p in nats of a token (of hidden ones the same each time) or of a label, or the damage to states.
+    """
     total, count = 0.0, 0
     model = checkpoint.model
     with eval_mode(model), gated(model, gates or {}), threads_for_pass(model, tokens):
         for numbers in data.plan(tokens=tokens, chance=None):
             batch = data.batch(numbers, seed=seed, epoch=HELD_OUT).to(checkpoint.device)
-            _, nll, asked = batch_loss(checkpoint, batch, smoothing=0.0)
-            total, count = total + float(nll), count + asked
+            _, measured, predictions = loss.of(checkpoint, batch)
+            total, count = total + float(measured), count + predictions
     return total / max(count, 1)

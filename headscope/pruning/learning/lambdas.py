@@ -17,6 +17,7 @@ from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig, finished, resumable, run_learning
+from headscope.pruning.learning.training_loss import QUANTITIES
 from headscope.pruning.selection import CHOICE
 from headscope.version import VERSION
 
@@ -91,5 +92,6 @@ def _record(config: LearnConfig, progress: Progress) -> Mapping[str, Any]:
 
 
 def _row(record: Mapping[str, Any], strength: float) -> dict[str, float | int | str]:
+    quality = {f"{name}_{when}": value for name in QUANTITIES for when, value in record.get(name, {}).items()}
     per_site = {f"kept_{site}": counts["kept"] for site, counts in record["kept_per_site"].items()}
-    return {"lambda": strength, "kept": record["kept"], **per_site, **{f"nll_{k}": v for k, v in record["nll"].items()}}
+    return {"lambda": strength, "kept": record["kept"], **per_site, **quality}

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from headscope.data.corpus import Corpus
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build, clear_killed, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import inputs_of
@@ -20,16 +21,19 @@ from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
-from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_nll, smoothing_of
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.l0 import L0, L0Options
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.subset import Subset, SubsetOptions
 from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
 from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
+from headscope.pruning.learning.training_loss import LabelLoss, TrainingLoss, training_loss
 from headscope.pruning.selection import (
     CHOICE,
+    COMPANIONS,
     STATE,
+    TEXTS,
     OpenedSelection,
     PruningOptions,
     Selection,
@@ -61,7 +65,7 @@ class LearnConfig(SelectionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source is None:
+        if not self.has_text:
             raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
         for name, least in (("updates", 1), ("tune_updates", 0), ("save_every", 0)):
             if getattr(self, name) < least:
@@ -128,11 +132,15 @@ def _learnt(config: LearnConfig, folder: Path, progress: Progress) -> tuple[Sele
     gate_lr = _GATE_LR[learner.method] if config.gate_lr is None else config.gate_lr
     recipe = recipe_of(config, checkpoint, updates=config.updates, gate_lr=gate_lr)
     assert opened.corpus is not None and opened.valid is not None
-    data, valid = (training_examples(checkpoint, text, limit=opened.limit) for text in (opened.corpus, opened.valid))
+    loss = loss_of(config, checkpoint, opened.corpus)
+    data, valid = (
+        training_examples(checkpoint, text, limit=opened.limit, supervised=loss.supervised)
+        for text in (opened.corpus, opened.valid)
+    )
     torch.manual_seed(config.seed)
-    tuner = Tuner(checkpoint, data, recipe, parameters, learner)
+    tuner = Tuner(checkpoint, data, recipe, parameters, learner, loss=loss)
     trace: list[dict[str, Any]] = []
-    nll = {"before": mean_nll(checkpoint, valid, tokens=recipe.tokens, seed=config.seed, gates=None)}
+    nll = {"before": mean_loss(checkpoint, valid, tokens=recipe.tokens, seed=config.seed, gates=None, loss=loss)}
     if state is not None:
         nll, trace = _go_on(tuner, state, config)
     with progress("learning", recipe.updates) as step:
@@ -145,8 +153,10 @@ def _learnt(config: LearnConfig, folder: Path, progress: Progress) -> tuple[Sele
         gating=gates,
         removed=gates.closed(learner.decide()),
         ranking=_ranking(learner),
-        facts={"learning": _facts(config, learner, freeze, recipe, checkpoint, data)},
-        nll=nll,
+        facts={"learning": _facts(config, learner, freeze, recipe, loss, data)},
+        quality=nll,
+        quantity=loss.quantity,
+        title=loss.title,
         signature=_signature(config, opened, learner, freeze, recipe),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
         remarks=[*opened.remarks, *learner.remarks()],
@@ -167,7 +177,7 @@ def _finish(
 
     def measured(values: Tensor) -> float:
         spread = gates.spread(values)
-        return mean_nll(checkpoint, valid, tokens=recipe.tokens, seed=config.seed, gates=spread)
+        return mean_loss(checkpoint, valid, tokens=recipe.tokens, seed=config.seed, gates=spread, loss=tuner.loss)
 
     nll["gated"], nll["masked"] = measured(learner.gates()), measured(decision.double())
     if config.tune_updates and tuner.parameters:
@@ -177,7 +187,7 @@ def _finish(
 
 def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progress) -> None:
     """Train on with some heads closed and no gates."""
-    further = Tuner(tuner.checkpoint, tuner.data, recipe, tuner.parameters, closed_heads=closed)
+    further = Tuner(tuner.checkpoint, tuner.data, recipe, tuner.parameters, closed_heads=closed, loss=tuner.loss)
     with progress("tuning", recipe.updates) as step:
         further.run(lambda update, loss: step(1))
 
@@ -204,6 +214,14 @@ def recipe_of(
         clip=config.clip,
         tokens=config.batch_tokens,
         seed=config.seed,
+    )
+
+
+def loss_of(config: PruningOptions, checkpoint: Checkpoint, corpus: Corpus) -> TrainingLoss:
+    """What the options say is learnt by, with a teacher of its own where it needs one."""
+    smoothing = config.label_smoothing
+    return training_loss(
+        checkpoint, corpus, objective=config.objective, smoothing=smoothing, learns=True, seed=config.seed
     )
 
 
@@ -274,7 +292,7 @@ def _facts(
     learner: GateLearner,
     freeze: Freeze,
     recipe: Recipe,
-    checkpoint: Checkpoint,
+    loss: TrainingLoss,
     data: TrainingExamples,
 ) -> dict[str, Any]:
     return {
@@ -284,7 +302,8 @@ def _facts(
         "tune_updates": config.tune_updates,
         "lr": recipe.lr,
         "gate_lr": recipe.gate_lr,
-        "label_smoothing": smoothing_of(recipe, checkpoint),
+        "learnt_by": loss.title,
+        "label_smoothing": loss.smoothing if isinstance(loss, LabelLoss) else None,
         "sentences": len(data),
         "truncated": data.truncated,
         "threads": torch.get_num_threads(),
@@ -301,6 +320,8 @@ def _signature(
         how = {"lambda": f"{facts['lambda_paper']:.4g}{found}", **how}
     else:
         how = {"keep": str(config.method.keep), "gates": "ste" if facts["straight_through"] else "gumbel", **how}
+    if config.objective:
+        how["objective"] = config.objective
     return selection_signature(learner.method, opened, config, **how)
 
 
@@ -318,8 +339,7 @@ def _save_state(
 def _same(config: LearnConfig) -> dict[str, Any]:
     """Options that must not change within a run."""
     free = {"out", "resume", "force", "save_every", "remove", "export", "tune_updates", "checkpoint", "device"}
-    paths = {"source", "target", "valid_source", "valid_target", "dicts", "hp", "bpe"}
-    return {name: value for name, value in config.settings().items() if name not in free | paths}
+    return {name: value for name, value in config.settings().items() if name not in free | TEXTS | COMPANIONS}
 
 
 def read_gate_state(folder: Path) -> dict[str, Any] | None:

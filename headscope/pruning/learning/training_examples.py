@@ -9,8 +9,9 @@ from itertools import islice
 import numpy as np
 import torch
 
-from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, Encoded, pad_rows, pad_side
+from headscope.data.batching import own_labels
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.formats.base import IGNORED, Checkpoint
@@ -33,12 +34,14 @@ class TrainingExamples:
     """What a model reads, and what it must say.
 
     `source` and `target` are inputs of encoder and decoder (`target` None for models of one side), `special` marks
-    the special ids of `source`, `labels` are the decoder's, made in each epoch anew where there is `hiding`.
+    the special ids of `source`, `segments` its token types where it is pairs of texts. `labels` are the decoder's or
+    the corpus's own, made in each epoch anew where there is `hiding`; None where nothing is to be said.
     `digest` is the corpus's, `truncated` how many sentences were cut at the length limit.
     """
 
     source: TokenizedTexts
     special: TokenizedTexts
+    segments: TokenizedTexts
     target: TokenizedTexts | None
     labels: TokenizedTexts | None
     hiding: Hiding | None
@@ -65,68 +68,93 @@ class TrainingExamples:
     def batch(self, numbers: Numbers, *, seed: int, epoch: int = 0) -> Batch:
         """A batch with labels; what is hidden follows from seed, epoch and number of the sentence."""
         sources = [
-            Encoded(self.source[number].tolist(), [bool(each) for each in self.special[number]])
+            Encoded(
+                self.source[number].tolist(),
+                [bool(each) for each in self.special[number]],
+                segments=self.segments[number].tolist(),
+            )
             for number in map(int, numbers)
         ]
         made = Batch(indices=torch.as_tensor(numbers), fold=0, source=pad_side(sources))
         if self.hiding is not None:
             return _hidden(made, sources, self.hiding, seed=seed, epoch=epoch)
-        assert self.labels is not None
-        labels = pad_rows([self.labels[int(number)].tolist() for number in numbers], IGNORED)
+        if self.labels is not None:
+            labels = pad_rows([self.labels[int(number)].tolist() for number in numbers], IGNORED)
+            made = replace(made, labels=labels)
         if self.target is None:
-            return replace(made, labels=labels)
+            return made
         inputs = [self.target[int(number)].tolist() for number in numbers]
-        return replace(made, target=pad_side([Encoded(ids, [False] * len(ids)) for ids in inputs]), labels=labels)
+        return replace(made, target=pad_side([Encoded(ids, [False] * len(ids)) for ids in inputs]))
 
 
-def training_examples(checkpoint: Checkpoint, corpus: Corpus, *, limit: int) -> TrainingExamples:
-    """Encode a corpus; sentences of more than `limit` pieces a side are cut.
+def training_examples(
+    checkpoint: Checkpoint, corpus: Corpus, *, limit: int, supervised: bool = True
+) -> TrainingExamples:
+    """Encode a corpus; sentences of more than `limit` pieces a side are cut. Without `supervised` there are no labels.
 
-    ConfigError for models that predict no words (there is nothing to learn from text alone), and where
-    a translation model has no target text or another model has one.
+    ConfigError where a translation model has no target text or a model of one side has one, and where there is nothing
+    to say: for encoders without a head, and for classifiers where the corpus has no labels.
     """
-    if corpus.has_target is not checkpoint.two_sided:
-        needs = "needs --target, the translations" if checkpoint.two_sided else "reads one side; leave out --target"
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} {needs}")
-    if checkpoint.predicts != "words":
-        raise ConfigError(
-            f"this model of type {checkpoint.model_type!r} predicts no words, so text alone teaches it nothing; "
-            "`prune rank` without --tune-updates takes it"
-        )
-    hiding = None if checkpoint.decodes else _hiding(checkpoint)
-    columns: list[list[list[int]]] = [[], [], [], []]
+    check_sides(checkpoint, corpus)
+    if supervised and (checkpoint.predicts == "nothing" or bool(checkpoint.label_names) is not corpus.has_labels):
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} has nothing to say on this text without labels")
+    hides = supervised and checkpoint.predicts == "words" and not checkpoint.decodes
+    hiding = _hiding(checkpoint) if hides else None
+    columns: list[list[list[int]]] = [[], [], [], [], []]
     truncated = 0
-    for source, target, labels in _encoded(checkpoint, corpus, limit, decodes=hiding is None):
-        row = [source.ids, [int(each) for each in source.special], target.ids if target else [], labels]
+    for source, target, labels in _encoded(checkpoint, corpus, limit, says=supervised and not hides):
+        row = [
+            source.ids,
+            [int(each) for each in source.special],
+            list(source.segments),
+            target.ids if target else [],
+            labels,
+        ]
         for column, part in zip(columns, row, strict=True):
             column.append(part)
         truncated += bool(source.cut or (target is not None and target.cut))
     if not columns[0]:
         raise DataError(f"{corpus.name} holds no sentence")
-    sources, special, targets, wanted = (TokenizedTexts.of(column) for column in columns)
+    sources, special, segments, targets, wanted = (TokenizedTexts.of(column) for column in columns)
     return TrainingExamples(
         source=sources,
         special=special,
-        target=targets if checkpoint.two_sided else None,
-        labels=wanted if hiding is None else None,
+        segments=segments,
+        target=targets if corpus.has_target else None,
+        labels=wanted if supervised and not hides else None,
         hiding=hiding,
         digest=corpus.digest,
         truncated=truncated,
     )
 
 
+def check_sides(checkpoint: Checkpoint, corpus: Corpus) -> None:
+    """ConfigError where a translation model has no target text, or a model of one side has one."""
+    kind = f"a model of type {checkpoint.model_type!r}"
+    if checkpoint.needs_target and not corpus.has_target:
+        raise ConfigError(f"{kind} needs --target, the translations")
+    if corpus.has_target and not checkpoint.two_sided:
+        raise ConfigError(f"{kind} reads one side; leave out --target")
+
+
 def _encoded(
-    checkpoint: Checkpoint, corpus: Corpus, limit: int, *, decodes: bool
+    checkpoint: Checkpoint, corpus: Corpus, limit: int, *, says: bool
 ) -> Iterator[tuple[Encoded, Encoded | None, list[int]]]:
     sentences = iter(corpus)
     while window := list(islice(sentences, WINDOW)):
-        targets_text = [each.source if each.target is None else each.target for each in window]
-        sources = checkpoint.encode([each.source for each in window], side="source", limit=limit)
+        sources = encode_sources(window, checkpoint, limit=limit)
         targets: list[Encoded] | list[None] = [None] * len(window)
-        if checkpoint.two_sided:
-            targets = checkpoint.encode(targets_text, side="target", limit=limit)
-        labels = checkpoint.labels(targets_text, limit=limit) if decodes else [[] for _ in window]
+        if corpus.has_target:
+            targets = checkpoint.encode([each.target or "" for each in window], side="target", limit=limit)
+        labels = _labels(checkpoint, window, sources, limit) if says else [[] for _ in window]
         yield from zip(sources, targets, labels, strict=True)
+
+
+def _labels(checkpoint: Checkpoint, window: list[Sentence], sources: list[Encoded], limit: int) -> list[list[int]]:
+    """What the model should say of sentences: their own labels, or words that a decoder predicts."""
+    if window[0].labels is not None:
+        return [own_labels(*pair, checkpoint) for pair in zip(window, sources, strict=True)]
+    return checkpoint.labels([each.source if each.target is None else each.target for each in window], limit=limit)
 
 
 def _hiding(checkpoint: Checkpoint) -> Hiding:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
@@ -20,15 +21,17 @@ from headscope.files.output_checks import inputs_of
 from headscope.files.reading import is_file
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
-from headscope.pruning.learning.finetuning import Tuner, mean_nll
+from headscope.pruning.learning.finetuning import Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.learn import (
+    loss_of,
     recipe_of,
     tune,
 )
 from headscope.pruning.learning.topk import tie_remarks
 from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
-from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
+from headscope.pruning.learning.training_examples import training_examples
+from headscope.pruning.learning.training_loss import TrainingLoss, training_loss
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     Criterion,
@@ -83,7 +86,7 @@ class RankConfig(SelectionConfig):
             raise ConfigError("--from RUN and --by FILE.csv both say where scores are; give one of them")
         if self.steps > 1 and (self.is_file or self.run is not None):
             raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
-        if self.tune_updates and self.source is None:
+        if self.tune_updates and not self.has_text:
             raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
 
     @property
@@ -111,7 +114,8 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
         ranked = rank_heads(gates, keep, _counted(score, step), steps=config.steps, per_layer=config.per_layer)
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
-    nll = _tuned(config, opened, removed, freeze, progress)
+    loss = _loss(config, opened)
+    quality = {} if loss is None else _tuned(config, opened, removed, freeze, loss, progress)
     checkpoint = opened.checkpoint
     facts: dict[str, Any] = {**how, "steps": config.steps, "per_layer": config.per_layer}
     if config.tune_updates:
@@ -123,7 +127,9 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
         removed=removed,
         ranking=ranking_table(gates, ranked),
         facts={"ranking": facts},
-        nll=nll,
+        quality=quality,
+        quantity="nll" if loss is None else loss.quantity,
+        title="" if loss is None else loss.title,
         signature=selection_signature(
             "rank", opened, config, by=str(how["by"]), keep=str(keep), steps=str(config.steps)
         ),
@@ -208,7 +214,7 @@ def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
         opened.checkpoint,
         corpus,
         batching,
-        RunOptions(seed=config.seed),
+        RunOptions(seed=config.seed, objective=config.objective),
         candidates=opened.gating.gated_heads,
     )
 
@@ -222,52 +228,64 @@ def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None
     return counted
 
 
+def _loss(config: RankConfig, opened: OpenedSelection) -> TrainingLoss | None:
+    """What the model is tuned and measured by: the objective if that can be, else what fits; None where nothing does.
+
+    ConfigError where it is to be tuned and cannot be.
+    """
+    if opened.valid is None:
+        return None
+    trains = config.objective in OBJECTIVES.names() and OBJECTIVES.get(config.objective).trains
+    objective = config.objective if trains else ""
+    if config.tune_updates:
+        assert opened.corpus is not None
+        return loss_of(replace(config, objective=objective), opened.checkpoint, opened.corpus)
+    try:
+        return training_loss(
+            opened.checkpoint, opened.valid, objective=objective, smoothing=None, learns=False, seed=config.seed
+        )
+    except (CheckpointError, ConfigError):
+        return None
+
+
 def _tuned(
-    config: RankConfig, opened: OpenedSelection, removed: list[HeadId], freeze: Freeze, progress: Progress
+    config: RankConfig,
+    opened: OpenedSelection,
+    removed: list[HeadId],
+    freeze: Freeze,
+    loss: TrainingLoss,
+    progress: Progress,
 ) -> dict[str, float]:
-    """Mean -log p before, with the heads masked, and after tuning; nothing where the text teaches nothing."""
+    """What the loss measures before, with the heads masked, and after tuning."""
     checkpoint, gates = opened.checkpoint, opened.gating
-    if opened.valid is None or (not config.tune_updates and not _speaks(opened)):
-        return {}
-    valid = training_examples(checkpoint, opened.valid, limit=opened.limit)
+    assert opened.valid is not None
+    valid = training_examples(checkpoint, opened.valid, limit=opened.limit, supervised=loss.supervised)
     removed_heads = set(removed)
     kept = torch.tensor([not set(unit) & removed_heads for unit in gates.units], dtype=torch.float64)
 
     def measured(*, masked: bool) -> float:
         spread = gates.spread(kept) if masked else None
-        return mean_nll(checkpoint, valid, tokens=config.batch_tokens, seed=config.seed, gates=spread)
+        return mean_loss(checkpoint, valid, tokens=config.batch_tokens, seed=config.seed, gates=spread, loss=loss)
 
-    nll = {"before": measured(masked=False), "masked": measured(masked=True)}
+    quality = {"before": measured(masked=False), "masked": measured(masked=True)}
     if config.tune_updates:
-        assert opened.corpus is not None
-        _tune(
-            config, opened, training_examples(checkpoint, opened.corpus, limit=opened.limit), removed, freeze, progress
-        )
-        nll["tuned"] = measured(masked=True)
-    return nll
-
-
-def _speaks(opened: OpenedSelection) -> bool:
-    """Whether -log p can be measured without further ado."""
-    checkpoint = opened.checkpoint
-    if checkpoint.predicts != "words" or opened.valid is None or opened.valid.has_target is not checkpoint.two_sided:
-        return False
-    try:
-        return checkpoint.decodes or checkpoint.mask_id() >= 0
-    except CheckpointError:
-        return False
+        _tune(config, opened, removed, freeze, loss, progress)
+        quality["tuned"] = measured(masked=True)
+    return quality
 
 
 def _tune(
     config: RankConfig,
     opened: OpenedSelection,
-    data: TrainingExamples,
     removed: list[HeadId],
     freeze: Freeze,
+    loss: TrainingLoss,
     progress: Progress,
 ) -> None:
     checkpoint = opened.checkpoint
+    assert opened.corpus is not None
+    data = training_examples(checkpoint, opened.corpus, limit=opened.limit, supervised=loss.supervised)
     recipe = recipe_of(config, checkpoint, updates=config.tune_updates)
     torch.manual_seed(config.seed)
-    tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze))
+    tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze), loss=loss)
     tune(tuner, recipe, removed, progress)

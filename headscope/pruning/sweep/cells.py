@@ -30,6 +30,7 @@ from headscope.model.gating import masked
 from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import SubsetOptions
+from headscope.pruning.learning.training_loss import training_objective
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
@@ -67,17 +68,9 @@ class SweepContext:
                 raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
 
     def _check_training(self) -> None:
-        if not self.config.trains:
-            return
-        if self.checkpoint.predicts != "words":
-            raise ConfigError(
-                "l0, subset and --tune-updates learn by predicting words, and this model classifies; "
-                "give --methods that rank, and no --tune-updates"
-            )
-        assert self.opened.corpus is not None
-        if self.opened.corpus.has_target is not self.checkpoint.two_sided:
-            needs = "needs --target" if self.checkpoint.two_sided else "reads one side; leave out --target"
-            raise ConfigError(f"a model of type {self.checkpoint.model_type!r} {needs}")
+        if self.config.trains:
+            assert self.opened.corpus is not None
+            training_objective(self.config.objective, self.checkpoint, self.opened.corpus)
 
     def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
         """Rankings, by method and seed, that cells need."""
@@ -106,7 +99,7 @@ class SweepContext:
         if corpus is not None:
             corpus = replace(corpus, count=min(corpus.count, config.score_sentences))
         batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-        options = RunOptions(seed=seed)
+        options = RunOptions(seed=seed, objective=config.objective)
         candidates = self.opened.gating.gated_heads
         context = ScoringContext(self.checkpoint, corpus, batching, options, candidates=candidates)
         scores = criterion_named(method).scores(context)
@@ -192,7 +185,7 @@ def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
     settings = context.config.for_cell(_folder(context, cell), cell.seed)
     by = str(context.scores_path(*ranking))
     choice = run_ranking(RankConfig(**settings, by=by, column="score", keep=cell.keep))
-    return PrunedModel(_changed(context, choice), choice.removed, choice.removed, {"nll": choice.nll})
+    return PrunedModel(_changed(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality})
 
 
 def _learnt(context: SweepContext, cell: Cell) -> PrunedModel:
@@ -212,7 +205,9 @@ def _learnt(context: SweepContext, cell: Cell) -> PrunedModel:
     )
     known = ("lambda_paper", "lambda_code", "heads_with_log_a_above_0", "freeze", "lr")
     facts = {name: value for name, value in choice.facts["learning"].items() if name in known}
-    return PrunedModel(_changed(context, choice), choice.removed, choice.removed, {"nll": choice.nll, **facts})
+    return PrunedModel(
+        _changed(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality, **facts}
+    )
 
 
 def _control(context: SweepContext, cell: Cell) -> PrunedModel:

@@ -13,7 +13,7 @@ from headscope.config import check_choices
 from headscope.errors import ConfigError
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.ranking.criterion import CRITERIA, criterion_named
-from headscope.pruning.selection import PruningOptions
+from headscope.pruning.selection import COMPANIONS, TEXTS, PruningOptions
 from headscope.registry import unknown
 
 LEARNT = ("l0", "subset")
@@ -107,11 +107,9 @@ class SweepConfig(PruningOptions):
         return {**shared, "out": folder, "seed": seed, "force": force}
 
 
-TEXTS = {"source", "target", "source2", "pairs", "labels"}
-TEXTS |= {"valid_source", "valid_target", "valid_source2", "valid_labels"}
 GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}
 FREE = {"out", "checkpoint", "jobs", "keep_models", "functions", "within", "bootstrap", "force", "device"}
-PATHS = {*TEXTS, "dicts", "hp", "bpe", "recipe"}
+PATHS = {*TEXTS, *COMPANIONS, "recipe"}
 
 
 def config_identity(config: SweepConfig) -> dict[str, Any]:

@@ -1,0 +1,264 @@
+"""Choosing heads of models that predict no words: by labels, or by the distance to the intact model, without labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headscope.config import EvaluateConfig
+from headscope.data.corpus import open_corpus
+from headscope.errors import ConfigError, DataError
+from headscope.evaluation.labels import with_labels
+from headscope.evaluation.quality import run_evaluation
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.model.gating import gated
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
+from headscope.pruning.learning.gate_layout import gate_layout
+from headscope.pruning.learning.l0 import L0Options
+from headscope.pruning.learning.learn import LearnConfig, run_learning
+from headscope.pruning.learning.subset import SubsetOptions
+from headscope.pruning.learning.trainable import trained_parameters
+from headscope.pruning.learning.training_examples import training_examples
+from headscope.pruning.learning.training_loss import Distillation, LabelLoss, training_loss
+from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.sweep.config import SweepConfig
+from headscope.pruning.sweep.sweep import run_sweep
+from tests.oracles import classifiers
+from tests.oracles.classifiers import NAMES
+
+COUNT = 29
+
+
+def written(folder: Path, name: str, lines: list[str]) -> Path:
+    path = folder / name
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def texts_of(kind: str, folder: Path) -> dict[str, Any]:
+    """The options that say what a model learns from."""
+    texts = classifiers.texts(COUNT)
+    if kind == "bert-tags":
+        rows = [[f"{word} {NAMES[n % 5]}" for n, word in enumerate(text.split())] for text in texts]
+        return {"labels": written(folder, "tags", [line for row in rows for line in [*row, ""]])}
+    files = {"source": written(folder, "text", texts)}
+    if kind != "bert-encoder":
+        files["labels"] = written(folder, "labels", [NAMES[label] for label in classifiers.labels(COUNT)])
+    return files
+
+
+@pytest.fixture(scope="module", params=["bert", "bert-tags", "bert-encoder"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp(request.param)
+    checkpoint = classifiers.folder(folder / "model", request.param)
+    return request.param, {"checkpoint": str(checkpoint), "dtype": "float64", **texts_of(request.param, folder)}
+
+
+def opened(made: tuple[str, dict[str, Any]]) -> tuple[Checkpoint, Any]:
+    _, options = made
+    its = open_checkpoint(options["checkpoint"], dtype="float64")
+    corpus = open_corpus(options.get("source"), columns=None if "source" in options else options["labels"])
+    return its, with_labels(its, corpus, options.get("labels"))
+
+
+def learn(made: tuple[str, dict[str, Any]], out: Path, method: Any, **options: Any) -> LearnConfig:
+    quick = {"updates": 4, "batch_tokens": 97, "method": method}
+    return LearnConfig(out=out, **{**made[1], **quick, **options})
+
+
+# The numbers.
+
+
+def test_what_is_learnt_by_is_what_evaluate_measures(made: tuple[str, dict[str, Any]]) -> None:
+    kind, options = made
+    its, corpus = opened(made)
+    loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
+    data = training_examples(its, corpus, limit=61, supervised=loss.supervised)
+    gates = gate_layout(its.attention_sites)
+    kept = torch.tensor([1.0, 0, 1, 1, 1, 0], dtype=torch.float64)
+    gone = ",".join(map(str, gates.closed(kept.bool())))
+    texts = {name: options[name] for name in ("checkpoint", "dtype", "source", "labels") if name in options}
+    metric = "cosine" if kind == "bert-encoder" else "loss"
+    for values, mask in ((torch.ones_like(kept), None), (kept, gone)):
+        found = [
+            mean_loss(its, data, tokens=tokens, seed=1, gates=gates.spread(values), loss=loss) for tokens in (1, 83)
+        ]
+        score = run_evaluation(EvaluateConfig(**texts, mask=mask, bootstrap=10))[metric].value
+        expected = 1 - score if metric == "cosine" else score
+        assert found == pytest.approx([expected, expected], abs=1e-12)
+
+
+def test_gradients_of_gates_are_finite_differences(made: tuple[str, dict[str, Any]]) -> None:
+    its, corpus = opened(made)
+    loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
+    data = training_examples(its, corpus, limit=61, supervised=loss.supervised)
+    gates = gate_layout(its.attention_sites)
+    batch = data.batch(np.arange(11), seed=1)
+    values = torch.full((6,), 0.7, dtype=torch.float64, requires_grad=True)
+
+    def at(gate_values: torch.Tensor) -> torch.Tensor:
+        with gated(its.model, gates.spread(gate_values)):
+            return loss.of(its, batch)[0]
+
+    (slopes,) = torch.autograd.grad(at(values), values)
+    for number in range(6):
+        step = torch.zeros(6, dtype=torch.float64)
+        step[number] = 1e-5
+        with torch.no_grad():
+            difference = (at(values + step) - at(values - step)) / 2e-5
+        assert slopes[number].item() == pytest.approx(difference.item(), rel=1e-4, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", ["representation", "representation-l2", "token-representation"])
+def test_the_teacher_stays_as_it_was_while_the_model_learns(name: str, tmp_path: Path) -> None:
+    its = open_checkpoint(str(classifiers.folder(tmp_path / "model", "bert")), dtype="float64")
+    corpus = open_corpus(classifiers.texts(COUNT))
+    loss = training_loss(its, corpus, objective=name, smoothing=None, learns=True, seed=1)
+    data = training_examples(its, corpus, limit=61, supervised=False)
+    closed = list(gate_layout(its.attention_sites).gated_heads)[:3]
+    before = {key: value.clone() for key, value in its.model.state_dict().items()}
+
+    def damage() -> float:
+        gates = gate_layout(its.attention_sites)
+        kept = torch.tensor([unit[0] not in closed for unit in gates.units], dtype=torch.float64)
+        return mean_loss(its, data, tokens=97, seed=1, gates=gates.spread(kept), loss=loss)
+
+    masked = damage()
+    recipe = Recipe(updates=30, lr=3e-3, tokens=97)
+    Tuner(its, data, recipe, trained_parameters(its, "none"), closed_heads=closed, loss=loss).run()
+    assert isinstance(loss, Distillation)
+    after, teacher = its.model.state_dict(), loss.teacher.model.state_dict()
+    assert any(not torch.equal(after[key], value) for key, value in before.items())
+    assert all(torch.equal(teacher[key], value) for key, value in before.items())
+    assert damage() < 0.8 * masked
+
+
+def test_label_smoothing_is_that_of_torch(tmp_path: Path) -> None:
+    folder = classifiers.folder(tmp_path / "model", "bert")
+    made = ("bert", {"checkpoint": str(folder), **texts_of("bert", tmp_path)})
+    its, corpus = opened(made)
+    data = training_examples(its, corpus, limit=61)
+    model, texts = classifiers.model("bert"), classifiers.texts(COUNT)
+    logits = torch.stack([classifiers.logits(model, "bert", text) for text in texts])
+    wanted = torch.tensor(classifiers.labels(COUNT))
+    expected = torch.nn.functional.cross_entropy(logits, wanted, label_smoothing=0.1, reduction="sum")
+    found, nll, count = LabelLoss(0.1).of(its, data.batch(np.arange(COUNT), seed=1))
+    torch.testing.assert_close(found.detach(), expected)
+    torch.testing.assert_close(nll, torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
+    assert count == COUNT
+
+
+# The commands.
+
+
+@pytest.mark.parametrize("method", [L0Options(keep=2), SubsetOptions(keep=4)])
+def test_gates_are_learnt(made: tuple[str, dict[str, Any]], tmp_path: Path, method: Any) -> None:
+    choice = run_learning(learn(made, tmp_path / "run", method, tune_updates=2))
+    record = json.loads((tmp_path / "run" / "pruning.json").read_text())
+    assert len(choice.kept) == method.keep and record["kept"] == method.keep
+    quantity = "damage" if made[0] == "bert-encoder" else "nll"
+    assert set(record[quantity]) == {"before", "gated", "masked", "tuned"}
+    assert ("nll" in record) is (quantity == "nll")
+    if quantity == "damage":
+        assert record["damage"]["before"] == pytest.approx(0, abs=1e-12) and record["damage"]["masked"] > 1e-4
+
+
+def test_gates_alone_learn_which_heads_a_classifier_needs(tmp_path: Path) -> None:
+    """Six heads, of which every subset of three was tried: the learnt one is among the best."""
+    its = classifiers.folder(tmp_path / "model", "bert")
+    made = ("bert", {"checkpoint": str(its), "dtype": "float64", **texts_of("bert", tmp_path)})
+    checkpoint, corpus = opened(made)
+    with torch.no_grad():  # labels that the intact model gives: what it needs to say them is to be found
+        said = [
+            int(
+                checkpoint.class_scores(
+                    training_examples(checkpoint, corpus, limit=61).batch(np.array([number]), seed=1)
+                ).argmax()
+            )
+            for number in range(COUNT)
+        ]
+    made[1]["labels"] = written(tmp_path, "said", [NAMES[label] for label in said])
+    choice = run_learning(
+        learn(made, tmp_path / "run", SubsetOptions(keep=3), updates=60, freeze="model", batch_tokens=200)
+    )
+    checkpoint, corpus = opened(made)
+    data = training_examples(checkpoint, corpus, limit=61)
+    gates = gate_layout(checkpoint.attention_sites)
+    losses = []
+    for number in range(64):
+        kept = torch.tensor([float(number >> bit & 1) for bit in range(6)], dtype=torch.float64)
+        if kept.sum() == 3:
+            losses.append(mean_loss(checkpoint, data, tokens=500, seed=1, gates=gates.spread(kept)))
+    assert choice.quality["masked"] == pytest.approx(min(losses), abs=sorted(losses)[3] - min(losses))
+
+
+def test_a_ranking_says_what_it_costs(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    kind, options = made
+    choice = run_ranking(RankConfig(**options, out=tmp_path / "run", by="gradient", keep=3, batch_tokens=97))
+    assert choice.quantity == ("damage" if kind == "bert-encoder" else "nll")
+    texts = {name: options[name] for name in ("checkpoint", "dtype", "source", "labels") if name in options}
+    evaluation = run_evaluation(EvaluateConfig(**texts, mask=str(tmp_path / "run" / "removed.txt"), bootstrap=10))
+    score = evaluation["cosine" if kind == "bert-encoder" else "loss"].value
+    assert choice.quality["masked"] == pytest.approx(1 - score if kind == "bert-encoder" else score)
+    tuned = run_ranking(
+        RankConfig(**options, out=tmp_path / "tuned", by="gradient", keep=3, batch_tokens=97, tune_updates=20, lr=3e-3)
+    )
+    assert tuned.quality["tuned"] < tuned.quality["masked"] == pytest.approx(choice.quality["masked"])
+    other = RankConfig(**options, out=tmp_path / "top1", by="gradient", keep=3, objective="token-representation")
+    found = run_ranking(other)
+    assert found.quantity == "damage" and found.ranking["score"].tolist() != choice.ranking["score"].tolist()
+
+
+@pytest.mark.parametrize("metric", ["", "macro-f1", "token-l2"])
+def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, metric: str) -> None:
+    kind, options = made
+    if metric == "macro-f1" and kind == "bert-encoder":
+        with pytest.raises(ConfigError, match="--metric macro-f1: needs a classifier"):
+            run_sweep(SweepConfig(**options, out=tmp_path / "run", methods=("random",), keep=(3,), metric=metric))
+        return
+    quick: dict[str, Any] = {"seeds": 1, "updates": 2, "batch_tokens": 97, "bootstrap": 20, "keep": (3,)}
+    sweep = run_sweep(
+        SweepConfig(**options, out=tmp_path / "run", methods=("gradient", "subset"), metric=metric, **quick)
+    )
+    name = metric or ("cosine" if kind == "bert-encoder" else "accuracy")
+    table = sweep.table.set_index("cell")
+    assert set(table["metric"]) == {name} and len(table) == 3
+    texts = {key: options[key] for key in ("checkpoint", "dtype", "source", "labels") if key in options}
+    rows = zip(*(sweep.survivors[column] for column in ("cell", "site", "layer", "head")), strict=True)
+    heads = {(cell, f"{site}.{layer}.{head}") for cell, site, layer, head in rows}
+    every, kept = ({head for cell, head in heads if cell == of} for of in ("unpruned", "gradient-keep3-seed1"))
+    assert (len(every), len(kept)) == (6, 3)
+    mask = ",".join(every - kept)
+    found = run_evaluation(EvaluateConfig(**texts, mask=mask, metrics=(name,), bootstrap=10))
+    assert table.loc["gradient-keep3-seed1", "value"] == pytest.approx(found[name].value)
+    whole = run_evaluation(EvaluateConfig(**texts, metrics=(name,), bootstrap=10))[name].value
+    assert table.loc["unpruned", "value"] == pytest.approx(whole, abs=1e-12)
+    difference = table.loc["gradient-keep3-seed1", "difference"]
+    assert difference == pytest.approx(found[name].value - whole)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("bert", {"labels": None}, "needs --labels FILE, what the classifier should say; without it gates learn by"),
+        ("bert", {"objective": "top1"}, "--objective top1: nothing is learnt by it; choose loss or representation or"),
+        ("bert", {"objective": "representation", "label_smoothing": 0.1}, "representation is learnt without labels"),
+        ("bert-encoder", {"objective": "loss"}, "--objective loss: needs a model that predicts words"),
+        ("bert", {"source2": ["a b", "c"]}, "have different numbers of lines"),
+        ("bert", {"valid_source": ["a b", "c"], "valid_labels": ["bad"]}, "different numbers of sentences"),
+    ],
+)
+def test_bad_input(kind: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = classifiers.folder(tmp_path / "model", kind)
+    given = {"checkpoint": str(folder), **texts_of(kind, tmp_path)}
+    files = {
+        name: written(tmp_path, name, value) if isinstance(value, list) else value for name, value in options.items()
+    }
+    with pytest.raises((ConfigError, DataError), match=message):
+        run_learning(LearnConfig(**{**given, **files}, out=tmp_path / "run", method=SubsetOptions(keep=3), updates=2))
+    assert not (tmp_path / "run").exists()
