@@ -37,8 +37,6 @@ C = TypeVar("C", bound="Checkpoint")
 SideName = Literal["source", "target"]
 Predicts = Literal["words", "classes", "tags", "nothing"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
-
-
 LONGEST = 1024  # pieces of a text to translate where the model sets no limit; also fairseq's max_source_positions
 
 
