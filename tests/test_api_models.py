@@ -26,6 +26,7 @@ from tests.oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sen
 # Ranking and removal.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["confidence", "entropy", "gradient", "magnitude", "random", "similarity_cka"])
 def test_a_ranking_is_that_of_the_command(
     pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path, by: str
@@ -77,6 +78,7 @@ def test_key_value_groups_go_together() -> None:
     assert "--" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_path: Path) -> None:
     heads = pair.rank(by="confidence", text=SOURCES, target=TARGETS).lowest(24)
     small = pair.remove(heads, text=SOURCES, target=TARGETS)
@@ -158,6 +160,7 @@ def snapshot(model: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "t5", "marian"])
 def test_a_model_in_memory_is_left_as_it_was(kind: str) -> None:
     model, tokenizer = in_memory(kind)
@@ -187,6 +190,7 @@ def test_a_model_in_memory_is_left_as_it_was(kind: str) -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_numbers_of_a_model_in_memory_are_those_of_its_files(tmp_path: Path) -> None:
     model, tokenizer = in_memory("bert")
     model.float().save_pretrained(tmp_path / "files")

@@ -81,6 +81,7 @@ def test_a_sentence_of_parses_ends(tmp_path: Path) -> None:
 # Translation.
 
 
+@pytest.mark.slow
 def test_a_very_long_line_is_cut_where_the_model_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = checkpoints.small()
     assert checkpoint.source_limit is None and checkpoint.reads(None) == LONGEST == 1024
@@ -193,6 +194,7 @@ def test_layers_are_believed_up_to_a_number(tmp_path: Path) -> None:
             load_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_models_that_no_machine_can_train() -> None:
     wide = StackConfig(vocabulary=100, d_model=2**16, d_ffn=2**18, d_head=2**10, self_heads=(64,) * 900)
     from headscope.model.native.transformer_config import TransformerConfig

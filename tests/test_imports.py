@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,14 @@ from tests.makers.modules import MODULES, RANK, ROOT, files, layer
 HEAVY = {"torch", "transformers", "stanza", "captum", "matplotlib", "pandas", "numpy", "sacrebleu", "safetensors"}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path: Path, *, top: bool = False) -> set[str]:
     """Names of imported modules: everywhere in the file, or at run time of its top level only."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = tree.body if top else list(ast.walk(tree))
+    nodes = parsed(path).body if top else list(ast.walk(parsed(path)))
     names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -36,7 +41,7 @@ LARGE = ("analyses", "cli", "headscope/pruning/ranking/criteria")  # folders of 
 def uses(path: Path) -> set[str]:
     """Modules of headscope that a file imports, for types only or in a function included."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in MODULES}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "headscope":
@@ -112,15 +117,14 @@ def test_commands_import_heavy_libraries_in_their_bodies(path: Path) -> None:
 def test_only_the_command_line_prints(path: Path) -> None:
     if path.is_relative_to(ROOT / "cli"):
         return
-    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
     assert not any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
 
 
 @pytest.mark.parametrize("path", files(), ids=name_of)
 def test_files_and_functions_are_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 400
-    for node in ast.walk(ast.parse(text)):
+    assert path.read_text(encoding="utf-8").count("\n") <= 400
+    for node in ast.walk(parsed(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             body = node.body[1:] if ast.get_docstring(node) else node.body
             size = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0

@@ -41,6 +41,7 @@ def plot(*words: object) -> str:
     return result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "suffix"),
     [
@@ -156,6 +157,7 @@ def test_several_runs_write_a_figure_each(run_dir: Path) -> None:
         plot("functions", run_dir, other, "--out", out)
 
 
+@pytest.mark.slow
 def test_compare(run_dir: Path) -> None:
     other = make_run(run_dir.parent / "gpt", LAYOUT, seed=3)
     out = run_dir.parent / "x.svg"

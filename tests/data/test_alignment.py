@@ -333,6 +333,7 @@ def independent_counts(path: Path) -> Counter[str]:
     return counts
 
 
+@pytest.mark.slow
 def test_real_treebank_with_real_tokenizer(shared: Path, tokenizers: dict[str, Any]) -> None:
     path = shared / "data" / "ud" / "en_ewt-ud-test.conllu.gz"
     tokenizer = tokenizers["minilm"]

@@ -65,6 +65,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     assert not ended.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("last_key")
 def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

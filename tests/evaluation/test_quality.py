@@ -299,6 +299,7 @@ def test_each_head_translates_where_it_is_told_to(run: Evaluate, tmp_path: Path)
 # The MHR fork.
 
 
+@pytest.mark.slow
 def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path, tmp_path: Path) -> None:
     from headscope.data.corpus import open_corpus
 

@@ -135,6 +135,7 @@ def test_lines_that_are_not_utf_8_are_named() -> None:
         list(decoded_lines([b"a\n", b"b\xff\n"]))
 
 
+@pytest.mark.slow
 def test_beam_5_translations_of_the_fork_are_reproduced_sentence_for_sentence(shared: Path) -> None:
     from headscope.evaluation.quality import text_scores
 

@@ -75,6 +75,7 @@ def hf_logits(folder: Path, *, two_sided: bool, dtype: torch.dtype) -> torch.Ten
     return logits[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPRESSED)
 def test_transformers_alone_gives_the_same_logits(tmp_path: Path, name: str) -> None:
     wanted, options = EXPRESSED[name]
@@ -150,6 +151,7 @@ def test_a_language_model_gets_a_tokenizer(tmp_path: Path) -> None:
     assert not again.two_sided
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_native_from_every_layout(tmp_path: Path, name: str) -> None:
     alphas = () if fairseq.lm(MADE[name]) else ("all",)

@@ -209,6 +209,7 @@ def test_long_text_is_cut_to_the_limit_and_the_cut_counted(saved: Callable[[str]
     assert (whole.cut, short.cut) == (3, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bart", "t5", "mbart", "marian", "m2m_100", "pegasus"])
 def test_the_decoders_inputs_are_the_models_own_shift_of_its_labels(saved: Callable[[str], Path], name: str) -> None:
     checkpoint = opened(saved(name))

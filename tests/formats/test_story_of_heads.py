@@ -114,6 +114,7 @@ def test_saved_as_it_was(shared: Path, tmp_path: Path, monkeypatch: pytest.Monke
 # Other models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [

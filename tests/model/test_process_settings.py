@@ -45,6 +45,7 @@ def ran(code: str, **more: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc")
 def test_pages_are_not_asked_for_again() -> None:
     with_it = int(ran(FAULTS.format(reuse=True)))
@@ -82,6 +83,7 @@ print(max(0, libc.mallinfo2().used - before) // 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap is looked at by a function of glibc")
 def test_kernels_of_shapes_that_are_gone_are_not_kept() -> None:
     with_it, without = (int(ran(KERNELS.format(few=few))) for few in (True, False))  # KiB after 300 shapes
@@ -110,6 +112,7 @@ def test_commands_change_the_process_and_nobody_else(monkeypatch: pytest.MonkeyP
     assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
 
 
+@pytest.mark.slow
 def test_the_api_leaves_the_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allocator, environment and torch's threads: before, after, and in every pass of every method."""
     monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail(f"{name} was opened"))

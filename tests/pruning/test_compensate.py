@@ -51,6 +51,7 @@ def distance(first: Tensor, second: Tensor) -> float:
     return float((first - second).square().mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_refitted_model_is_nearer_to_the_intact_one(kind: str) -> None:
     checkpoint, moments, heads = calibrated(kind)

@@ -114,6 +114,7 @@ def test_obs_takes_out_what_the_outputs_lose_least_by(kind: str) -> None:
         assert found[head] == pytest.approx(score, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_obs_task_takes_out_what_the_objective_loses_least_by(kind: str) -> None:
     inputs, projections = measured(kind)
@@ -148,6 +149,7 @@ def test_a_head_that_writes_nothing_goes_first_and_doubles_go_one_by_one() -> No
     assert scores[second] < 0.01 * min(scores[head] for head in rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["obs", "obs-task", "obs-measured"])
 @pytest.mark.parametrize("kind", ["llama", "marian"])
 def test_groups_share_a_score_and_every_size_is_a_prefix_of_the_order(name: str, kind: str) -> None:
@@ -204,6 +206,7 @@ def test_models_without_labels_are_judged_by_their_representation() -> None:
     assert np.isfinite(values).all() and (values > 0).all() and len(set(values.tolist())) == len(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["obs", "obs-task", "obs-measured", "flap", "wanda", "output-norm"])
 def test_the_command_ranks_by_them(name: str, tmp_path: Path) -> None:
     small = checkpoints.small()

@@ -74,6 +74,7 @@ def test_sums_over_the_inputs_of_every_output_projection(kind: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "gpt2", "native-pre"])
 def test_a_batch_of_many_sentences_is_as_many_batches_of_one(kind: str) -> None:
     alike(moments(kind, objective=""), moments(kind, tokens=1, objective=""), 1e-9)
@@ -114,6 +115,7 @@ def test_mixed_heads_are_seen_after_a_mixing_that_depends_on_the_input() -> None
         near(its.products, seen[place].T @ seen[place])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WITH_LOSS)
 def test_fisher_matrices_of_the_training_criterion(kind: str) -> None:
     """Σ g gᵀ of the loss at every token; a masked model reads hidden tokens for it, contexts are of the plain text."""

@@ -112,6 +112,7 @@ def ranked(folder: Path, out: Path, **options: Any) -> Any:
     return run_ranking(RankConfig(checkpoint=str(folder / "whole"), out=out, **given))
 
 
+@pytest.mark.slow
 def test_files_of_a_ranking_and_what_remove_makes_of_them(folder: Path, tmp_path: Path) -> None:
     protect = "cross.0.0,encoder-self.0.*"
     choice = ranked(folder, tmp_path / "run", by="gradient", keep=8, protect=protect, remove=True, steps=2)
@@ -128,6 +129,7 @@ def test_files_of_a_ranking_and_what_remove_makes_of_them(folder: Path, tmp_path
     assert sum(smaller.layout.values()) == 8
 
 
+@pytest.mark.slow
 def test_tuning_recovers_some_of_it_and_closed_heads_stay_closed(folder: Path, tmp_path: Path) -> None:
     options = {"by": "random", "keep": 4, "tune_updates": 25, "lr": 3e-3, "batch_tokens": 100}
     choice = ranked(folder, tmp_path / "run", **options)
@@ -226,6 +228,7 @@ def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch
         raise found.exception or AssertionError(found.output)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_pruned_before_is_ranked_again(folder: Path, tmp_path: Path) -> None:
     """Layers without heads and layers with fewer heads than others."""
     first = ranked(folder, tmp_path / "one", by="magnitude", keep=4, remove=True, source=None, target=None)

@@ -20,6 +20,8 @@ from headscope.pruning.closed_form.sequential import sequential_refits
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
 
+pytestmark = pytest.mark.slow
+
 GONE = {
     "bert": ("encoder-self.0.1", "encoder-self.1.0", "encoder-self.1.2"),
     "llama": ("decoder-self.0.0", "decoder-self.0.1", "decoder-self.0.2"),

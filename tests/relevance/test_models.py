@@ -45,6 +45,7 @@ def explained(model: Any, inputs: dict[str, Tensor], *names: str) -> dict[str, A
     return {name: recorded.relevance(value, rules) for name, rules in chosen.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", EXPLAINED, ids=lambda each: each.name)
 def test_batch_equals_single_sentences(architecture: Architecture) -> None:
     """The sentence in the middle is padded on both sides; every architecture has every rule set."""

@@ -50,6 +50,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["voita", "voita-constant", "voita-eps", "voita-2019", "voita-paper"])
 def test_groups_give_what_the_whole_batch_gives(checkpoint: Checkpoint, batch: Batch, name: str, threads: int) -> None:
     rule_set: Any = RULE_SETS.get(name)

@@ -118,6 +118,7 @@ def test_nothing_leaves_the_page_and_no_text_is_too_small(drawn: dict[str, dict[
         assert min(float(text.get_fontsize()) for text in figure.findobj(Text) if text.get_text()) >= 6, kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small", "large", "tiny", "ragged"])
 def test_panels_do_not_overlap(drawn: dict[str, dict[str, Figure]], name: str) -> None:
     """Labels included: no axes reaches into another one, nor into the header, legend and footer."""
@@ -133,6 +134,7 @@ def test_panels_do_not_overlap(drawn: dict[str, dict[str, Figure]], name: str) -
                 assert not box.overlaps(other), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small", "large", "tiny", "ragged"])
 def test_every_figure_says_model_data_and_signature(drawn: dict[str, dict[str, Figure]], name: str) -> None:
     for kind, figure in drawn[name].items():
@@ -291,6 +293,7 @@ def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
         attention_figure(weights, ["a", "b"], ["x", "y", "z"], ["h1"])
 
 
+@pytest.mark.slow
 def test_compare_with_equal_layouts(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     other = load_run(make_run(tmp_path / "other", LAYOUTS["small"], seed=7))
     figure = compare_figure(runs["small"], other)
@@ -314,6 +317,7 @@ def test_compare_without_a_common_site(runs: dict[str, AnalysisRun], tmp_path: P
         compare_figure(runs["small"], other)
 
 
+@pytest.mark.slow
 def test_standard_figures_go_as_far_as_the_tables(tmp_path: Path) -> None:
     path = make_run(tmp_path / "r", {"encoder-self": [3, 2]})
     names = [p.name for p in draw_standard(path, dpi=40)]

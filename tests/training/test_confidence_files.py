@@ -27,6 +27,8 @@ from headscope.training.trainer import train
 from tests.oracles import lessons
 from tests.oracles.confidence_rows import sentence_score
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("base", "advanced", "pairwise")
 MODULES = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
 STILL: dict[str, Any] = {"dropout": 0.0, "lr": 1e-30, "warmup_lr": 0.0}  # weights that stay as they are

@@ -18,6 +18,8 @@ from headscope.training.variant import VARIANTS
 from tests.oracles import lessons
 from tests.oracles.swaps import differing
 
+pytestmark = pytest.mark.slow
+
 SHORT: dict[str, Any] = {"precision": "float32", "log_every": 1}
 
 

@@ -13,6 +13,8 @@ from headscope.training.train_loop import Silent
 from headscope.training.trainer import TrainingResult, train
 from tests.oracles import lessons
 
+pytestmark = pytest.mark.slow
+
 LATE = '[[swap]]\nepoch = 1\nfirst = "cross.0.0"\nsecond = "cross.1.0"\n' + (
     '[[swap]]\nepoch = 7\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
 )

@@ -20,6 +20,8 @@ from headscope.training.variant import VARIANTS
 from tests.oracles import lessons
 from tests.oracles.swaps import differing
 
+pytestmark = pytest.mark.slow
+
 SWAPS = '[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
 SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1000}
 
