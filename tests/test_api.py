@@ -224,7 +224,12 @@ def test_nothing_is_written_unless_a_call_says_so(
 def test_removal_with_refitted_output_projections(pair: hs.Model) -> None:
     heads = pair.rank(by="obs", text=SOURCES, target=TARGETS).lowest(24)
     before = [parameter.clone() for parameter in pair.model.parameters()]
-    more = {"text": SOURCES * 3, "target": TARGETS * 3, "valid_text": SOURCES[:5], "valid_target": TARGETS[:5]}
+    more: dict[str, Any] = {
+        "text": SOURCES * 3,
+        "target": TARGETS * 3,
+        "valid_text": SOURCES[:5],
+        "valid_target": TARGETS[:5],
+    }
     plain, refitted = (pair.remove(heads, compensate=method, **more) for method in ("none", "least-squares"))
     assert all(torch.equal(old, new) for old, new in zip(before, pair.model.parameters(), strict=True))
     assert plain.removed == refitted.removed and plain.sizes == refitted.sizes
@@ -329,7 +334,7 @@ WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
     (lambda m: m.remove([]), ConfigError, "no head is to be removed"),
     (lambda m: m.remove("cross.0.0", compensate="mean"), ConfigError, "^compensate mean measures contexts on text"),
     (lambda m: m.remove("cross.0.0", text=["a"] * 9, sequential=True), ConfigError, "^sequential is for compensate"),
-    (lambda m: m.remove("cross.0.0", text=["a"], compensate="mean"), DataError, "too few to refit output projections on: 1 of"),
+    (lambda m: m.remove("cross.0.0", text=["a"], compensate="mean"), DataError, "too few to refit output projections"),
     (lambda m: m.remove("cross.0.0", export="native"), ConfigError, "^export native is not for a native checkpoint"),
     (lambda m: m.evaluate(["a"]), ConfigError, "needs target, the references"),
     (lambda m: m.evaluate([("a", "b")], metrics="blue"), ConfigError, "^metrics 'blue' is not known; available: bleu"),
