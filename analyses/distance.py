@@ -14,7 +14,7 @@ from headscope.heads import Site
 
 @analysis
 class Distance(Analysis):
-    """Mean over queries of |query − argmax key|, in pieces; for self attention.
+    """Mean over queries of |query − argmax key|, in subwords; for self attention.
 
     Special tokens are left out as queries and as keys, as for `confidence`.
     """

@@ -66,7 +66,7 @@ class ExpertUse(Analysis):
         }
         self.vocabulary = checkpoint.vocabulary
         sides = {True: getattr(checkpoint, "source", None), False: getattr(checkpoint, "target", None)}
-        self.subwords = {reads: words.pieces for reads, words in sides.items() if isinstance(words, Vocabulary)}
+        self.subwords = {reads: words.subwords for reads, words in sides.items() if isinstance(words, Vocabulary)}
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:

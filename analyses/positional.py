@@ -18,7 +18,7 @@ THRESHOLD = 0.9
 
 @analysis
 class Positional(Analysis):
-    """Share of queries whose largest weight lies at each offset (key − query, in pieces); self attention.
+    """Share of queries whose largest weight lies at each offset (key − query, in subwords); self attention.
 
     A head is positional if one offset holds at least 90 % of the queries (Voita et al. 2019, §5.1).
     Where several offsets tie, `offset` is the smallest; where no query counts, it is no number.

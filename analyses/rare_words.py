@@ -20,9 +20,9 @@ class RareWords(Analysis):
     """Share of queries whose largest weight is on the rarest token, and on one of the two rarest.
 
     Only sentences count whose rarest token is not among the 500 most frequent (Voita et al. 2019, §5.3).
-    Tokens are the model's pieces, special ones left out as queries and as keys. Frequency ranks follow
-    (count, descending; then the piece, ascending), so every piece has its own rank; all occurrences of the
-    rarest piece are hits. `…_chance` is the mean share of the keys a query sees that are hits.
+    Tokens are the model's subwords, special ones left out as queries and as keys. Frequency ranks follow
+    (count, descending; then the subword, ascending), so every subword has its own rank; all occurrences of the
+    rarest subword are hits. `…_chance` is the mean share of the keys a query sees that are hits.
 
     A head is labelled `rare` if at least half of the queries pick one of the two rarest and the interval's
     lower end is above twice chance (the paper reports 50 % and more, and sets no threshold).
@@ -75,7 +75,7 @@ def _ranks(heads: HeadBatch, ranks: Tensor) -> Tensor:
 
 
 def _rarest(heads: HeadBatch, ranks: Tensor) -> Tensor:
-    """Which keys are the sentence's rarest piece, and which are one of its two rarest [2 b s]."""
+    """Which keys are the sentence's rarest subword, and which are one of its two rarest [2 b s]."""
     key_ranks = _ranks(heads, ranks)
     first = key_ranks.amax(dim=-1, keepdim=True)
     second = (key_ranks * (key_ranks < first)).amax(dim=-1, keepdim=True)

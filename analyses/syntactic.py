@@ -50,7 +50,7 @@ class SyntacticOptions:
 class Syntactic(Analysis):
     """Accuracy of each head for each relation and direction, against the best fixed offset.
 
-    Word-level weights: summed over the key word's pieces, averaged over the query word's pieces (Clark et
+    Word-level weights: summed over the key word's subwords, averaged over the query word's subwords (Clark et
     al. 2019, §4.1); special tokens are no words. Accuracy: share of the relation's instances in which the
     largest word-level weight at one word lies on the other. Baseline: accuracy of always choosing the
     relation's most frequent word offset (the smallest one where several tie; intervals keep it fixed).
@@ -208,7 +208,7 @@ def _margin_column(
 
 
 class _Plan:
-    """Index tensors of one batch: which pieces make which word, and which words are related.
+    """Index tensors of one batch: which subwords make which word, and which words are related.
 
     Words of the batch are laid out [b w], w up to the longest sentence; `n` counts relation instances in
     both directions. Built once a batch and used for every layer.
@@ -224,8 +224,8 @@ class _Plan:
         aligned_instances = [_instances(row, a, names) for row, a in enumerate(aligned) if a is not None]
         instances = np.concatenate([*aligned_instances, np.empty((0, 4), dtype=np.int64)])  # [n 4]: row, cell, from, to
         for line, a in enumerate(aligned):
-            for word, pieces in enumerate(a.units if a else ()):
-                member[line, word, pieces] = 1.0
+            for word, subwords in enumerate(a.units if a else ()):
+                member[line, word, subwords] = 1.0
         self.member = torch.from_numpy(member).to(device)  # [b w s]
         self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
         row, cell, start, end = (torch.from_numpy(column).to(device) for column in instances.T)

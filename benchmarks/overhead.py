@@ -20,7 +20,7 @@ from headscope.assets import demo_checkpoint
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import open_corpus
 from headscope.engine.base import RunOptions
-from headscope.engine.frequencies import count_pieces, frequency_ranks
+from headscope.engine.frequencies import count_subwords, frequency_ranks
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
@@ -56,7 +56,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
     corpus = open_corpus(given.source, max_sentences=given.sentences)
-    counts = count_pieces(checkpoint, (sentence.source for sentence in corpus), limit=512)
+    counts = count_subwords(checkpoint, (sentence.source for sentence in corpus), limit=512)
     options = RunOptions(ranks=frequency_ranks(checkpoint, counts), frequencies="source")
     analyses = choose_analyses(only=tuple(filter(None, given.only.split(","))))
 

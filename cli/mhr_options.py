@@ -68,7 +68,7 @@ FAIRSEQ: dict[str, Counterpart] = {
     "--path": Counterpart(MASKED, "CKPT", "the checkpoint is the first argument"),
     "--gen-subset": Counterpart(READING, "--source FILE --target FILE"),
     "--model-overrides": Counterpart(note="every option acts by itself"),
-    "--remove-bpe": Counterpart(note="words are joined; headscope translate --keep-bpe leaves pieces apart"),
+    "--remove-bpe": Counterpart(note="words are joined; headscope translate --keep-bpe leaves subwords apart"),
     "--bpe-codes": Counterpart(MASKED, "--bpe CODES"),
     "--quiet": Counterpart("evaluate", note="translate writes translations only, evaluate scores only"),
     "--sacrebleu": Counterpart("evaluate", "--metrics bleu"),

@@ -172,7 +172,7 @@ def attention(
     opened = read_run(run)
     head_ids = _of_one_site(heads, opened)
     maps = sentence_attention(opened, sentence=sentence, index=index, target=target, heads=head_ids)
-    figure = attention_figure(maps.weights, maps.pieces_t, maps.pieces_s, maps.names, run=opened)
+    figure = attention_figure(maps.weights, maps.subwords_t, maps.subwords_s, maps.names, run=opened)
     written = write_figure(figure, out, dpi=dpi, force=force)
     _say("attention", [([opened.name], written)], as_json=as_json)
 
@@ -323,7 +323,7 @@ class _Draw:
 
 
 def _of_one_site(names: str, run: AnalysisRun) -> list[HeadId]:
-    """The heads that `--heads` selects; pieces differ between sites, so a figure shows only one."""
+    """The heads that `--heads` selects; subwords differ between sites, so a figure shows only one."""
     from headscope.heads import select_heads
 
     head_ids = select_heads(names, run.head_layout)

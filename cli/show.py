@@ -42,7 +42,7 @@ def _print(overview: dict[str, Any]) -> None:
     if "mask" in overview:
         table.add_row("mask", ", ".join(overview["mask"]))
     tokenizer = overview["tokenizer"]
-    table.add_row("tokenizer", f"{tokenizer['class']}, {tokenizer['vocabulary']:,} pieces" if tokenizer else "none")
+    table.add_row("tokenizer", f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "none")
     screen = console.out()
     screen.print(table)
     heads = Table("site", "layers", "heads", "width", "key/value groups", title="attention", box=box.SIMPLE_HEAD)

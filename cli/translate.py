@@ -125,7 +125,7 @@ def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: 
         raise typer.Exit(130)
     if cut:
         shown = ", ".join(map(str, sorted(cut)[:8])) + (" …" if len(cut) > 8 else "")
-        console.say(f"cut off at {limit} pieces (--max-length): {len(cut)} lines ({shown})")
+        console.say(f"cut off at {limit} subwords (--max-length): {len(cut)} lines ({shown})")
 
 
 def _write(translations: Iterator[list[Translation]], options: TranslateOptions, window: int) -> tuple[int, bool]:

@@ -17,9 +17,9 @@ model = hs.load(bert, tokenizer=tokenizer)
 
 with torch.no_grad(), model.capture("weights") as heads:
     whole = bert(**inputs).last_hidden_state[:, 0]
-pieces = tokenizer.convert_ids_to_tokens(inputs.input_ids[0])
-for query, weights in zip(pieces, heads["encoder-self.0.2"]["weights"][0], strict=True):  # weights [s]
-    print(f"{query:>6} looks at {pieces[int(weights.argmax())]} with {float(weights.max()):.2f}")
+tokens = tokenizer.convert_ids_to_tokens(inputs.input_ids[0])
+for query, weights in zip(tokens, heads["encoder-self.0.2"]["weights"][0], strict=True):  # weights [s]
+    print(f"{query:>6} looks at {tokens[int(weights.argmax())]} with {float(weights.max()):.2f}")
 
 changes = {}
 for head in model.heads:

@@ -19,7 +19,7 @@ from headscope.engine.base import Analysis, RunOptions, needs_objective
 from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
-from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
+from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.plan import ALONE, analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.engine.run_files import ANALYSIS, Description, describe_run, write_run
@@ -258,8 +258,8 @@ def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limi
         return read_counts(checkpoint, config.frequencies), config.frequencies.name
     if config.frequency_corpus:
         lines = read_lines(config.frequency_corpus)
-        return count_pieces(checkpoint, lines, limit=limit), config.frequency_corpus.name
-    return count_pieces(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
+        return count_subwords(checkpoint, lines, limit=limit), config.frequency_corpus.name
+    return count_subwords(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
 
 
 def _figures(build: Build, record: Mapping[str, Any], *, partial: bool) -> list[Path]:

@@ -49,9 +49,9 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
     joined = {token for first, last in touched.values() for token in range(first, last)}
     unit_of = _unit_numbers(len(parse.tokens), joined)
     units: list[list[int]] = [[] for _ in range(len(unit_of) - len(joined))]
-    for piece, (first, _) in touched.items():
-        units[unit_of[first]].append(piece)
-    in_order = [piece for unit in units for piece in unit]
+    for subword, (first, _) in touched.items():
+        units[unit_of[first]].append(subword)
+    in_order = [subword for unit in units for subword in unit]
     if in_order != sorted(in_order):
         return DISORDER
     ends = [(r.relation, unit_of[r.head], unit_of[r.dependent]) for r in parse.relations]
@@ -63,13 +63,13 @@ def _touched(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | No
     """First and last token that each subword overlaps; None where a subword overlaps no token."""
     starts, ends = [token.start for token in parse.tokens], [token.end for token in parse.tokens]
     touched: dict[int, Span] = {}
-    for piece, span in enumerate(spans):
+    for subword, span in enumerate(spans):
         start, end = _strip(parse.text, span)
         if start < end:
             first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
             if first > last:
                 return None
-            touched[piece] = (first, last)
+            touched[subword] = (first, last)
     return touched
 
 

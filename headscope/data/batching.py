@@ -116,7 +116,7 @@ def _encode(
         if cut and long == "refuse":
             location = name if entry.source.cut else f"the target of {name}"
             raise DataError(
-                f"{location}:{entry.sentence.number + 1}: {limit + cut} pieces, the limit is {limit}; shorten the "
+                f"{location}:{entry.sentence.number + 1}: {limit + cut} subwords, the limit is {limit}; shorten the "
                 "line, raise --max-length, or take --long truncate"
             )
         losses.truncated += bool(cut)

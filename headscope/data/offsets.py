@@ -26,7 +26,7 @@ def subword_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | 
     unknown subword that had to be searched covers what lies between its known neighbours: its word where words
     and unknown subwords can be paired, else all of it.
     """
-    pieces = tokenizer.convert_ids_to_tokens(list(ids))
+    subwords = tokenizer.convert_ids_to_tokens(list(ids))
     unknown_id = getattr(tokenizer, "unk_token_id", None)
     if unknown_id in (tokenizer.bos_token_id, tokenizer.eos_token_id):
         unknown_id = None  # GPT-2 has one token for all of them, which is never text
@@ -34,10 +34,10 @@ def subword_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | 
     special = set(tokenizer.all_special_ids) - {unknown_id}
     if getattr(tokenizer, "is_fast", False):
         offsets = _offsets(tokenizer, text, ids, special)
-        spans = None if offsets is None else _verified_spans(text, pieces, offsets, is_unknown)
+        spans = None if offsets is None else _verified_spans(text, subwords, offsets, is_unknown)
         if spans is not None:
             return spans
-    return _searched_spans(text, pieces, [number in special for number in ids], is_unknown)
+    return _searched_spans(text, subwords, [number in special for number in ids], is_unknown)
 
 
 # Tokenizers that report offsets.
@@ -75,14 +75,14 @@ def _common(ids: Sequence[int], others: Sequence[int]) -> int:
 
 
 def _verified_spans(
-    text: str, pieces: Sequence[str], spans: Sequence[Span | None], is_unknown: Sequence[bool]
+    text: str, subwords: Sequence[str], spans: Sequence[Span | None], is_unknown: Sequence[bool]
 ) -> list[Span | None] | None:
     """The spans, empty for whitespace, if the subwords spell the text in any convention; else None."""
     groups = _groups(len(text), spans)
     if groups is None:
         return None
     for read in CONVENTIONS:
-        spelled = [read(piece) for piece in pieces]
+        spelled = [read(subword) for subword in subwords]
         if all(any(is_unknown[n] for n in group) or _spells(text, group, spans, spelled) for group in groups):
             return [
                 (span[0], span[0]) if span and not is_unknown[n] and not spelled[n].strip() else span
@@ -95,14 +95,14 @@ def _groups(length: int, spans: Sequence[Span | None]) -> list[list[int]] | None
     """Groups of subwords whose spans overlap; None where spans are not in order or exceed the text."""
     groups: list[list[int]] = []
     begin = end = 0
-    for piece, span in enumerate(spans):
+    for subword, span in enumerate(spans):
         if span is None:
             continue
         if not begin <= span[0] <= span[1] <= length:
             return None
         if not groups or span[0] >= end:
             groups.append([])
-        groups[-1].append(piece)
+        groups[-1].append(subword)
         begin, end = span[0], max(end, span[1])
     return groups
 
@@ -121,14 +121,14 @@ def _spells(text: str, group: list[int], spans: Sequence[Span | None], spelled: 
 
 
 def _searched_spans(
-    text: str, pieces: Sequence[str], special: Sequence[bool], is_unknown: Sequence[bool]
+    text: str, subwords: Sequence[str], special: Sequence[bool], is_unknown: Sequence[bool]
 ) -> list[Span | None] | None:
     """Spans found by searching the subwords' characters, first exactly, then by looser comparisons."""
     levels: tuple[Level, ...] = ("written", "marks", "bare")
     for level in levels:
         folded_text = _FoldedText(text, level)
         for read in CONVENTIONS:
-            spelled = [b"" if special[n] else read(piece) for n, piece in enumerate(pieces)]
+            spelled = [b"" if special[n] else read(subword) for n, subword in enumerate(subwords)]
             spans = _search(folded_text, spelled, is_unknown)
             if spans is not None:
                 return [None if special[n] else span for n, span in enumerate(spans)]
@@ -169,10 +169,10 @@ def _search(folded_text: _FoldedText, spelled: Sequence[bytes], is_unknown: Sequ
         return None
     located: dict[int, Span] = {}
     for run, start, (_, ranges) in zip(runs, starts, known, strict=True):
-        for piece, (first, last) in zip(run, ranges, strict=True):
+        for subword, (first, last) in zip(run, ranges, strict=True):
             # A subword of combining marks only, where these are not compared, gets the letter before it.
             silent = first == last
-            located[piece] = folded_text.span(max(start + first - silent, 0), start + last)
+            located[subword] = folded_text.span(max(start + first - silent, 0), start + last)
     for n, gap in enumerate(gaps):
         spans = folded_text.shares(starts[n] + len(known[n][0]), starts[n + 1], len(gap))
         for group, span in zip(gap, spans, strict=True):
@@ -213,9 +213,9 @@ def _spell(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | N
         of_byte += [(len(folded), len(folded) + len(part))] * len(character.encode())
         folded += part
     ranges, begin = list[Span](), 0
-    for piece in spelled:
-        ranges.append((of_byte[begin][0], of_byte[begin + len(piece) - 1][1]))
-        begin += len(piece)
+    for subword in spelled:
+        ranges.append((of_byte[begin][0], of_byte[begin + len(subword) - 1][1]))
+        begin += len(subword)
     return folded, ranges
 
 
@@ -294,37 +294,37 @@ def _compared(character: str, level: Level) -> bool:
 # Conventions of subwords.
 
 
-def _metaspace(piece: str) -> bytes:
+def _metaspace(subword: str) -> bytes:
     """▁word, and <0x41> for a byte."""
-    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
-    return bytes([int(byte[1], 16)]) if byte else _encode(piece.replace("▁", " "))
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", subword)
+    return bytes([int(byte[1], 16)]) if byte else _encode(subword.replace("▁", " "))
 
 
-def _continued(piece: str) -> bytes:
-    return _encode(piece.removeprefix("##") if piece != "##" else piece)
+def _continued(subword: str) -> bytes:
+    return _encode(subword.removeprefix("##") if subword != "##" else subword)
 
 
-def _joined(piece: str) -> bytes:
-    return _encode(piece.removesuffix("@@") if piece != "@@" else piece)
+def _joined(subword: str) -> bytes:
+    return _encode(subword.removesuffix("@@") if subword != "@@" else subword)
 
 
-def _closed(piece: str) -> bytes:
-    return _encode(piece.removesuffix("</w>"))
+def _closed(subword: str) -> bytes:
+    return _encode(subword.removesuffix("</w>"))
 
 
-def _byte_level(piece: str) -> bytes:
+def _byte_level(subword: str) -> bytes:
     """Characters that stand for bytes, as in GPT-2 (Ġ is the space)."""
     table = _byte_table()
-    return bytes(table[c] for c in piece) if all(c in table for c in piece) else _encode(piece)
+    return bytes(table[c] for c in subword) if all(c in table for c in subword) else _encode(subword)
 
 
-def _raw_bytes(piece: str) -> bytes:
+def _raw_bytes(subword: str) -> bytes:
     """Characters whose numbers are bytes, as in ByT5."""
-    return piece.encode("latin-1") if all(ord(c) < 256 for c in piece) else _encode(piece)
+    return subword.encode("latin-1") if all(ord(c) < 256 for c in subword) else _encode(subword)
 
 
-def _encode(piece: str) -> bytes:
-    return piece.encode(errors="replace")
+def _encode(subword: str) -> bytes:
+    return subword.encode(errors="replace")
 
 
 @lru_cache(maxsize=1)

@@ -63,12 +63,12 @@ class UnknownSubwords:
         if not self:
             return []
         shares = [f"{side} {self.share(side):.2%} of {self.read[side]:,}" for side in self.read]
-        return [f"unknown pieces: {', '.join(shares)}", *self.warnings(reader)]
+        return [f"unknown subwords: {', '.join(shares)}", *self.warnings(reader)]
 
     def warnings(self, reader: Advisor) -> list[str]:
         """A warning with the likely cause for each side with more than 2 %."""
         return [
-            f"warning: {self.share(side):.1%} of the {side}'s pieces are unknown to the vocabulary; "
+            f"warning: {self.share(side):.1%} of the {side}'s subwords are unknown to the vocabulary; "
             f"{reader.why_unknown(side)}"
             for side in self.read
             if self.share(side) > MANY

@@ -53,18 +53,18 @@ class Splitter:
     def split(self, text: str) -> list[Subword]:
         """Subwords of a text with their spans."""
         if self.kind == "sentencepiece":
-            return self._sentence_pieces(text)
-        pieces: list[Subword] = []
+            return self._sentencepiece(text)
+        subwords: list[Subword] = []
         # story-of-heads splits vocabularies' text at single spaces, the others at any whitespace
         for word in re.finditer(r"[^ \n]+" if self.kind == "backtick" else r"\S+", text):
-            pieces += self._word(word[0], word.start())
-        return pieces
+            subwords += self._word(word[0], word.start())
+        return subwords
 
-    def join(self, pieces: Sequence[str]) -> str:
+    def join(self, subwords: Sequence[str]) -> str:
         """The text of subwords."""
         if self.kind == "sentencepiece":
-            return "".join(pieces).replace("▁", " ").strip()
-        text = " ".join(pieces)
+            return "".join(subwords).replace("▁", " ").strip()
+        text = " ".join(subwords)
         if self.kind == "bpe":
             return (text + " ").replace("@@ ", "").rstrip(" ")  # as fairseq's --remove-bpe does it
         return text.replace(" `", "") if self.kind == "backtick" else text
@@ -72,23 +72,23 @@ class Splitter:
     def _word(self, word: str, start: int) -> list[Subword]:
         if self.codes is None:
             return [_bare(Subword(word, start, start + len(word)), self.kind)]
-        pieces: list[Subword] = []
+        subwords: list[Subword] = []
         for number, part in enumerate(parts := self._merges.split(word, self.allowed)):
             text = part + "@@" if self.kind == "bpe" and number < len(parts) - 1 else part
             text = "`" + part if self.kind == "backtick" and number else text
-            pieces.append(Subword(text, start, start + len(part)))
+            subwords.append(Subword(text, start, start + len(part)))
             start += len(part)
-        return pieces
+        return subwords
 
-    def _sentence_pieces(self, text: str) -> list[Subword]:
+    def _sentencepiece(self, text: str) -> list[Subword]:
         """Spans from the surface of each subword; SentencePiece's own offsets count bytes in some releases."""
         out_type = "immutable_proto" if hasattr(self._model, "EncodeAsImmutableProto") else "proto"
-        pieces, position = list[Subword](), 0
-        for piece in self._model.encode(text, out_type=out_type).pieces:
-            start = max(text.find(piece.surface, position), position)
-            position = start + len(piece.surface)
-            pieces.append(Subword(piece.piece, position - len(piece.surface.lstrip()), position))
-        return pieces
+        subwords, position = list[Subword](), 0
+        for subword in self._model.encode(text, out_type=out_type).pieces:
+            start = max(text.find(subword.surface, position), position)
+            position = start + len(subword.surface)
+            subwords.append(Subword(subword.piece, position - len(subword.surface.lstrip()), position))
+        return subwords
 
     @cached_property
     def _merges(self) -> Merges:
@@ -106,13 +106,13 @@ class Splitter:
             raise DataError("the SentencePiece model cannot be read; is the file complete?") from None
 
 
-def _bare(piece: Subword, kind: Kind) -> Subword:
+def _bare(subword: Subword, kind: Kind) -> Subword:
     """A subword of text that is already split: its span without the mark of its kind."""
-    if kind == "bpe" and piece.text.endswith("@@") and piece.text != "@@":
-        return piece._replace(end=piece.end - 2)
-    if kind == "backtick" and piece.text.startswith("`") and piece.text != "`":
-        return piece._replace(start=piece.start + 1)
-    return piece
+    if kind == "bpe" and subword.text.endswith("@@") and subword.text != "@@":
+        return subword._replace(end=subword.end - 2)
+    if kind == "backtick" and subword.text.startswith("`") and subword.text != "`":
+        return subword._replace(start=subword.start + 1)
+    return subword
 
 
 class Merges:
@@ -141,7 +141,9 @@ class Merges:
         for number, line in enumerate(lines[headed:]):
             pair = line.strip("\r\n ").split(" ")
             if len(pair) != 2:
-                raise DataError(f"line {number + 1 + headed} of the BPE codes is {line[:40]!r}; it must be two pieces")
+                raise DataError(
+                    f"line {number + 1 + headed} of the BPE codes is {line[:40]!r}; it must be two subwords"
+                )
             ranks.setdefault((pair[0], pair[1]), number)
         version = lines[0].split()[-1] if headed else "0.1"
         return cls(ranks, begin="", end="</w>", glued=version != "0.1")
@@ -239,12 +241,12 @@ def merged(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list
 class Vocabulary:
     """Ids and subwords of one side.
 
-    `pieces` has the subword of every id. `start` is the decoder's first input, `end` ends a text; `unknown`
+    `subwords` has the subword of every id. `start` is the decoder's first input, `end` ends a text; `unknown`
     is the id of subwords that are not listed, `pad` that of padding; `special` are further ids that are no text.
     `prefix` and `suffix` are added to a source text (None for suffix: `end`).
     """
 
-    pieces: tuple[str, ...] = field(repr=False)
+    subwords: tuple[str, ...] = field(repr=False)
     splitter: Splitter
     start: int
     end: int
@@ -257,11 +259,11 @@ class Vocabulary:
     def __post_init__(self) -> None:
         around = (*self.special, *self.prefix, *(self.suffix or ()))
         for number in (self.start, self.end, self.unknown, self.pad, *around):
-            if number is not None and not 0 <= number < len(self.pieces):
-                raise ConfigError(f"there is no special id {number}; the vocabulary has {len(self.pieces)} pieces")
+            if number is not None and not 0 <= number < len(self.subwords):
+                raise ConfigError(f"there is no special id {number}; the vocabulary has {len(self.subwords)} subwords")
 
     def __len__(self) -> int:
-        return len(self.pieces)
+        return len(self.subwords)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -276,21 +278,21 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special ones; DataError for an unlisted subword where there is no unknown id."""
-        return [self._id(piece.text) for piece in self.splitter.split(text)]
+        return [self._id(subword.text) for subword in self.splitter.split(text)]
 
     def decode(self, ids: Iterable[int], *, keep_pieces: bool = False) -> str:
         """The text of ids, without special ones; with `keep_pieces` the subwords separated by spaces."""
-        pieces = [self.pieces[number] for number in ids if number not in self.special_ids]
-        return " ".join(pieces) if keep_pieces else self.splitter.join(pieces)
+        subwords = [self.subwords[number] for number in ids if number not in self.special_ids]
+        return " ".join(subwords) if keep_pieces else self.splitter.join(subwords)
 
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
         """Spans in `text` of ids, None for special ones; None instead of a list if `ids` are not its beginning."""
-        pieces = self.splitter.split(text)
+        subwords = self.splitter.split(text)
         spans: list[tuple[int, int] | None] = []
         position = 0
         for number in ids:
-            if position < len(pieces) and self._id(pieces[position].text) == number:
-                spans.append((pieces[position].start, pieces[position].end))
+            if position < len(subwords) and self._id(subwords[position].text) == number:
+                spans.append((subwords[position].start, subwords[position].end))
                 position += 1
             elif number in self.special_ids:
                 spans.append(None)
@@ -298,20 +300,20 @@ class Vocabulary:
                 return None
         return spans
 
-    def id_of(self, piece: str) -> int | None:
+    def id_of(self, subword: str) -> int | None:
         """The id of a subword, None where it is not listed."""
-        return self._ids.get(piece)
+        return self._ids.get(subword)
 
     def plain_ids(self) -> list[int]:
         """Ids of text, without the unknown one."""
-        return [n for n in range(len(self.pieces)) if n not in self.special_ids and n != self.unknown]
+        return [n for n in range(len(self.subwords)) if n not in self.special_ids and n != self.unknown]
 
-    def _id(self, piece: str) -> int:
-        number = self._ids.get(piece, self.unknown)
+    def _id(self, subword: str) -> int:
+        number = self._ids.get(subword, self.unknown)
         if number is None:
-            raise DataError(f"the vocabulary has no piece {piece!r} and no id for unknown pieces")
+            raise DataError(f"the vocabulary has no subword {subword!r} and no id for unknown subwords")
         return number
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {piece: number for number, piece in reversed(list(enumerate(self.pieces)))}
+        return {subword: number for number, subword in reversed(list(enumerate(self.subwords)))}

@@ -18,19 +18,19 @@ CHUNK = 1024
 
 
 def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor:
-    """Rank of every id [V], 1 for the most frequent: by (count, descending; piece, ascending).
+    """Rank of every id [V], 1 for the most frequent: by (count, descending; subword, ascending).
 
     Special ids stand for no text: they have rank 0 and are never rare, not even where they are kept.
     """
     plain = checkpoint.plain_ids()
-    pieces = dict(zip(plain, checkpoint.pieces(plain), strict=True))
-    ordered = sorted(plain, key=lambda number: (-counts.get(number, 0), pieces[number] or ""))
+    subwords = dict(zip(plain, checkpoint.subwords(plain), strict=True))
+    ordered = sorted(plain, key=lambda number: (-counts.get(number, 0), subwords[number] or ""))
     ranks = torch.zeros(checkpoint.vocabulary, dtype=torch.long)
     ranks[torch.tensor(ordered)] = torch.arange(1, len(ordered) + 1)
     return ranks
 
 
-def count_pieces(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) -> dict[int, int]:
+def count_subwords(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) -> dict[int, int]:
     """How often each id occurs in texts, special ids left out."""
     counts = np.zeros(checkpoint.vocabulary, dtype=np.int64)
     for chunk in _chunks(texts):
@@ -41,9 +41,9 @@ def count_pieces(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) ->
 
 
 def read_counts(checkpoint: Checkpoint, path: Path) -> dict[int, int]:
-    """Counts from lines `token count` (blank or tab between); tokens are the model's pieces.
+    """Counts from lines `token count` (blank or tab between); tokens are the model's subwords.
 
-    DataError for a line of another form, or where less than half of the tokens are pieces of the model.
+    DataError for a line of another form, or where less than half of the tokens are subwords of the model.
     """
     counts: dict[int, int] = {}
     lines = 0
@@ -56,7 +56,7 @@ def read_counts(checkpoint: Checkpoint, path: Path) -> dict[int, int]:
             counts[token_id] = counts.get(token_id, 0) + int(number)
     if len(counts) * 2 < lines:
         raise DataError(
-            f"{path}: only {len(counts)} of {lines} tokens are pieces of this model; count its own pieces "
+            f"{path}: only {len(counts)} of {lines} tokens are subwords of this model; count its own subwords "
             "(or give --frequency-corpus, which does that)"
         )
     return counts

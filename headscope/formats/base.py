@@ -37,7 +37,7 @@ C = TypeVar("C", bound="Checkpoint")
 SideName = Literal["source", "target"]
 Predicts = Literal["words", "classes", "tags", "nothing"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
-LONGEST = 1024  # pieces of a text to translate where the model sets no limit; also fairseq's max_source_positions
+LONGEST = 1024  # subwords of a text to translate where the model sets no limit; also fairseq's max_source_positions
 
 
 class Checkpoint(ABC):
@@ -143,10 +143,10 @@ class Checkpoint(ABC):
     @property
     @abstractmethod
     def limit(self) -> int | None:
-        """The most pieces that one sentence may have, or None where the model sets no limit."""
+        """The most subwords that one sentence may have, or None where the model sets no limit."""
 
     def reads(self, longest: int | None) -> int:
-        """The most pieces of a text that is translated: `longest`, else the model's limit, else 1,024.
+        """The most subwords of a text that is translated: `longest`, else the model's limit, else 1,024.
 
         ConfigError where more is asked than the model has positions for.
         """
@@ -157,7 +157,7 @@ class Checkpoint(ABC):
 
     @property
     def source_limit(self) -> int | None:
-        """The most pieces that a text to translate may have, or None where the model sets no limit."""
+        """The most subwords that a text to translate may have, or None where the model sets no limit."""
         return self.limit
 
     @property
@@ -174,7 +174,7 @@ class Checkpoint(ABC):
         raise ConfigError(f"a model of type {self.model_type!r} reads one text a line; leave out --source2 and --pairs")
 
     def why_unknown(self, side: SideName) -> str:
-        """What unknown pieces of a side probably come from, and what to do, for messages."""
+        """What unknown subwords of a side probably come from, and what to do, for messages."""
         return "is the text in the language, script and case that the vocabulary was made for?"
 
     @abstractmethod
@@ -182,12 +182,12 @@ class Checkpoint(ABC):
         """Character span in `text` of every id; None for special ids, None overall if they do not fit."""
 
     @abstractmethod
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def subwords(self, ids: Sequence[int]) -> list[str]:
         """Ids as the tokenizer writes them."""
 
     @abstractmethod
-    def id_of(self, piece: str) -> int | None:
-        """The id of a piece, None where the vocabulary lacks it."""
+    def id_of(self, subword: str) -> int | None:
+        """The id of a subword, None where the vocabulary lacks it."""
 
     @abstractmethod
     def plain_ids(self) -> list[int]:
@@ -235,7 +235,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def joined(self, text: str) -> str:
-        """A reference as translations are written: where texts are given split into pieces, put together."""
+        """A reference as translations are written: where texts are given split into subwords, put together."""
 
     @abstractmethod
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:

@@ -207,7 +207,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 def _write_side(folder: Path, name: str, vocabulary: Vocabulary) -> SideTable:
     splitter = vocabulary.splitter
-    _write_list(folder / f"{name}.pieces.json", vocabulary.pieces)
+    _write_list(folder / f"{name}.pieces.json", vocabulary.subwords)
     if splitter.codes is not None:
         (folder / f"{name}.codes").write_bytes(splitter.codes)
     if splitter.allowed is not None:
@@ -232,7 +232,7 @@ def _read_side(folder: Path, name: str, table: SideTable | None) -> Vocabulary |
     codes = read_bytes(folder / f"{name}.codes", name=f"{name}.codes") if table.codes else None
     allowed = frozenset(_read_list(folder / f"{name}.allowed.json")) if table.allowed else None
     return Vocabulary(
-        pieces=tuple(_read_list(folder / f"{name}.pieces.json")),
+        subwords=tuple(_read_list(folder / f"{name}.pieces.json")),
         splitter=Splitter(table.kind, codes, allowed),
         start=table.start,
         end=table.end,
@@ -244,12 +244,12 @@ def _read_side(folder: Path, name: str, table: SideTable | None) -> Vocabulary |
     )
 
 
-def _write_list(path: Path, pieces: Any) -> None:
-    path.write_text(json.dumps(list(pieces), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+def _write_list(path: Path, subwords: Any) -> None:
+    path.write_text(json.dumps(list(subwords), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
 
 
 def _read_list(path: Path) -> list[str]:
-    pieces = read_json(path, name=path.name)
-    if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
-        raise DataError(f"{path.name} is no JSON list of pieces")
-    return pieces
+    subwords = read_json(path, name=path.name)
+    if not isinstance(subwords, list) or not all(isinstance(subword, str) for subword in subwords):
+        raise DataError(f"{path.name} is no JSON list of subwords")
+    return subwords

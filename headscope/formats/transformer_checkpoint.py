@@ -61,7 +61,7 @@ class TransformerCheckpoint(Checkpoint):
             vocabulary: Vocabulary | None = getattr(self, name)
             if vocabulary is not None and stack is not None and len(vocabulary) != stack.vocabulary:
                 raise CheckpointError(
-                    f"{self.path}: the {name} vocabulary has {len(vocabulary)} pieces, the {name} embeddings "
+                    f"{self.path}: the {name} vocabulary has {len(vocabulary)} subwords, the {name} embeddings "
                     f"{stack.vocabulary}; this vocabulary belongs to another checkpoint"
                 )
 
@@ -103,7 +103,7 @@ class TransformerCheckpoint(Checkpoint):
         if splitter.codes is not None:
             return "is it tokenised and cased as the training text was, and are the codes (--bpe) those of this model?"
         advice = "give --bpe CODES" if "bpe" in FORMATS.get(self.format).takes else "split it with the model's codes"
-        return f"it was taken as already split into pieces: {advice}, or split, tokenise and case it as in training"
+        return f"it was taken as already split into subwords: {advice}, or split, tokenise and case it as in training"
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What the decoder must say after each of the inputs that `encode` gives for targets."""
@@ -113,12 +113,12 @@ class TransformerCheckpoint(Checkpoint):
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
         return self._side("source").spans(text, ids)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def subwords(self, ids: Sequence[int]) -> list[str]:
         vocabulary = self._side("source")
-        return [vocabulary.pieces[number] for number in ids]
+        return [vocabulary.subwords[number] for number in ids]
 
-    def id_of(self, piece: str) -> int | None:
-        return self._side("source").id_of(piece)
+    def id_of(self, subword: str) -> int | None:
+        return self._side("source").id_of(subword)
 
     def plain_ids(self) -> list[int]:
         return self._side("source").plain_ids()
@@ -243,7 +243,7 @@ class TransformerCheckpoint(Checkpoint):
                 "class": " + ".join(dict.fromkeys(vocabulary.splitter.kind for vocabulary in vocabularies.values())),
                 "vocabulary": max(len(vocabulary) for vocabulary in vocabularies.values()),
                 "special": sorted(
-                    {vocabulary.pieces[n] for vocabulary in vocabularies.values() for n in vocabulary.special_ids}
+                    {vocabulary.subwords[n] for vocabulary in vocabularies.values() for n in vocabulary.special_ids}
                 ),
             }
         return {

@@ -30,8 +30,8 @@ class TranslateOptions:
 
     `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the `power`, n source
     tokens give at most `max_ratio` · n + `max_extra` tokens, `best` translations are returned. Of a text `longest`
-    pieces are read (None: see `Checkpoint.reads`). `keep_pieces` leaves pieces apart; `scores` says that scores will
-    be looked at.
+    subwords are read (None: see `Checkpoint.reads`). `keep_pieces` leaves them apart; `scores` says that scores will be
+    looked at.
     """
 
     beam: int | None = None

@@ -19,7 +19,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, max_and_position
-from headscope.engine.frequencies import count_pieces, frequency_ranks, read_counts
+from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.plan import analyze, random_batches
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
@@ -489,7 +489,7 @@ def test_a_rare_token_that_comes_twice_is_hit_at_both_places() -> None:
 def test_ranks_follow_counts_then_pieces() -> None:
     checkpoint = tiny.checkpoint("bert", 1)
     texts = ["ah ah bh", "ci bh ah", "ŵŵ"]
-    counts = count_pieces(checkpoint, texts, limit=99)
+    counts = count_subwords(checkpoint, texts, limit=99)
     named = {PIECES[number]: count for number, count in counts.items()}
     assert named == {"ah": 3, "bh": 2, "ci": 1, "[UNK]": 1}
     ranks = frequency_ranks(checkpoint, counts).tolist()
@@ -508,7 +508,7 @@ def test_counts_from_a_file(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"counts:2: .* is not `token count`"):
             read_counts(checkpoint, path)
     path.write_text("ah 7\nno 3\nnein 2\n")
-    with pytest.raises(DataError, match="only 1 of 3 tokens are pieces of this model"):
+    with pytest.raises(DataError, match="only 1 of 3 tokens are subwords of this model"):
         read_counts(checkpoint, path)
 
 

@@ -158,7 +158,7 @@ def test_a_very_long_line_is_cut_and_counted_or_refused(headscope: Command, tmp_
     assert ran[0] == 0 and "cut off at the length limit: 1 sentences" in ran[1]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["truncated"] == 1
     ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "other", *quick, "--long", "refuse")
-    refused(ran, r"long\.en:1: 20002 pieces, the limit is 512; shorten the line")
+    refused(ran, r"long\.en:1: 20002 subwords, the limit is 512; shorten the line")
 
 
 def test_results_are_not_overwritten_without_force(headscope: Command, text: Path, tmp_path: Path) -> None:

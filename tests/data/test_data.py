@@ -318,7 +318,7 @@ def test_a_cut_target_counts_too_and_a_sentence_counts_once() -> None:
 
 
 def test_long_sentences_are_refused_on_request() -> None:
-    with pytest.raises(DataError, match=r"made\.en:3: 31 pieces, the limit is 9; shorten .* --max-length"):
+    with pytest.raises(DataError, match=r"made\.en:3: 31 subwords, the limit is 9; shorten .* --max-length"):
         cut(corpus([3, 8, 30, 40]), limit=9, long="refuse")
 
 
@@ -327,7 +327,7 @@ def test_a_line_of_100000_characters(tmp_path: Path) -> None:
     losses = Omissions()
     found = cut(open_corpus(path), limit=64, losses=losses)
     assert losses.truncated == 1 and sorted(batch.source.ids.shape[1] for batch in found) == [3, 64]
-    with pytest.raises(DataError, match=r"text:2: 20001 pieces, the limit is 64"):
+    with pytest.raises(DataError, match=r"text:2: 20001 subwords, the limit is 64"):
         cut(open_corpus(path), limit=64, long="refuse")
 
 

@@ -76,9 +76,9 @@ def opened(folder: Path, kind: str) -> Checkpoint:
 @pytest.mark.parametrize(
     ("kind", "known", "cause"),
     [
-        ("fairseq", "a@@ c", "already split into pieces: give --bpe CODES,"),
-        ("native", "a c", "already split into pieces: split it with the model's codes,"),
-        ("story", "src3 src4", "already split into pieces: give --bpe CODES,"),
+        ("fairseq", "a@@ c", "already split into subwords: give --bpe CODES,"),
+        ("native", "a c", "already split into subwords: split it with the model's codes,"),
+        ("story", "src3 src4", "already split into subwords: give --bpe CODES,"),
     ],
 )
 def test_every_format_counts_and_names_the_likely_cause(tmp_path: Path, kind: str, known: str, cause: str) -> None:
@@ -86,7 +86,7 @@ def test_every_format_counts_and_names_the_likely_cause(tmp_path: Path, kind: st
     counts = UnknownSubwords()
     counts.add("source", made.encode([known, f"ŵŵŵ {known}"], side="source", limit=50))
     assert counts.to_json() == {"source": {"pieces": 5, "unknown": 1, "share": 0.2}}
-    assert counts.remarks(made)[0] == "unknown pieces: source 20.00% of 5"
+    assert counts.remarks(made)[0] == "unknown subwords: source 20.00% of 5"
     assert cause in counts.remarks(made)[1] and counts.remarks(made)[1].startswith("warning: 20.0% of the source's")
     assert len(counts.remarks(made)) == 2
 
@@ -96,7 +96,7 @@ def test_a_warning_begins_above_two_per_cent() -> None:
     for unknown, warned in ((0, False), (2, False), (3, True)):
         counts = UnknownSubwords()
         counts.add("source", made.encode(["unseen"] * unknown + ["a"] * (100 - unknown), side="source", limit=50))
-        assert counts.remarks(made)[0] == f"unknown pieces: source {unknown}.00% of 100"
+        assert counts.remarks(made)[0] == f"unknown subwords: source {unknown}.00% of 100"
         assert (len(counts.remarks(made)) == 2) is warned
     assert UnknownSubwords().remarks(made) == []
 
@@ -110,8 +110,8 @@ def test_evaluation_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if "perplexity" in metrics:
         wanted["target"] = {"pieces": 7, "unknown": 1, "share": 0.142857}
     assert found.unknown.to_json() == wanted
-    assert any(remark.startswith("unknown pieces: source 33.33% of 12") for remark in found.remarks)
-    assert any(remark.startswith("warning: 33.3% of the source's pieces") for remark in found.remarks)
+    assert any(remark.startswith("unknown subwords: source 33.33% of 12") for remark in found.remarks)
+    assert any(remark.startswith("warning: 33.3% of the source's subwords") for remark in found.remarks)
 
 
 def test_analyses_report_them() -> None:
@@ -119,8 +119,8 @@ def test_analyses_report_them() -> None:
         checkpoints.small(), corpus(TEXT, OTHER), analyses=[ANALYSES.get("confidence")], options=RunOptions()
     )
     assert found.losses.unknown.to_json()["source"]["unknown"] == 4
-    assert found.remarks[0] == "unknown pieces: source 33.33% of 12, target 14.29% of 7"
-    assert [remark.partition(":")[0] for remark in found.remarks] == ["unknown pieces", "warning", "warning"]
+    assert found.remarks[0] == "unknown subwords: source 33.33% of 12, target 14.29% of 7"
+    assert [remark.partition(":")[0] for remark in found.remarks] == ["unknown subwords", "warning", "warning"]
 
 
 def test_raw_text_without_codes_is_warned_of(
@@ -158,7 +158,7 @@ def test_raw_text_without_codes_is_warned_of(
     monkeypatch.setattr(sys, "argv", ["headscope", "translate", str(model), *given, "--greedy"])
     with pytest.raises(SystemExit):
         main.run()
-    assert "of the source's pieces are unknown to the vocabulary" in " ".join(capfd.readouterr().err.split())
+    assert "of the source's subwords are unknown to the vocabulary" in " ".join(capfd.readouterr().err.split())
 
 
 def test_ranking_reports_them(tmp_path: Path) -> None:
@@ -167,4 +167,4 @@ def test_ranking_reports_them(tmp_path: Path) -> None:
     given = ["--source", str(lines(tmp_path / "a", TEXT)), "--target", str(lines(tmp_path / "b", OTHER))]
     found = CliRunner().invoke(app, [*asked, *given, "--out", str(tmp_path / "out"), "--json"])
     assert found.exit_code == 0, found.output
-    assert json.loads(found.output)["remarks"][0] == "unknown pieces: source 33.33% of 12, target 14.29% of 7"
+    assert json.loads(found.output)["remarks"][0] == "unknown subwords: source 33.33% of 12, target 14.29% of 7"

@@ -192,7 +192,7 @@ def test_batches_are_cut_as_fairseq_cuts_them() -> None:
         assert all(
             size.tokens is None or len(each) * max(max(lengths[n]) for n in each) <= size.tokens for each in found
         )
-    with pytest.raises(ConfigError, match=r"--mhr-max-tokens 7: sentence \d+ has \d+ pieces; raise it"):
+    with pytest.raises(ConfigError, match=r"--mhr-max-tokens 7: sentence \d+ has \d+ subwords; raise it"):
         groups(order, lengths, BatchSize(tokens=7))
 
 

@@ -161,7 +161,7 @@ def test_native_from_every_layout(tmp_path: Path, name: str) -> None:
     again = opened(tmp_path / "out")
     assert again.format == "native"
     assert again.target is not None
-    assert again.target.pieces == opened(path).target.pieces  # type: ignore[union-attr]
+    assert again.target.subwords == opened(path).target.subwords  # type: ignore[union-attr]
     assert torch.equal(computed(again), computed(opened(path)))  # type: ignore[arg-type]
 
 

@@ -311,7 +311,7 @@ def test_codes_split_raw_text(tmp_path: Path) -> None:
     fairseq.dictionaries(tmp_path)
     (tmp_path / "codes").write_text("#version: 0.2\nb c</w>\n", encoding="utf-8")
     checkpoint = opened(path, companions=Companions(bpe=tmp_path / "codes"))
-    assert checkpoint.pieces(checkpoint.encode(["ac d"], side="source", limit=9)[0].ids) == ["a@@", "c", "d", "</s>"]
+    assert checkpoint.subwords(checkpoint.encode(["ac d"], side="source", limit=9)[0].ids) == ["a@@", "c", "d", "</s>"]
     (tmp_path / "broken.model").write_bytes(b"\n\x05\xff\xfe\x00ab")
     with pytest.raises(DataError, match="SentencePiece model cannot be read"):
         opened(path, companions=Companions(bpe=tmp_path / "broken.model"))
@@ -348,7 +348,7 @@ def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
     dictionary = tmp_path / "dict.de.txt"
     text = dictionary.read_text(encoding="utf-8")
     for changed, message in (
-        (text + "more 1\n", r"dict\.de\.txt has 24 pieces, special ones included, and the model's embeddings 23"),
+        (text + "more 1\n", r"dict\.de\.txt has 24 subwords, special ones included, and the model's embeddings 23"),
         (text.replace("c 88", "c"), r"line 3 of the dictionary .* is 'c'"),
         (text.replace("c 88", "d 88"), "line 4 of the dictionary .* repeats 'd'"),
     ):

@@ -241,7 +241,7 @@ def test_start_ids_are_those_before_every_text(saved: Callable[[str], Path], nam
 def test_plain_ids_are_those_that_text_can_have(saved: Callable[[str], Path]) -> None:
     checkpoint = opened(saved("gpt2"))
     assert checkpoint.plain_ids() == [UNKNOWN, *range(5, 5 + len(set(WORDS)))]
-    assert checkpoint.pieces([PAD, THE, MASK]) == ["<pad>", "the", "<mask>"]
+    assert checkpoint.subwords([PAD, THE, MASK]) == ["<pad>", "the", "<mask>"]
     assert (checkpoint.id_of("cat"), checkpoint.id_of("zebra")) == (CAT, None)
     assert checkpoint.vocabulary == VOCABULARY
 

@@ -119,7 +119,7 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
     assert isinstance(loaded, TransformerCheckpoint)
     texts = ["abc  defg ü 7", "f"]
     encoded = loaded.encode(texts, side="source", limit=20)
-    assert loaded.pieces(encoded[0].ids) == ["abc", "def@@", "g", "<unk>", "7", "</s>"]
+    assert loaded.subwords(encoded[0].ids) == ["abc", "def@@", "g", "<unk>", "7", "</s>"]
     assert encoded[0].special == [False] * 5 + [True]
     assert loaded.spans(texts[0], encoded[0].ids) == [(0, 3), (5, 8), (8, 9), (10, 11), (12, 13), None]
     assert loaded.encode(texts[:1], side="source", limit=4)[0].cut == 2
@@ -218,7 +218,7 @@ def _reweigh(folder: Path, change: Any) -> None:
         ("cross_heads = [3, 2, 1]", "cross_heads = [3, 2, 2]", r"cross_attention.*\(7?5?×?13 instead of"),
         ("self_heads = [2, 0, 3]", "self_heads = [2, 0]", "cross_heads names 3 layers and self_heads 2"),
         ('kind = "bpe"', 'kind = "magic"', "unknown way of splitting 'magic'"),
-        ("end = 2", "end = 99", "there is no special id 99; the vocabulary has 23 pieces"),
+        ("end = 2", "end = 99", "there is no special id 99; the vocabulary has 23 subwords"),
         ("beam = 3", "beam = 0", "beam is 0"),
         ("[model]", "[model", "is no TOML"),
     ],
@@ -292,7 +292,7 @@ def test_tied_weights_must_agree() -> None:
 
 
 def test_a_vocabulary_of_another_size_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="the source vocabulary has 23 pieces, the source embeddings 29"):
+    with pytest.raises(CheckpointError, match="the source vocabulary has 23 subwords, the source embeddings 29"):
         TransformerCheckpoint(
             path="x",
             format="t",

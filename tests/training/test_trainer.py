@@ -373,7 +373,7 @@ def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path,
     assert told == []
     common = {"out": tmp_path / "foreign", "init": str(tmp_path / "first" / "last"), "valid_source": None}
     train(small(texts, source=foreign, valid_target=None, **common), baseline(), listener=Told())
-    assert len(told) == 1 and "of the source's pieces are unknown to the vocabulary; is it tokenised" in told[0]
+    assert len(told) == 1 and "of the source's subwords are unknown to the vocabulary; is it tokenised" in told[0]
     counts = json.loads((tmp_path / "foreign" / "run.json").read_text())["data"]["unknown_pieces"]
     assert counts["source"] == {"pieces": 300, "unknown": 150, "share": 0.5} and counts["target"]["unknown"] == 0
 
@@ -474,7 +474,7 @@ def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
         ({"target": empty}, "empty"),
         ({"source": tmp_path / "none"}, "there is no file"),
         ({"vocab_size": 5000}, r"--vocab-size 5000 is more than the training text supports; take at most \d+"),
-        ({"vocab_size": 7}, r"--vocab-size 7 is too few: characters and special pieces alone are \d+"),
+        ({"vocab_size": 7}, r"--vocab-size 7 is too few: characters and special tokens alone are \d+"),
         ({"max_length": 2}, "all 150 training sentences are longer than --max-length 2"),
         ({"tokenizer": short}, "--tokenizer .*short: the SentencePiece model cannot be read"),
     ):

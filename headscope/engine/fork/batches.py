@@ -68,7 +68,7 @@ def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: Batch
         longest = max(longest, *lengths[number])
         if size.tokens is not None and longest > size.tokens:
             raise ConfigError(
-                f"--mhr-max-tokens {size.tokens}: sentence {number + 1} has {longest} pieces; raise it, or give "
+                f"--mhr-max-tokens {size.tokens}: sentence {number + 1} has {longest} subwords; raise it, or give "
                 f"--max-length {size.tokens}"
             )
         crowded = size.tokens is not None and longest * (len(batch) + 1) > size.tokens

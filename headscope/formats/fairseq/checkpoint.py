@@ -267,35 +267,37 @@ def _codes(path: Path | None) -> bytes | None:
 
 
 def read_dictionary(path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END) -> Vocabulary:
-    """A dict.*.txt: `piece count` a line after four special ids; CheckpointError where it does not have `size`."""
+    """A dict.*.txt: `subword count` a line after four special ids; CheckpointError where it does not have `size`."""
     lines = read_text(path, name=f"the dictionary {path}").split("\n")
-    pieces, id_of = list(SPECIAL), {piece: number for number, piece in enumerate(SPECIAL)}
+    subwords, id_of = list(SPECIAL), {subword: number for number, subword in enumerate(SPECIAL)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
         text = line.rstrip()
-        piece, _, count = text.removesuffix(OVERWRITE).rpartition(" ")
-        if not piece or not re.fullmatch(r"-?\d+", count):
-            raise DataError(f"line {number} of the dictionary {path} is {line[:40]!r}; it must be a piece and a count")
-        if piece in id_of:
+        subword, _, count = text.removesuffix(OVERWRITE).rpartition(" ")
+        if not subword or not re.fullmatch(r"-?\d+", count):
+            raise DataError(
+                f"line {number} of the dictionary {path} is {line[:40]!r}; it must be a subword and a count"
+            )
+        if subword in id_of:
             if not text.endswith(OVERWRITE):
-                raise DataError(f"line {number} of the dictionary {path} repeats {piece[:40]!r}")
-            pieces[id_of[piece]] += "#overwritten"  # the later id is meant wherever the piece is written
-        id_of[piece] = len(pieces)
-        pieces.append(piece)
-    if len(pieces) != size:
+                raise DataError(f"line {number} of the dictionary {path} repeats {subword[:40]!r}")
+            subwords[id_of[subword]] += "#overwritten"  # the later id is meant wherever the subword is written
+        id_of[subword] = len(subwords)
+        subwords.append(subword)
+    if len(subwords) != size:
         raise CheckpointError(
-            f"{owner}: the dictionary {path} has {len(pieces)} pieces, special ones included, and the model's "
+            f"{owner}: the dictionary {path} has {len(subwords)} subwords, special ones included, and the model's "
             f"embeddings {size}; this dictionary belongs to another checkpoint"
         )
-    splitter = _splitter(codes, pieces)
+    splitter = _splitter(codes, subwords)
     return Vocabulary(
-        tuple(pieces), splitter, start=start, end=END, unknown=UNKNOWN, pad=PAD, special=frozenset({START})
+        tuple(subwords), splitter, start=start, end=END, unknown=UNKNOWN, pad=PAD, special=frozenset({START})
     )
 
 
-def _splitter(codes: bytes | None, pieces: list[str]) -> Splitter:
-    """How text is split: a SentencePiece model is no text, subword-nmt's codes are; else by the pieces' looks."""
+def _splitter(codes: bytes | None, subwords: list[str]) -> Splitter:
+    """How text is split: a SentencePiece model is no text, subword-nmt's codes are; else by the subwords' looks."""
     if codes is None:
-        return Splitter("bpe" if any(piece.endswith("@@") for piece in pieces) else "words")
+        return Splitter("bpe" if any(subword.endswith("@@") for subword in subwords) else "words")
     try:
         codes.decode("utf-8")
         text = not codes.startswith(b"\n") and b"\0" not in codes

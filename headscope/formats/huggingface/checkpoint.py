@@ -138,12 +138,12 @@ class HuggingFaceCheckpoint(Predicting):
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
         return subword_spans(self._tokenizer(), text, ids)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        pieces: list[str] = self._tokenizer().convert_ids_to_tokens(list(ids))
-        return pieces
+    def subwords(self, ids: Sequence[int]) -> list[str]:
+        subwords: list[str] = self._tokenizer().convert_ids_to_tokens(list(ids))
+        return subwords
 
-    def id_of(self, piece: str) -> int | None:
-        number: int | None = self._tokenizer().get_vocab().get(piece)
+    def id_of(self, subword: str) -> int | None:
+        number: int | None = self._tokenizer().get_vocab().get(subword)
         return number
 
     def plain_ids(self) -> list[int]:
@@ -192,7 +192,7 @@ class HuggingFaceCheckpoint(Predicting):
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids that stand for no text: start, end, padding, separators; the unknown piece does stand for text."""
+    """Ids that stand for no text: start, end, padding, separators; the unknown subword does stand for text."""
     special = set(tokenizer.all_special_ids)
     names = ("bos", "eos", "sep", "cls", "pad", "mask")
     other_ids = {getattr(tokenizer, f"{name}_token_id", None) for name in names}

@@ -48,17 +48,17 @@ def _write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     source, target = checkpoint.source, checkpoint.target
     if target is None:
         return "no tokenizer: the checkpoint came without vocabularies"
-    shared = source is None or (source.pieces, source.special_ids) == (target.pieces, target.special_ids)
+    shared = source is None or (source.subwords, source.special_ids) == (target.subwords, target.special_ids)
     if shared and target.unknown is not None and target.splitter.kind in ("words", "bpe"):
         _write_tokenizer(target, folder, two_sided=checkpoint.two_sided)
-        return "the tokenizer takes text that is already split into pieces; split and join it with your BPE codes"
+        return "the tokenizer takes text that is already split into subwords; split and join it with your BPE codes"
     for name, vocabulary in (("source", source), ("target", target)):
         if vocabulary is not None:
             (folder / f"{name}.pieces.json").write_text(
-                json.dumps(vocabulary.pieces, ensure_ascii=False), encoding="utf-8"
+                json.dumps(vocabulary.subwords, ensure_ascii=False), encoding="utf-8"
             )
     return (
-        "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the pieces in the order of "
+        "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the subwords in the order of "
         "their ids, and a source text ends with the id of the end"
     )
 
@@ -73,10 +73,12 @@ def _write_tokenizer(vocabulary: Vocabulary, folder: Path, *, two_sided: bool) -
         "eos": vocabulary.end,
         "bos": min(vocabulary.special, default=None),
     }
-    tokens = {f"{name}_token": vocabulary.pieces[number] for name, number in names.items() if number is not None}
-    inner = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(vocabulary.pieces)}, tokens["unk_token"]))
+    tokens = {f"{name}_token": vocabulary.subwords[number] for name, number in names.items() if number is not None}
+    inner = Tokenizer(
+        models.WordLevel({subword: n for n, subword in enumerate(vocabulary.subwords)}, tokens["unk_token"])
+    )
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    mark = vocabulary.pieces[vocabulary.end if two_sided else vocabulary.start]
+    mark = vocabulary.subwords[vocabulary.end if two_sided else vocabulary.start]
     inner.post_processor = processors.TemplateProcessing(
         single=f"$A {mark}" if two_sided else f"{mark} $A",
         special_tokens=[(mark, vocabulary.end if two_sided else vocabulary.start)],

@@ -197,7 +197,7 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
     if pickled.is_file():
         ids = _read_voc(pickled)
     elif text.is_file():
-        ids = {piece: number for number, piece in enumerate(_lines(text))}
+        ids = {subword: number for number, subword in enumerate(_lines(text))}
     else:
         return None
     largest = max(ids.values(), default=0)
@@ -206,12 +206,12 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
             f"{folder / pickled.name if pickled.is_file() else text} has {min(largest, 2**40) + 1} tokens, the "
             f"embeddings {size}; this vocabulary belongs to another checkpoint"
         )
-    pieces = [f"_UNUSED_{number}_" for number in range(size)]
-    for piece, number in ids.items():
-        pieces[number] = piece
-    pieces[:3] = BEGIN, END, UNKNOWN
+    subwords = [f"_UNUSED_{number}_" for number in range(size)]
+    for subword, number in ids.items():
+        subwords[number] = subword
+    subwords[:3] = BEGIN, END, UNKNOWN
     splitter = Splitter("backtick", _codes(bpe, name))
-    return Vocabulary(tuple(pieces), splitter, start=0, end=1, unknown=2)
+    return Vocabulary(tuple(subwords), splitter, start=0, end=1, unknown=2)
 
 
 def _read_voc(path: Path) -> dict[str, int]:
@@ -272,12 +272,14 @@ def _json(hp: Mapping[str, Any]) -> bytes:
 def _pickled(vocabulary: Vocabulary) -> bytes:
     """A pickle that the original opens: their class, and a tuple of one dictionary as its state."""
     ids = {
-        piece: number for number, piece in enumerate(vocabulary.pieces) if number != 2 and not _unused(piece, number)
+        subword: number
+        for number, subword in enumerate(vocabulary.subwords)
+        if number != 2 and not _unused(subword, number)
     }
     table = pickle.dumps((ids,), protocol=2)[2:-1]  # without header and end
     module, name = (part.encode() for part in VOC)
     return b"\x80\x02c" + module + b"\n" + name + b"\n)\x81" + table + b"b."
 
 
-def _unused(piece: str, number: int) -> bool:
-    return piece == f"_UNUSED_{number}_"
+def _unused(subword: str, number: int) -> bool:
+    return subword == f"_UNUSED_{number}_"

@@ -16,29 +16,29 @@ from headscope.errors import ConfigError
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, even_width, flow, shorten, text_width
 from headscope.report.readers.run import AnalysisRun
 
-LONGEST = 0.9  # inches of a piece's label; longer ones end in an ellipsis
+LONGEST = 0.9  # inches of a subword's label; longer ones end in an ellipsis
 ABOVE = 0.2
 WIDEST = 14.0
 
 
 def attention_figure(
     weights: NDArray[np.floating],
-    pieces_t: Sequence[str],
-    pieces_s: Sequence[str],
+    subwords_t: Sequence[str],
+    subwords_s: Sequence[str],
     names: Sequence[str],
     *,
     run: AnalysisRun | None = None,
 ) -> Figure:
     """`weights` [n t s] of the heads `names`: queries down, keys across, one scale from 0 to 1."""
     weights = np.asarray(weights, dtype=np.float64)
-    expected = (len(names), len(pieces_t), len(pieces_s))
+    expected = (len(names), len(subwords_t), len(subwords_s))
     if weights.shape != expected or not weights.size:
         raise ConfigError(
             f"attention maps need weights [heads queries keys] of shape {expected}, none of them 0; got {weights.shape}"
         )
     pitch = _pitch(max(expected[1:]))
-    rows, columns = ([shorten(_shown(piece), LONGEST, TICK) for piece in side] for side in (pieces_t, pieces_s))
-    label_width, label_height = (max(text_width(piece, TICK) for piece in side) + 0.08 for side in (rows, columns))
+    rows, columns = ([shorten(_shown(subword), LONGEST, TICK) for subword in side] for side in (subwords_t, subwords_s))
+    label_width, label_height = (max(text_width(subword, TICK) for subword in side) + 0.08 for side in (rows, columns))
     wide, tall = len(columns) * pitch, len(rows) * pitch
     title = max(text_width(name, LABEL, weight="bold") for name in names)
     size = (label_width + max(wide, title) + 0.1, ABOVE + tall + label_height)
@@ -65,18 +65,18 @@ def _draw(axes: Axes, weights: NDArray[np.float64], norm: Normalize, rows: list[
     axes.imshow(weights, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest", extent=(0, keys, queries, 0))
     axes.set_yticks(np.arange(queries) + 0.5, rows, parse_math=False)
     axes.set_xticks(np.arange(keys) + 0.5, columns, parse_math=False, rotation=90)
-    for line in range(1, max(queries, keys)):  # faint rules lead the eye from a cell to its pieces
+    for line in range(1, max(queries, keys)):  # faint rules lead the eye from a cell to its subwords
         if line < queries:
             axes.axhline(line, color="#eeeeee", linewidth=0.25)
         if line < keys:
             axes.axvline(line, color="#eeeeee", linewidth=0.25)
 
 
-def _pitch(pieces: int) -> float:
+def _pitch(subwords: int) -> float:
     """Inches of a cell; never below what a label of 6.5 points needs."""
-    return 0.18 if pieces <= 14 else 0.14 if pieces <= 30 else 0.105
+    return 0.18 if subwords <= 14 else 0.14 if subwords <= 30 else 0.105
 
 
-def _shown(piece: str) -> str:
+def _shown(subword: str) -> str:
     """Line breaks and blanks made visible: a label must stay one line and never be empty."""
-    return piece.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
+    return subword.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"

@@ -18,11 +18,11 @@ from headscope.report.readers.run import AnalysisRun, RunError
 
 @dataclass(frozen=True)
 class SentenceAttention:
-    """What `attention_figure` draws: weights [n t s] of n heads, and the pieces on their two axes."""
+    """What `attention_figure` draws: weights [n t s] of n heads, and the subwords on their two axes."""
 
     weights: NDArray[np.floating]
-    pieces_t: list[str]
-    pieces_s: list[str]
+    subwords_t: list[str]
+    subwords_s: list[str]
     names: list[str]
 
 
@@ -78,7 +78,7 @@ def sentence_attention(
     query = source if decoder is None or site is Site.ENCODER_SELF else decoder
     key = query if site is Site.DECODER_SELF else source
     return SentenceAttention(
-        np.stack(weights), checkpoint.pieces(query.ids), checkpoint.pieces(key.ids), [str(head) for head in heads]
+        np.stack(weights), checkpoint.subwords(query.ids), checkpoint.subwords(key.ids), [str(head) for head in heads]
     )
 
 

@@ -10,7 +10,7 @@ from headscope.training.config import Normalise
 
 
 def normaliser(method: Normalise, language: str) -> Callable[[str], str]:
-    """What is done to every line before it is split into pieces; "lowercase" is done by the tokenizer itself.
+    """What is done to every line before it is split into subwords; "lowercase" is done by the tokenizer itself.
 
     "moses": Moses's punctuation normalisation, then its tokenizer (without escapes for XML), by sacremoses;
     "moses-lowercase" lower-cases first, as Multi30k's task-1 text is made (lowercase, normalise, tokenise).

@@ -55,11 +55,11 @@ class Prepared:
         return counts
 
     def why_unknown(self, side: SideName) -> str:
-        """What unknown pieces of a side probably come from, and what to do."""
+        """What unknown subwords of a side probably come from, and what to do."""
         vocabulary = self.source if side == "source" and self.source is not None else self.target
         if vocabulary.splitter.codes is not None:
             return "is it tokenised and cased as the text that the vocabulary was learnt from?"
-        return "it was taken as already split into pieces: give --bpe CODES, or split it with the codes of --init"
+        return "it was taken as already split into subwords: give --bpe CODES, or split it with the codes of --init"
 
 
 def read_texts(config: TrainConfig) -> tuple[Corpus, Corpus | None]:
@@ -114,7 +114,7 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
             texts = (list(sources()), list(targets()))
     if not len(train):
         raise DataError(
-            f"all {corpus.count} training sentences are longer than --max-length {config.max_length} pieces"
+            f"all {corpus.count} training sentences are longer than --max-length {config.max_length} subwords"
         )
     return Prepared(train, checked, source, target, texts, dropped, digest)
 
@@ -224,7 +224,7 @@ def _digest(
     for vocabulary in vocabularies:
         if vocabulary is not None:
             special = (vocabulary.start, vocabulary.end, vocabulary.prefix, vocabulary.suffix)
-            digest.update(json.dumps([vocabulary.pieces, *special]).encode())
+            digest.update(json.dumps([vocabulary.subwords, *special]).encode())
             digest.update(vocabulary.splitter.codes or b"")
     return digest.hexdigest()
 

@@ -18,10 +18,10 @@ RULES = {"none": "nmt_nfkc", "lowercase": "nmt_nfkc_cf"}
 
 
 def learn(texts: Iterable[str], *, size: int, kind: str, normalise: Normalise) -> Vocabulary:
-    """A vocabulary of `size` pieces, `kind` "bpe" or "unigram", in which no character of the texts is unknown.
+    """A vocabulary of `size` subwords, `kind` "bpe" or "unigram", in which no character of the texts is unknown.
 
     Raw text is brought to Unicode's NFKC by the model itself ("lowercase": and to lower case); text that
-    is normalised already is left as it is. DataError where the text does not give that many pieces.
+    is normalised already is left as it is. DataError where the text does not give that many subwords.
     """
     import sentencepiece
 
@@ -57,17 +57,17 @@ def read(path: Path) -> Vocabulary:
 
 
 def vocabulary(codes: bytes) -> Vocabulary:
-    """The pieces of a SentencePiece model with its own special ids; the start is its end where it has no start."""
+    """The subwords of a SentencePiece model with its own special ids; the start is its end where it has no start."""
     import sentencepiece
 
     splitter = Splitter("sentencepiece", codes)
     model = sentencepiece.SentencePieceProcessor(model_proto=codes)
     if model.eos_id() < 0:
-        raise DataError("the SentencePiece model has no piece that ends a text (eos); learn one that has")
-    pieces = tuple(model.id_to_piece(number) for number in range(model.get_piece_size()))
+        raise DataError("the SentencePiece model has no subword that ends a text (eos); learn one that has")
+    subwords = tuple(model.id_to_piece(number) for number in range(model.get_piece_size()))
     start = model.bos_id() if model.bos_id() >= 0 else model.eos_id()
     pad = model.pad_id() if model.pad_id() >= 0 else None
-    return Vocabulary(pieces, splitter, start=start, end=model.eos_id(), unknown=model.unk_id(), pad=pad)
+    return Vocabulary(subwords, splitter, start=start, end=model.eos_id(), unknown=model.unk_id(), pad=pad)
 
 
 def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
@@ -79,7 +79,7 @@ def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
         model: Any = sentencepiece.SentencePieceProcessor(model_proto=codes)
         same_vocabulary = model.get_piece_size() == len(vocabulary) and model.unk_id() == vocabulary.unknown
         if same_vocabulary and all(
-            model.id_to_piece(number) == piece for number, piece in enumerate(vocabulary.pieces)
+            model.id_to_piece(number) == subword for number, subword in enumerate(vocabulary.subwords)
         ):
             ids: list[list[int]] = model.encode(list(texts), num_threads=1)
             return ids
@@ -93,7 +93,7 @@ def _learning_problem(message: str, size: int) -> str:
         return f"--vocab-size {size} is more than the training text supports; take at most {high[1]}"
     low = re.search(r"smaller than required_chars\.? *(\d+) vs (\d+)", message)
     if low:
-        return f"--vocab-size {size} is too few: characters and special pieces alone are {low[2]}; take more than that"
+        return f"--vocab-size {size} is too few: characters and special tokens alone are {low[2]}; take more than that"
     return (
         f"no tokenizer of --vocab-size {size} can be learnt from the training text ({' '.join(message.split())[:160]})"
     )

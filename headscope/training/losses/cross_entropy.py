@@ -31,7 +31,7 @@ def smoothed_cross_entropy(
 
     states [n d] before the output projection weight [V d] (+ bias [V]), labels [n]; ε is `smoothing`, and the
     label itself has its share of it (Szegedy et al. 2016; early fairseq and the MHR fork; later fairseq gives
-    1 - ε to the label and ε / (V - 1) to each other piece). Logits are made chunk by chunk, and with them, in the
+    1 - ε to the label and ε / (V - 1) to each other token). Logits are made chunk by chunk, and with them, in the
     forward pass, the gradients of `states`, `weight` and `bias`; only the first of the two sums has gradients.
     """
     losses: tuple[Tensor, Tensor] = _Smoothed.apply(states, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call]
