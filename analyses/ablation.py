@@ -48,7 +48,9 @@ class Ablation(Analysis):
     default = False
     needs = frozenset({"objective"})
     summary = "how much worse the objective gets without the head"
-    measures = (Measure("ablation", overview=5),)
+    measures = (
+        Measure("ablation", overview=5, keep="highest", why="the objective suffers least without them, one at a time"),
+    )
     Options = AblationOptions
     layer_index: LayerIndex | None = None
 

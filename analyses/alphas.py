@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.engine.declarations import AnalysisFigure
+from headscope.engine.declarations import AnalysisFigure, Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import head_matrices
@@ -53,6 +53,7 @@ class Alphas(Analysis):
     name = "alphas"
     order = 130
     summary = "the matrices of models that mix heads: nuclear norm, spectrum, off-diagonal and skew shares"
+    measures = (Measure("alpha_own"), Measure("alpha_others"))
     figures = (
         AnalysisFigure(
             "alphas",

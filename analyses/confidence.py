@@ -11,6 +11,8 @@ from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.engine.declarations import Measure
 from headscope.engine.fork.confidence import advanced, base, pairwise, without_last_cell
 
+LEAST_SURE = "they are the least sure where to look (Voita et al. 2019, §4)"
+
 
 @analysis
 class Confidence(Analysis):
@@ -23,7 +25,7 @@ class Confidence(Analysis):
     name = "confidence"
     order = 10
     summary = "mean largest attention weight (Voita et al. 2019)"
-    measures = (Measure("confidence", overview=1),)
+    measures = (Measure("confidence", overview=1, keep="highest", why=LEAST_SURE),)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         return {"confidence": heads.over_queries(heads.max_weight)}
@@ -47,6 +49,7 @@ class ConfidenceBase(Analysis):
     name = "confidence.base"
     order = 11
     summary = "the MHR fork's `base`: mean over sentences of the single largest weight"
+    measures = (Measure("confidence_base", keep="highest", why=LEAST_SURE),)
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
@@ -64,6 +67,7 @@ class ConfidenceAdvanced(Analysis):
     name = "confidence.advanced"
     order = 12
     summary = "the MHR fork's `advanced`: mean over keys of the largest weight any query gives them"
+    measures = (Measure("confidence_advanced", keep="highest", why=LEAST_SURE),)
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
@@ -84,6 +88,7 @@ class ConfidencePairwise(Analysis):
     name = "confidence.pairwise"
     order = 13
     summary = "the MHR fork's `pairwise`: summed distance of a head's map to those of its layer"
+    measures = (Measure("confidence_pairwise", keep="highest", why="their maps are most like those of their layer"),)
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

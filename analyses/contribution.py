@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
+from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import repeat_groups
@@ -31,6 +32,10 @@ class Contribution(Analysis):
     order = 203
     default = False
     summary = "norm of the vectors that a head writes (Kobayashi et al. 2020)"
+    measures = (
+        Measure("contribution", keep="highest", why="the vectors that they write are the shortest"),
+        Measure("contribution_sum", keep="highest", why="the sums of what they write are the shortest"),
+    )
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)

@@ -13,6 +13,7 @@ from headscope.attribution.readout import Readout, find_readout
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import IGNORED
 from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
+from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -37,6 +38,7 @@ class DirectLogit(Analysis):
     sites = frozenset({Site.DECODER_SELF, Site.CROSS})
     afterwards = True
     summary = "direct effect of a head on the logit of the reference (Elhage et al. 2021)"
+    measures = (Measure("direct_logit", keep="highest", why="they raise the logit of the reference least"),)
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.declarations import Measure
 from headscope.engine.gram_matrix import gram
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -40,6 +41,10 @@ class Distinctness(Analysis):
     name = "distinctness"
     order = 120
     summary = "cosines, principal angles and effective ranks of the heads' own parameters"
+    measures = (
+        *(Measure(f"{name}_{letter}") for name in ("cosine", "overlap") for letter in "qkvo"),
+        *(Measure("rank_qk"), Measure("rank_ov")),
+    )
     passes = frozenset()
 
     def __init__(self, run: RunOptions) -> None:

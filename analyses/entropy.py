@@ -26,7 +26,10 @@ class Entropy(Analysis):
     name = "entropy"
     order = 20
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
-    measures = (Measure("entropy", unit="nats"), Measure("entropy_share", "entropy / its maximum", overview=3))
+    measures = (
+        Measure("entropy", unit="nats", keep="lowest", why="they spread their attention most"),
+        Measure("entropy_share", "entropy / its maximum", overview=3),
+    )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         logs = heads.weights.clamp(min=torch.finfo(heads.weights.dtype).tiny).log_()  # 0 ln 0 is 0

@@ -16,6 +16,7 @@ from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
+from headscope.engine.declarations import Measure
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -44,6 +45,7 @@ class ExpertUse(Analysis):
     name = "experts"
     order = 132
     summary = "mixtures of attentive experts: entropy of gates, use of experts, tokens of experts"
+    measures = (Measure("expert_factor"),)
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
@@ -27,6 +28,10 @@ class Gates(Analysis):
     name = "gates"
     order = 131
     summary = "a model's own head gates: value, log_a and the probability of being open"
+    measures = tuple(
+        Measure(name, keep="highest", why="the model's own gates close them most")
+        for name in ("gate", "gate_log_a", "gate_open", "gate_one")
+    )
     passes = frozenset()
 
     def __init__(self, run: RunOptions) -> None:

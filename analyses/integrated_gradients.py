@@ -11,6 +11,7 @@ from headscope.bootstrap import Ratio
 from headscope.config import option
 from headscope.data.encoded import Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
+from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -41,6 +42,7 @@ class IntegratedGradients(Analysis):
     default = False
     needs = frozenset({"objective"})
     summary = "gradient of the objective by the head's gate, integrated from no heads to all"
+    measures = (Measure("integrated_gradients", keep="highest", why="they add least to the objective"),)
     Options = IntegratedGradientsOptions
 
     def __init__(self, run: RunOptions) -> None:

@@ -68,7 +68,11 @@ class Lrp(Analysis):
     group = "importance"
     order = 205
     summary = "relevance of heads for what the model says, by layer-wise relevance propagation"
-    measures = (Measure("lrp", "LRP relevance", overview=2),)
+    measures = (
+        Measure(
+            "lrp", "LRP relevance", overview=2, keep="highest", why="predictions get the least relevance from them"
+        ),
+    )
     default = False
     needs = frozenset({"labels"})
     Options = LrpOptions

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices
@@ -31,6 +32,10 @@ class Magnitude(Analysis):
     default = False
     passes = frozenset()
     summary = "norm of a head's slice of W_O, and product of the norms of all four slices"
+    measures = (
+        Measure("magnitude", keep="highest", why="their slices of W_O are the smallest"),
+        Measure("magnitude_all", keep="highest", why="the slices of their four matrices are the smallest"),
+    )
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)

@@ -31,7 +31,12 @@ class RareWords(Analysis):
     name = "rare_words"
     order = 60
     summary = "share of queries whose largest weight is on the rarest token"
-    measures = (Measure("rarest", "argmax on the rarest token"), Measure("rarest_two", "argmax on the two rarest"))
+    measures = (
+        Measure("rarest", "argmax on the rarest token"),
+        Measure("rarest_two", "argmax on the two rarest"),
+        Measure("rarest_chance"),
+        Measure("rarest_two_chance"),
+    )
     functions = (HeadFunction("rare", "★", "r", "#009e73", "rare: looks at the rarest token", order=3),)
     needs = frozenset({"frequencies"})
 

@@ -46,7 +46,9 @@ class Shapley(Analysis):
     sampled = True
     needs = frozenset({"objective"})
     summary = "Shapley value: mean gain by the head over random orders of all heads"
-    measures = (Measure("shapley", "Shapley value"),)
+    measures = (
+        Measure("shapley", "Shapley value", keep="highest", why="they add least to the objective (Castro et al. 2009)"),
+    )
     Options = ShapleyOptions
     layer_index: LayerIndex | None = None
 

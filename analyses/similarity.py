@@ -13,7 +13,7 @@ from torch import Tensor
 from headscope.bootstrap import Array, Estimate, Ratio, interval
 from headscope.config import option
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
-from headscope.engine.declarations import AnalysisFigure
+from headscope.engine.declarations import AnalysisFigure, Measure
 from headscope.engine.gram_matrix import gram
 from headscope.heads import Site
 
@@ -43,6 +43,7 @@ class Similarity(Analysis):
     name = "similarity"
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
+    measures = (Measure("similarity_cosine"), Measure("similarity_cka"))
     figures = (
         AnalysisFigure(
             "similarity",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from headscope.analyses.gradient import GradientOptions, gate_gradients
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Analysis, HeadBatch, analysis
+from headscope.engine.declarations import Measure
 
 
 @analysis
@@ -26,6 +27,7 @@ class Taylor(Analysis):
     default = False
     needs = frozenset({"gradient"})
     summary = "squared first-order effect of a head's removal on the objective (Molchanov et al. 2019)"
+    measures = (Measure("taylor", keep="highest", why="their squared first-order effect on the objective is smallest"),)
     Options = GradientOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
-from headscope.engine.declarations import HeadFunction
+from headscope.engine.declarations import HeadFunction, Measure
 from headscope.heads import Site
 
 THRESHOLD = 0.5
@@ -59,6 +59,7 @@ class PreviousToken(_Pattern):
 
     name = "previous_token"
     summary = "mean weight on the previous token, on the corpus and on repeated random tokens"
+    measures = (Measure("previous_token"), Measure("previous_token_random"))
     functions = (HeadFunction("previous", "◀", "p", "#0072b2", "previous token", order=4),)
 
     def keys(self, heads: HeadBatch) -> Tensor:
@@ -72,6 +73,7 @@ class DuplicateToken(_Pattern):
 
     name = "duplicate_token"
     summary = "mean weight on earlier occurrences of the same token"
+    measures = (Measure("duplicate_token"), Measure("duplicate_token_random"))
     functions = (HeadFunction("duplicate", "■", "d", "#f0e442", "duplicate token", order=5),)
 
     def keys(self, heads: HeadBatch) -> Tensor:
@@ -84,6 +86,7 @@ class Induction(_Pattern):
 
     name = "induction"
     summary = "mean weight on the token after an earlier occurrence of the same token"
+    measures = (Measure("induction"), Measure("induction_random"))
     functions = (HeadFunction("induction", "●", "i", "#d55e00", "induction", order=6),)
 
     def keys(self, heads: HeadBatch) -> Tensor:

@@ -191,7 +191,7 @@ def show_choice(choice: Selection, *, json: bool) -> None:
 
 
 def _lines(choice: Selection) -> list[str]:
-    lines = []
+    lines = [choice.facts["ranking"]["direction"]] if "ranking" in choice.facts else []
     if choice.quality:
         values = ", ".join(f"{when} {value:.4f}" for when, value in choice.quality.items())
         lines.append(f"{choice.title}: {values}")

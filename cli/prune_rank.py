@@ -19,7 +19,11 @@ from headscope.cli.prune_options import (
     Tuning,
     show_choice,
 )
-from headscope.engine.declarations import criterion_names
+from headscope.engine.declarations import criterion_names, rankable_columns
+
+COLUMNS = rankable_columns()
+DIRECTED = ", ".join(sorted([*criterion_names(), *(name for name, measure in COLUMNS.items() if measure.keep)]))
+UNDIRECTED = ", ".join(sorted(name for name, measure in COLUMNS.items() if not measure.keep))
 
 
 class Ranking:
@@ -29,8 +33,8 @@ class Ranking:
         str,
         typer.Option(
             metavar="NAME|FILE.csv",
-            help=f"{', '.join(criterion_names())}; another column of heads.csv; or a CSV file with site,layer,head and "
-            "scores.",
+            help=f"{DIRECTED}; with --keep-lowest or --keep-highest {UNDIRECTED}; with --from any column of its "
+            "heads.csv; or a CSV file with site,layer,head and scores.",
             rich_help_panel=HEADS,
         ),
     ]
@@ -47,8 +51,16 @@ class Ranking:
     column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Column of --by FILE.csv.", rich_help_panel=HEADS)
     ] = None
-    lowest: Annotated[
-        bool, typer.Option("--lowest", help="Keep low values where high ones would stay.", rich_help_panel=HEADS)
+    keep_lowest: Annotated[
+        bool,
+        typer.Option(
+            "--keep-lowest",
+            help="Heads with low values stay; default: as is agreed for --by, which is printed.",
+            rich_help_panel=HEADS,
+        ),
+    ] = False
+    keep_highest: Annotated[
+        bool, typer.Option("--keep-highest", help="Heads with high values stay.", rich_help_panel=HEADS)
     ] = False
     steps: Annotated[
         int, typer.Option(help="Take heads out in N steps, and score anew before each.", rich_help_panel=HEADS)
@@ -64,6 +76,8 @@ class Ranking:
 @takes(Start, Ranking, Texts, Placed, Tuning, Result, RunningOptions, CompanionOptions, Ending)
 def rank(given: dict[str, Any]) -> None:
     """Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.
+
+    The lowest go first, or the highest: which, and why, is printed.
 
     Writes removed.txt, kept.txt, ranking.csv and pruning.json; with --tune-updates also DIR/model.
     """

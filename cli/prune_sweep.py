@@ -49,6 +49,7 @@ from headscope.cli.prune_options import (
     ValidTarget,
     Warmup,
 )
+from headscope.cli.prune_rank import DIRECTED, UNDIRECTED
 from headscope.engine.declarations import metric_names
 from headscope.errors import ConfigError
 
@@ -65,7 +66,7 @@ class Cells:
         str,
         typer.Option(
             metavar="LIST",
-            help="l0, subset, and what `prune rank --by` takes: random, magnitude, confidence, gradient, lrp, …",
+            help=f"l0, subset, {DIRECTED}; with :lowest or :highest, for the heads that stay, {UNDIRECTED}.",
             rich_help_panel=HEADS,
         ),
     ] = "l0,subset,random,magnitude,confidence,gradient,lrp"
@@ -258,6 +259,8 @@ def _show(sweep: Sweep, *, json: bool) -> None:
 
     screen = console.out()
     screen.print(_table(sweep))
+    for method, direction in sweep.context.directions.items():
+        screen.print(Text(f"{method}: {direction}"), soft_wrap=True)
     for row in sweep.unharmed.itertuples():
         name = f"{row.method} {row.control}".strip()
         screen.print(Text(f"{name}: {row.kept:g} of {row.of} heads are enough within {row.within:g}"), soft_wrap=True)

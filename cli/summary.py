@@ -72,12 +72,15 @@ def _sharpest(finished: Finished) -> Table:
 def _rankings(finished: Finished) -> Table:
     """The rankings, the most faithful first; `chance` is the mean area of random orders ± its standard deviation."""
     title = "rankings by faithfulness: area between removing the most and the least important heads first"
-    table = _table(title, "", "ranking", "area", "95 %", "chance", "with ablation", "with itself, shuffled")
+    table = _table(
+        title, "", "ranking", "most important", "area", "95 %", "chance", "with ablation", "with itself, shuffled"
+    )
     row: Any
     for row in finished.study.tables["faithfulness_rankings"].itertuples():
         table.add_row(
             str(row.place),
             row.ranking,
+            f"the {row.important}",
             f"{row.area:.3f}",
             f"{row.area_low:.3f}–{row.area_high:.3f}",
             f"{row.area_random:.3f} ± {row.area_random_sd:.3f}",

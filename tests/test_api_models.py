@@ -34,7 +34,7 @@ def test_a_ranking_is_that_of_the_command(
     source, target = caption_files
     if by == "similarity_cka":
         study = pair.analyze(SOURCES, target=TARGETS, out=tmp_path / "run", figures=False, **CHEAP)
-        ranking, more = pair.rank(by=by, study=study), {"run": tmp_path / "run"}
+        ranking, more = pair.rank(by=by, study=study, keep_lowest=True), {"run": tmp_path / "run", "keep_lowest": True}
     else:
         ranking, more = pair.rank(by=by, text=SOURCES, target=TARGETS), {}
     choice = run_ranking(
@@ -53,11 +53,11 @@ def test_a_ranking_is_that_of_the_command(
     expected = choice.ranking.sort_values(["site", "layer", "head"])["score"].to_numpy()
     np.testing.assert_array_equal(ranking.scores.sort_values(["site", "layer", "head"])["score"], expected)
     assert ranking.scores["rank"].tolist() == list(range(1, 73)) and len(ranking) == 72
-    assert f"by:{by}|" in ranking.signature
+    assert f"by:{by}{'-lowest' if by == 'similarity_cka' else ''}|" in ranking.signature
 
 
 def test_rankings_by_layer_with_sites_protection_and_the_other_way_round(pair: hs.Model) -> None:
-    ranking = pair.rank(by="magnitude", sites="cross, encoder-self", protect=["cross.0.*"], lowest=True)
+    ranking = pair.rank(by="magnitude", sites="cross, encoder-self", protect=["cross.0.*"], keep_lowest=True)
     plain = pair.rank(by="magnitude", sites=["cross", "encoder-self"], protect="cross.0.*")
     assert ranking.lowest(5) != plain.lowest(5)
     assert {head.site.value for head in plain.lowest(40)} == {"cross", "encoder-self"}

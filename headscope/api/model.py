@@ -26,6 +26,7 @@ from headscope.formats.translate_options import Translation
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.block_obs import DAMPING
 from headscope.pruning.closed_form.calibration import CalibrationOptions
+from headscope.pruning.ranking.criterion import given_end
 from headscope.pruning.removal.remove import Removed, Shrunk
 from headscope.pruning.removal.verify import Verification
 
@@ -99,7 +100,8 @@ class Model(OpenModel):
         study: Study | None = None,
         sites: str | Iterable[str] = (),
         protect: Heads | None = None,
-        lowest: bool = False,
+        keep_lowest: bool = False,
+        keep_highest: bool = False,
         max_sentences: int = 500,
         max_length: int | None = None,
         batch_tokens: int = 2048,
@@ -113,22 +115,24 @@ class Model(OpenModel):
             Criteria about parameters need none.
         study: take the column of this study instead of measuring.
         sites: only heads of these sites may go; default: all. Heads to `protect` never go.
-        lowest: keep heads with low values instead of those with high ones.
+        keep_lowest, keep_highest: which heads stay; default: as is agreed for the criterion, which `Ranking.direction`
+            says. Columns without an agreed direction (`sink`, `distance`, …) need one of them.
         max_length, batch_tokens: subwords of a sentence, positions of a batch.
         seed: of criteria that draw random numbers.
 
         ConfigError for an unknown criterion, with the nearest one.
         """
         gating = gating_of(self.checkpoint, sites=sites, protect=protect)
+        keep = given_end(keep_lowest=keep_lowest, keep_highest=keep_highest)
         if study is not None:
-            return ranking_of_study(self.checkpoint, gating, study, by, lowest=lowest)
+            return ranking_of_study(self.checkpoint, gating, study, by, keep=keep)
         return measured_ranking(
             self.checkpoint,
             gating,
             by,
             None if text is None and parse is None else text_pair(text, target),
             parse=parse,
-            lowest=lowest,
+            keep=keep,
             max_sentences=max_sentences,
             batching=BatchingOptions(tokens=batch_tokens, limit=max_length),
             seed=seed,

@@ -18,7 +18,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.ranking.criterion import ScoringContext, column_named, criterion_named
+from headscope.pruning.ranking.criterion import Direction, End, ScoringContext, column_named, criterion_named
 from headscope.pruning.ranking.rank_run import ranking_table
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.results import Signature, signature_of
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 class Ranking:
     """Scores of heads, and the lowest or highest of them; heads with higher scores are kept longer.
 
-    `by` is the criterion; `signature` is everything that the scores depend on. Heads that can only be removed
-    together (those that share keys and values, or layers that share a module) have the mean of their scores.
+    `by` is the criterion, `direction` says which end of it is removed first and why; `signature` is everything that the
+    scores depend on. Heads that can only be removed together (those that share keys and values, or layers that share
+    a module) have the mean of their scores.
     """
 
-    def __init__(self, scores: Scores, gating: GateLayout, *, by: str, signature: Signature) -> None:
-        self._scores, self._gating = scores, gating
-        self.by = by
+    def __init__(
+        self, scores: Scores, gating: GateLayout, *, by: str, direction: Direction, signature: Signature
+    ) -> None:
+        self._scores, self._gating = direction.apply(scores), gating
+        self.by, self.direction = by, str(direction)
         self.signature = str(signature)
 
     @property
@@ -69,7 +72,7 @@ class Ranking:
         return self._gating.heads
 
     def __repr__(self) -> str:
-        return f"<Ranking of {len(self)} heads by {self.by}>"
+        return f"<Ranking of {len(self)} heads by {self.by}, {self.direction}>"
 
     def _repr_html_(self) -> str:
         table: str = self.scores.to_html(index=False, border=0, max_rows=12)
@@ -83,12 +86,14 @@ def gating_of(checkpoint: Checkpoint, *, sites: str | Iterable[str], protect: He
     return gate_layout(checkpoint.attention_sites, sites=names, protect=safe)
 
 
-def ranking_of_study(checkpoint: Checkpoint, layout: GateLayout, study: Study, by: str, *, lowest: bool) -> Ranking:
+def ranking_of_study(checkpoint: Checkpoint, layout: GateLayout, study: Study, by: str, *, keep: End | None) -> Ranking:
     """A ranking by a column of a study; ConfigError where the study does not have it, or is of another model."""
-    scores = _signed(column_named(by).of(study.heads), lowest)
+    column = column_named(by)
+    scores, direction = column.of(study.heads), column.direction(keep)
     if strange := [head for head in scores if head.head >= checkpoint.layout.get((head.site, head.layer), 0)]:
         raise ConfigError(f"the study is of another model: this one has no head {strange[0]}")
-    return Ranking(scores, layout, by=by, signature=Signature({"by": by, "study": study.signature}))
+    signature = Signature({"by": f"{by}{direction.suffix}", "study": study.signature})
+    return Ranking(scores, layout, by=by, direction=direction, signature=signature)
 
 
 def measured_ranking(
@@ -98,7 +103,7 @@ def measured_ranking(
     text: TextPair | None,
     *,
     parse: PathName | None,
-    lowest: bool,
+    keep: End | None,
     max_sentences: int,
     batching: BatchingOptions,
     seed: int,
@@ -106,8 +111,9 @@ def measured_ranking(
     progress: Report,
 ) -> Ranking:
     """A ranking by a criterion, measured on the first `max_sentences` of a text; `gates` is for the signature."""
-    criterion = criterion_named(by)
     parse = None if parse is None else str(parse)
+    criterion = criterion_named(by, parsed=parse is not None)
+    direction = criterion.direction(keep)
     if parse == "stanza":
         raise ConfigError("parse='stanza' is for analyze; rank by the study that it gives, study=")
     corpus = None if text is None else text.corpus(parse=parse, max_sentences=max_sentences)
@@ -120,12 +126,8 @@ def measured_ranking(
         step(1)
     shaped = {"seed": str(seed), **({"gates": gates} if gates else {})}
     signature = signature_of(
-        {"m": "rank", "by": f"{by}{'-lowest' if lowest else ''}", **shaped},
+        {"m": "rank", "by": f"{by}{direction.suffix}", **shaped},
         data=None if corpus is None else (corpus.digest, corpus.count),
         checkpoint=checkpoint,
     )
-    return Ranking(_signed(scores, lowest), layout, by=by, signature=signature)
-
-
-def _signed(scores: Scores, lowest: bool) -> Scores:
-    return {head: -value for head, value in scores.items()} if lowest else scores
+    return Ranking(scores, layout, by=by, direction=direction, signature=signature)

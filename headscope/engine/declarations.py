@@ -33,11 +33,15 @@ LIGHT |= {__name__}
 
 @dataclass(frozen=True)
 class Measure:
-    """How figures show a column of heads.csv.
+    """A column of heads.csv: how figures show it, and which end of it matters when heads are ranked by it.
 
     `title` (default: the name in words) and `unit` stand beside the scale, which goes over `range` (None: to the
     smallest or largest value that there is) in the matplotlib colour map `cmap`. `overview` is the column's place among
     the maps that are drawn of every run; 0: it is none of them.
+
+    `keep` says which heads stay when heads are ranked by the column, those with the "highest" values or with the
+    "lowest", and `why` completes "the others are removed first, as …". An empty `keep` is a column without an agreed
+    direction, which the user has to give.
     """
 
     name: str
@@ -46,6 +50,8 @@ class Measure:
     range: tuple[float | None, float | None] = (None, None)
     cmap: str = "viridis"
     overview: int = 0
+    keep: Literal["", "highest", "lowest"] = ""
+    why: str = ""
 
     @property
     def words(self) -> str:
@@ -106,6 +112,7 @@ class Declaration:
 
     name: str
     order: int = 100
+    needs: frozenset[str] = frozenset()
     Options: type[Any] = NoOptions
     measures: tuple[Measure, ...] = ()
     functions: tuple[HeadFunction, ...] = ()
@@ -152,10 +159,15 @@ def _declarations(attributes: tuple[str, ...], registered: tuple[tuple[str, Any]
     return tuple(sorted(declared.values(), key=lambda declaration: (declaration.order, declaration.name)))
 
 
+def measured_columns() -> dict[str, tuple[Declaration, Measure]]:
+    """Every column of heads.csv that an analysis declares, by name: what the analysis declares, and the measure."""
+    return {measure.name: (analysis, measure) for analysis in declarations("measures") for measure in analysis.measures}
+
+
 def measure_of(column: str) -> Measure:
     """How a column of heads.csv is shown, as its analysis declares it."""
-    measures = (measure for analysis in declarations("measures") for measure in analysis.measures)
-    return next((measure for measure in measures if measure.name == column), Measure(column))
+    known = measured_columns()
+    return known[column][1] if column in known else Measure(column)
 
 
 def overview_measures() -> list[str]:
@@ -245,6 +257,12 @@ def metric_names() -> list[str]:
     """What models are compared by."""
     folder = "headscope.evaluation.metrics"
     return registered_names("metric", package=folder, group=folder)
+
+
+def rankable_columns(*, parsed: bool = False) -> dict[str, Measure]:
+    """The columns of heads.csv that `prune rank` can measure; `parsed` with those that need parses."""
+    columns = measured_columns().items()
+    return {name: measure for name, (analysis, measure) in columns if parsed or "parse" not in analysis.needs}
 
 
 def criterion_names() -> list[str]:

@@ -26,6 +26,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of
 from headscope.model.gating import gated
+from headscope.pruning.ranking.criterion import columns
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
@@ -136,6 +137,8 @@ def test_numbers_are_sound(name: str, kind: str) -> None:
     check(its, *made(kind, name))
     assert its.signatures[name]["m"].startswith(name.partition(".")[0])
     assert len(its.heads.columns) > 4 or its.arrays, "it measured nothing"
+    measured = set(columns(its.heads))
+    assert measured <= {measure.name for measure in ANALYSES.get(name).measures}, "columns that it does not declare"
 
 
 @every_analysis

@@ -10,15 +10,15 @@ import pytest
 
 from headscope.heads import all_heads
 from headscope.model.gating import masked
-from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext
+from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named, rankable_names
 from tests.oracles import speakers
 from tests.oracles.plugin import registered
 from tests.oracles.run_options import run_options
 
 ADDED = "last_layer"
-every = pytest.mark.parametrize("name", [*CRITERIA.names(), ADDED], indirect=True)
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
 CLOSED_FORM = ("flap", "obs", "obs-task", "output-norm", "wanda")
+every = pytest.mark.parametrize("name", [*NAMES, *CLOSED_FORM, ADDED], indirect=True)
 
 
 @pytest.fixture
@@ -29,15 +29,15 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_the_names_that_the_command_line_promises() -> None:
-    assert {*NAMES, *CLOSED_FORM} <= set(CRITERIA.names())
+    assert {*NAMES, *CLOSED_FORM} <= set(rankable_names()) and {"random", *CLOSED_FORM} <= set(CRITERIA.names())
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "native-pre"])
 @every
 def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> None:
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
-    made = CRITERIA.get(name)()
-    assert made.name == name and made.summary and type(made).__doc__
+    made = criterion_named(name)
+    assert made.name == name and made.summary and type(made).__doc__ and made.keep
     question = ScoringContext(its, corpus if made.reads_text else None, options=run_options(shapley_samples=3))
     scores = made.scores(question)
     assert list(scores) == list(all_heads(its.layout))
@@ -49,7 +49,7 @@ def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> Non
 @every
 def test_scores_depend_on_heads_that_are_gone_where_that_is_said(name: str) -> None:
     its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre")
-    made, gone = CRITERIA.get(name)(), list(all_heads(its.layout))[:1]
+    made, gone = criterion_named(name), list(all_heads(its.layout))[:1]
     options = run_options(shapley_samples=3)
     plain = made.scores(ScoringContext(its, corpus, options=options))
     later = made.scores(ScoringContext(its, corpus, options=options, removed=gone))

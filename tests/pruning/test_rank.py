@@ -151,11 +151,11 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         assert ranked(folder, tmp_path / Path(options["by"]).stem, keep=5, **options).removed == first.removed
     (tmp_path / "analysed").mkdir()
     table.assign(taylor=table.score, strange=-table.score).to_csv(tmp_path / "analysed" / "heads.csv", index=False)
-    columns: list[dict[str, Any]] = [{"by": "taylor"}, {"by": "strange", "lowest": True}]
+    columns: list[dict[str, Any]] = [{"by": "taylor"}, {"by": "strange", "keep_lowest": True}]
     for number, options in enumerate(columns):
         found = ranked(folder, tmp_path / f"from{number}", keep=5, run=tmp_path / "analysed", **options)
         assert found.removed == first.removed
-    assert ranked(folder, tmp_path / "low", keep=5, by="taylor", lowest=True).removed != first.removed
+    assert ranked(folder, tmp_path / "low", keep=5, by="taylor", keep_lowest=True).removed != first.removed
 
 
 @pytest.mark.parametrize(

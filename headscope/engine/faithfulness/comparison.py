@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums
+from headscope.engine.declarations import measure_of
 from headscope.engine.faithfulness.orders import Scores, agreement, ordered, random_order
 from headscope.engine.faithfulness.performance_drop import PerformanceDrop
 from headscope.errors import ConfigError
@@ -89,6 +90,7 @@ def compare_rankings(
         rows.append(
             {
                 "ranking": name,
+                "important": measure_of(name).keep or "highest",
                 "area": float(area.value),
                 "area_low": float(area.low),
                 "area_high": float(area.high),

@@ -10,25 +10,24 @@ import pandas as pd
 import torch
 from torch import nn
 
-from headscope.engine.base import ANALYSES, Analysis
+from headscope.engine.base import Analysis
+from headscope.engine.declarations import measure_of, measured_columns
 from headscope.heads import HeadId, Site
 
 Scores = Mapping[HeadId, float]
 """The importance of every head by one ranking; the higher, the more important."""
 
-OTHERS = {"confidence": 1.0, "entropy": -1.0}  # analyses of other groups that are used as rankings, and their signs
-
 
 def ranks(cls: type[Analysis]) -> bool:
-    """Whether an analysis gives columns that heads can be ranked by."""
-    return cls.group == "importance" or cls.name in OTHERS
+    """Whether an analysis gives columns whose direction is agreed upon, so that heads can be ranked by them."""
+    return any(measure.keep for measure in cls.measures)
 
 
 def scores_of(heads: pd.DataFrame) -> tuple[dict[str, dict[HeadId, float]], dict[str, str]]:
     """The rankings that a table of heads holds, and by column why others are no rankings.
 
-    A ranking is a column of an analysis of the group "importance", or confidence, or entropy (the lower, the
-    more important). A column without a number for some head, or with the same for all heads, is no ranking.
+    A ranking is a column whose measure says which end matters (`Measure.keep`; of entropy the lowest). One without a
+    number for some head, or with the same for all heads, is no ranking.
     """
     ids = heads_of_rows(heads)
     rankings: dict[str, dict[HeadId, float]] = {}
@@ -45,14 +44,17 @@ def scores_of(heads: pd.DataFrame) -> tuple[dict[str, dict[HeadId, float]], dict
 
 
 def _columns(heads: pd.DataFrame) -> Iterator[tuple[str, float]]:
-    important = [name for name, cls in ANALYSES if cls.group == "importance"]
+    """Columns of numbers whose direction is agreed upon, and the sign by which the highest matter most."""
     for column in heads.columns:
-        if column.endswith(("_low", "_high")) or not pd.api.types.is_numeric_dtype(heads[column]):
-            continue
-        if any(column == name or column.startswith(f"{name}_") for name in important):
-            yield column, 1.0
-        elif column in OTHERS:
-            yield column, OTHERS[column]
+        keep = measure_of(column).keep
+        if keep and pd.api.types.is_numeric_dtype(heads[column]):
+            yield column, 1.0 if keep == "highest" else -1.0
+
+
+def undirected(heads: pd.DataFrame) -> list[str]:
+    """Columns of numbers, of analyses that declare them without an agreed direction: they are no rankings."""
+    known = measured_columns()
+    return [column for column in heads.columns if column in known and not known[column][1].keep]
 
 
 def heads_of_rows(heads: pd.DataFrame) -> list[HeadId]:

@@ -16,7 +16,7 @@ from headscope.engine.faithfulness.comparison import (
     plan_removals,
     with_randomised,
 )
-from headscope.engine.faithfulness.orders import randomised, scores_of
+from headscope.engine.faithfulness.orders import randomised, scores_of, undirected
 from headscope.engine.faithfulness.performance_drop import bleu_drop, measure_drop
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -68,4 +68,6 @@ def try_rankings(
     with randomised(checkpoint.model, seed=options.seed):
         shuffled, _ = scores_of(remeasure())
     remarks = [f"{name} is no ranking: {reason}" for name, reason in refused.items()]
+    if columns := undirected(heads):
+        remarks.append(f"no agreed direction, so not tested as rankings: {', '.join(columns)}")
     return replace(with_randomised(comparison, rankings, shuffled), remarks=remarks)

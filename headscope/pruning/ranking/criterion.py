@@ -1,22 +1,24 @@
 """The contract of a pruning criterion, and the registry that finds it by name.
 
-A criterion scores heads: the higher the score, the longer the head stays. It is one file in
-`headscope/pruning/ranking/criteria/`; most of them name a column of `heads.csv` and which end of it matters.
+A criterion gives every head a number and says which end of the numbers stays. It is one file in
+`headscope/pruning/ranking/criteria/`, or a column of `heads.csv`, whose analysis declares it as a `Measure`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 
-from headscope.data.batching import BatchingOptions
+from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.declarations import Measure, measured_columns, rankable_columns
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
+from headscope.engine.frequencies import count_pieces, frequency_ranks
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -25,6 +27,37 @@ from headscope.model.gating import masked
 from headscope.registry import Registry, unknown
 
 REPLICATES = 2  # intervals are not looked at
+End = Literal["highest", "lowest"]
+OTHER_END: dict[End, End] = {"highest": "lowest", "lowest": "highest"}
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Which end of a criterion's numbers stays, why the other end is removed first, and whether the user said so."""
+
+    keep: End
+    why: str = ""
+    given: bool = False
+
+    def apply(self, scores: Scores) -> Scores:
+        """The scores with the sign by which the highest stay."""
+        return dict(scores) if self.keep == "highest" else {head: -value for head, value in scores.items()}
+
+    @property
+    def suffix(self) -> str:
+        """What signatures add to the criterion's name where the user gave the direction."""
+        return f"-{self.keep}" if self.given else ""
+
+    def __str__(self) -> str:
+        why = "as asked" if self.given else self.why and f"as {self.why}"
+        return ", ".join(filter(None, [f"removes the {OTHER_END[self.keep]} first", why]))
+
+
+def given_end(*, keep_lowest: bool, keep_highest: bool) -> End | None:
+    """Which end the user wants to stay, None where they do not say; ConfigError for both."""
+    if keep_lowest and keep_highest:
+        raise ConfigError("--keep-lowest and --keep-highest: heads of one end stay; give one of them")
+    return "lowest" if keep_lowest else "highest" if keep_highest else None
 
 
 @dataclass(frozen=True)
@@ -45,47 +78,68 @@ class ScoringContext:
 
 
 class Criterion(ABC):
-    """Scores every head of a model. `reads_text` says whether it needs a text; `changes` whether scores depend on
-    which heads are gone, so that scoring anew means something.
+    """Scores every head of a model.
+
+    `keep` says which end of the scores stays ("" where that is not agreed upon), and `why` completes "the others are
+    removed first, as …". `reads_text` says whether it needs a text; `changes` whether scores depend on which heads are
+    gone, so that scoring anew means something.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    reads_text: ClassVar[bool] = True
-    changes: ClassVar[bool] = True
+    keep: Literal["", "highest", "lowest"] = "highest"
+    why: str = ""
+    reads_text: bool = True
+    changes: bool = True
 
     @abstractmethod
     def scores(self, context: ScoringContext) -> Scores:
-        """A number for every head, higher is kept; NaN where there is none."""
+        """A number for every head; NaN where there is none."""
+
+    def direction(self, keep: End | None = None) -> Direction:
+        """As the user says, or where that is None as the criterion declares; ConfigError where neither does."""
+        if self.keep and keep in (None, self.keep):
+            return Direction(self.keep, self.why)
+        if keep is None:
+            raise ConfigError(
+                f"--by {self.name} has no agreed direction: give --keep-lowest if heads with low values stay, "
+                "--keep-highest if those with high ones do"
+            )
+        return Direction(keep, given=True)
 
 
 class MeasuredColumn(Criterion):
-    """A column of `heads.csv` that an analysis gives; `sign` −1 where low values are kept."""
+    """A column of `heads.csv`; its analysis measures it, and its `Measure` says which end stays."""
 
-    column: ClassVar[str]
-    analysis: ClassVar[str]
-    sign: ClassVar[float] = 1.0
+    def __init__(self, measure: Measure, *, analysis: str = "") -> None:
+        self.name, self.summary, self.analysis = measure.name, measure.words, analysis  # type: ignore[misc]
+        self.keep, self.why = measure.keep, measure.why
+        self.reads_text = self.changes = not analysis or bool(ANALYSES.get(analysis).passes)
 
     def scores(self, context: ScoringContext) -> Scores:
         """Runs the analysis on the text, with the heads that are gone masked."""
         corpus = context.corpus or Corpus("no text", 0, "", lambda: iter(()))
+        options = context.options
+        if "frequencies" in ANALYSES.get(self.analysis).needs and options.ranks is None:
+            limit = sentence_limit(context.checkpoint, context.batching)
+            counts = count_pieces(context.checkpoint, (sentence.source for sentence in corpus), limit=limit)
+            options = replace(options, ranks=frequency_ranks(context.checkpoint, counts), frequencies="source")
         with masked(context.checkpoint.model, context.removed):
             study = analyze(
                 context.checkpoint,
                 corpus,
                 analyses=choose_analyses(only=[self.analysis]),
-                options=context.options,
+                options=options,
                 batching=context.batching,
                 replicates=REPLICATES,
             )
         return self.of(study.heads)
 
     def of(self, heads: pd.DataFrame) -> Scores:
-        """The scores that a table of heads holds; ConfigError where it lacks the column."""
-        if self.column not in heads or not pd.api.types.is_numeric_dtype(heads[self.column]):
-            raise ConfigError(f"there is no column {self.column!r} of numbers; there are {', '.join(columns(heads))}")
-        values = (heads[self.column].to_numpy(dtype=float) * self.sign).tolist()
-        return dict(zip(heads_of_rows(heads), values, strict=True))
+        """The numbers that a table of heads holds; ConfigError where it lacks the column."""
+        if self.name not in heads or not pd.api.types.is_numeric_dtype(heads[self.name]):
+            raise ConfigError(f"there is no column {self.name!r} of numbers; there are {', '.join(columns(heads))}")
+        return dict(zip(heads_of_rows(heads), heads[self.name].to_numpy(dtype=float).tolist(), strict=True))
 
 
 def columns(heads: pd.DataFrame) -> list[str]:
@@ -104,29 +158,27 @@ def criterion(cls: type[Criterion]) -> type[Criterion]:
     return CRITERIA.register(cls.name, cls, where=cls.__module__)
 
 
-def criterion_named(name: str) -> Criterion:
-    """The criterion of that name, or that column of `heads.csv` (higher is kept).
+def rankable_names(*, parsed: bool = False) -> list[str]:
+    """What heads can be ranked by: criteria, and columns of analyses; `parsed` with those that need parses."""
+    return sorted({*CRITERIA.names(), *rankable_columns(parsed=parsed)})
 
-    ConfigError for a name that neither a criterion nor an analysis has, with the nearest one.
+
+def criterion_named(name: str, *, parsed: bool = False) -> Criterion:
+    """The criterion of that name, or that column of `heads.csv`.
+
+    ConfigError for a name that is neither, with the nearest one, and for columns that need parses where `parsed` is
+    False.
     """
-    if name in CRITERIA.names():
-        return CRITERIA.get(name)()
-    measured = column_named(name)
-    if measured.analysis not in ANALYSES.names():
-        known = sorted({*CRITERIA.names(), *ANALYSES.names()})
-        raise ConfigError(f"{unknown('criterion', name, known)}; other columns of heads.csv: give --from RUN")
-    return measured
+    if name not in rankable_names(parsed=parsed):
+        known = unknown("criterion", name, rankable_names(parsed=parsed))
+        raise ConfigError(f"{known}; other columns of heads.csv: give --from RUN")
+    return CRITERIA.get(name)() if name in CRITERIA.names() else column_named(name)
 
 
 def column_named(name: str) -> MeasuredColumn:
-    """The column of that name, as its criterion says or higher is kept; it may be one that no analysis gives."""
-    for criterion, cls in CRITERIA:
-        if criterion == name and issubclass(cls, MeasuredColumn):
-            return cls()
-    giving = [analysis for analysis in ANALYSES.names() if name == analysis or name.startswith(f"{analysis}_")]
-    analysis = max(giving, key=len, default=name)
-    text = not giving or bool(ANALYSES.get(analysis).passes)
-    measured: MeasuredColumn = type(
-        "Column", (MeasuredColumn,), {"name": name, "column": name, "analysis": analysis, "reads_text": text}
-    )()
-    return measured
+    """The column of that name, as its analysis declares it; one that no analysis declares has no direction."""
+    known = measured_columns()
+    if name not in known:
+        return MeasuredColumn(Measure(name))
+    analysis, measure = known[name]
+    return MeasuredColumn(measure, analysis=analysis.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,13 @@ from headscope.pruning.learning.training_loss import TrainingLoss, training_loss
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     Criterion,
+    Direction,
+    End,
     MeasuredColumn,
     ScoringContext,
     column_named,
     criterion_named,
+    given_end,
 )
 from headscope.pruning.ranking.ranking import Ranked, rank_heads
 from headscope.pruning.ranking.scores_file import read_heads, read_scores
@@ -58,14 +61,16 @@ class RankConfig(SelectionConfig):
     """What heads are ranked by, how many stay, and what follows.
 
     `by` is a criterion, a column of `heads.csv`, or a CSV file (`column` then says which of its columns); `run` is
-    a run of `analyze` whose `heads.csv` is read instead of measuring; `lowest` keeps low values where high ones would
-    stay. `keep` heads stay, or the `fraction` of them. `score_sentences` of the text are scored on.
+    a run of `analyze` whose `heads.csv` is read instead of measuring; `keep_lowest` or `keep_highest` says which heads
+    stay (default: as the criterion declares). `keep` heads stay, or the `fraction` of them. `score_sentences` of the
+    text are scored on.
     """
 
     by: str
     run: Path | None = None
     column: str | None = None
-    lowest: bool = False
+    keep_lowest: bool = False
+    keep_highest: bool = False
     keep: int | None = None
     fraction: float | None = None
     steps: int = 1
@@ -74,6 +79,7 @@ class RankConfig(SelectionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
         if (self.keep is None) is (self.fraction is None):
             raise ConfigError("give --keep N, the heads that stay, or --fraction F, the share that stays; not both")
         if self.fraction is not None and not 0 <= self.fraction <= 1:
@@ -88,6 +94,11 @@ class RankConfig(SelectionConfig):
             raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
         if self.tune_updates and not self.has_text:
             raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
+
+    @property
+    def end(self) -> End | None:
+        """Which end the user wants to stay."""
+        return given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
 
     @property
     def is_file(self) -> bool:
@@ -109,15 +120,15 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
     opened = open_selection(config, trains=config.tune_updates > 0)
     gates, keep = opened.gating, _keep(config, opened.gating)
     gates.kept_units(keep)
-    score, how = _scoring(config, opened)
+    scoring = _scoring(config, opened)
     with progress("ranking", config.steps) as step:
-        ranked = rank_heads(gates, keep, _counted(score, step), steps=config.steps, per_layer=config.per_layer)
+        ranked = rank_heads(gates, keep, _counted(scoring.score, step), steps=config.steps, per_layer=config.per_layer)
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, opened)
     quality = {} if loss is None else _tuned(config, opened, removed, freeze, loss, progress)
     checkpoint = opened.checkpoint
-    facts: dict[str, Any] = {**how, "steps": config.steps, "per_layer": config.per_layer}
+    facts: dict[str, Any] = {**scoring.entries(), "steps": config.steps, "per_layer": config.per_layer}
     if config.tune_updates:
         facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
     choice = Selection(
@@ -130,9 +141,7 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
         quality=quality,
         quantity="nll" if loss is None else loss.quantity,
         title="" if loss is None else loss.title,
-        signature=selection_signature(
-            "rank", opened, config, by=str(how["by"]), keep=str(keep), steps=str(config.steps)
-        ),
+        signature=selection_signature("rank", opened, config, by=scoring.name, keep=str(keep), steps=str(config.steps)),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
         remarks=[*opened.remarks, *tie_remarks(int(gates.sizes[ranked.tied].sum()))],
         model=config.tune_updates > 0 and freeze != "model",
@@ -170,32 +179,56 @@ def _keep(config: RankConfig, gates: GateLayout) -> int:
     return max(least, least + size * round((config.fraction * gates.heads - least) / size))
 
 
-def _scoring(config: RankConfig, opened: OpenedSelection) -> tuple[Callable[[list[HeadId]], Scores], dict[str, Any]]:
-    """How heads are scored, given those that are gone, and what the record says of it."""
-    layout, sign = opened.checkpoint.layout, -1.0 if config.lowest else 1.0
-    fixed: Scores | None = None
-    how: dict[str, Any] = {"by": config.by, "lowest": config.lowest}
+@dataclass(frozen=True)
+class Scoring:
+    """How heads are scored, given those that are gone: the highest stay; `facts` is what the record says of it."""
+
+    score: Callable[[list[HeadId]], Scores]
+    direction: Direction
+    label: str
+    facts: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """For the signature."""
+        return f"{self.facts['by']}{self.direction.suffix}"
+
+    def entries(self) -> dict[str, Any]:
+        """The facts, with the direction."""
+        return {**self.facts, "keep": self.direction.keep, "direction": f"by {self.label}: {self.direction}"}
+
+
+def _scoring(config: RankConfig, opened: OpenedSelection) -> Scoring:
+    """By a file, a run, or a criterion that is measured."""
+    layout = opened.checkpoint.layout
     if config.is_file:
-        how["column"], fixed = read_scores(Path(config.by), layout, column=config.column)
-        how["by"] = Path(config.by).name
-    elif config.run is not None:
-        if config.by in CRITERIA.names() and not issubclass(CRITERIA.get(config.by), MeasuredColumn):
+        name = Path(config.by).name
+        column, scores = read_scores(Path(config.by), layout, column=config.column)
+        facts = {"by": name, "column": column.name}
+        return _fixed(config, column, scores, label=f"{column.name} of {name}", facts=facts)
+    if config.run is not None:
+        if config.by in CRITERIA.names():
             raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
-        of_run = column_named(config.by)
-        how |= {"column": of_run.column, "from": str(config.run)}
-        fixed = of_run.of(read_heads(config.run, layout))
-    if fixed is not None:
-        signed = {head: sign * value for head, value in fixed.items()}
-        return lambda removed_heads: signed, how
+        column = column_named(config.by)
+        facts = {"by": config.by, "column": config.by, "from": str(config.run)}
+        return _fixed(config, column, column.of(read_heads(config.run, layout)), label=config.by, facts=facts)
     criterion = criterion_named(config.by)
     _check(criterion, config, opened)
-    context = _context(config, opened)
+    context, direction = _context(config, opened), criterion.direction(config.end)
 
     def score(removed_heads: list[HeadId]) -> Scores:
-        scores = criterion.scores(replace(context, removed=removed_heads))
-        return {head: sign * value for head, value in scores.items()}
+        return direction.apply(criterion.scores(replace(context, removed=removed_heads)))
 
-    return score, how
+    return Scoring(score, direction, criterion.name, {"by": config.by})
+
+
+def _fixed(
+    config: RankConfig, column: MeasuredColumn, scores: Scores, *, label: str, facts: Mapping[str, Any]
+) -> Scoring:
+    """Scores that were measured before, whichever heads are gone."""
+    direction = column.direction(config.end)
+    signed = direction.apply(scores)
+    return Scoring(lambda removed_heads: signed, direction, label, facts)
 
 
 def _check(criterion: Criterion, config: RankConfig, opened: OpenedSelection) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from headscope.engine.declarations import Measure, measured_columns
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import DataError
 from headscope.files.tables import read_csv
 from headscope.heads import HeadId, Layout, Site, describe_heads
-from headscope.pruning.ranking.criterion import column_named, columns
+from headscope.pruning.ranking.criterion import MeasuredColumn, column_named, columns
 
 LOCATION = ("site", "layer", "head")
 
@@ -36,10 +37,10 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
     return table
 
 
-def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tuple[str, Scores]:
-    """A column of a table and its name: `column`, else "score", else the only one there is.
+def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tuple[MeasuredColumn, Scores]:
+    """A column of a table, and the numbers in it: `column`, else "score", else the only one there is.
 
-    A column that a criterion is made of counts as it counts there (entropy: low is kept), others higher is kept.
+    A column of an analysis has the direction that the analysis declares; any other one holds scores: the highest stay.
     """
     table = read_heads(path, layout)
     there = columns(table)
@@ -48,7 +49,9 @@ def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tup
     if column is None or column not in there:
         fault = "several columns" if column is None else f"no column {column!r} of numbers"
         raise DataError(f"{path} has {fault} ({', '.join(there) or 'none'}); choose one with --column")
-    return column, column_named(column).of(table)
+    own = MeasuredColumn(Measure(column, keep="highest", why="the higher a score, the longer its head stays"))
+    measured = column_named(column) if column in measured_columns() else own
+    return measured, measured.of(table)
 
 
 def _head(site: object, layer: object, head: object) -> HeadId | None:

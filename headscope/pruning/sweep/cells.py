@@ -31,12 +31,12 @@ from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import SubsetOptions
 from headscope.pruning.learning.training_loss import training_objective
-from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.selection import MODEL, STATE, Selection, open_selection
-from headscope.pruning.sweep.config import DRAWN, LEARNT, UNPRUNED, Cell, SweepConfig, cells_of
+from headscope.pruning.sweep.config import LEARNT, UNPRUNED, Cell, SweepConfig, cells_of, criterion_of, is_drawn
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
 
@@ -64,7 +64,7 @@ class SweepContext:
         self.data = ValidationText(corpus, reading, search, config.text, intact=self.checkpoint)
         self.cells = cells_of(config, self.gating)
         for method, _ in self.rankings(self.cells):
-            if self.opened.corpus is None and criterion_named(method).reads_text:
+            if self.opened.corpus is None and criterion_of(method)[0].reads_text:
                 raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
 
     def _check_training(self) -> None:
@@ -77,10 +77,16 @@ class SweepContext:
         ranked = (cell for cell in cells if cell.method not in (*LEARNT, UNPRUNED))
         return list(dict.fromkeys((cell.method, self.seed_of(cell)) for cell in ranked))
 
+    @property
+    def directions(self) -> dict[str, str]:
+        """Which end each method that ranks removes first, and why."""
+        methods = dict.fromkeys(cell.method for cell in self.cells if cell.method not in (*LEARNT, UNPRUNED))
+        return {method: str(criterion_of(method)[1]) for method in methods}
+
     def seed_of(self, cell: Cell) -> int:
         """The seed of a cell's scores: rankings that do not follow from it have the first."""
         assert cell.seed is not None
-        return cell.seed if cell.method in DRAWN else self.config.seed
+        return cell.seed if is_drawn(cell.method) else self.config.seed
 
     def scores(self, method: str, seed: int) -> Scores:
         """Scores of heads by a criterion, kept in a file for the other sizes."""
@@ -91,7 +97,7 @@ class SweepContext:
 
     def scores_path(self, method: str, seed: int) -> Path:
         """Where a criterion's scores are kept; higher stays."""
-        name = f"{method}-seed{seed}" if method in DRAWN else method
+        name = (f"{method}-seed{seed}" if is_drawn(method) else method).replace(":", "-")
         return self.config.out / SCORES / f"{name}.csv"
 
     def _score(self, method: str, seed: int, path: Path) -> None:
@@ -102,7 +108,8 @@ class SweepContext:
         options = RunOptions(seed=seed, objective=config.objective)
         candidates = self.opened.gating.gated_heads
         context = ScoringContext(self.checkpoint, corpus, batching, options, candidates=candidates)
-        scores = criterion_named(method).scores(context)
+        criterion, direction = criterion_of(method)
+        scores = direction.apply(criterion.scores(context))
         rows = [
             (head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(self.checkpoint.layout)
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +12,12 @@ from headscope.bounds import check_numbers
 from headscope.config import check_choices
 from headscope.errors import ConfigError
 from headscope.pruning.learning.gate_layout import GateLayout
-from headscope.pruning.ranking.criterion import CRITERIA, criterion_named
+from headscope.pruning.ranking.criterion import Criterion, Direction, End, criterion_named, rankable_names
 from headscope.pruning.selection import COMPANIONS, TEXTS, PruningOptions
 from headscope.registry import unknown
 
 LEARNT = ("l0", "subset")
-DRAWN = ("random", "shapley")  # rankings that follow from the seed; the others are the same for every seed
+DRAWN = ("random", "shapley")  # criteria that follow from the seed; the others are the same for every seed
 UNPRUNED = "unpruned"
 
 
@@ -25,6 +25,7 @@ UNPRUNED = "unpruned"
 class SweepConfig(PruningOptions):
     """The options of `headscope prune sweep`.
 
+    `methods` are l0, subset and what `prune rank` ranks by; NAME:lowest or NAME:highest says which end of NAME stays.
     Sizes are `keep` (heads of the chosen sites that stay), `fractions` of them, or for l0 alone `lambdas`. `seeds` are
     `seed`, `seed` + 1, …; rankings that do not depend on a seed run once, unless `tune_updates` train the model
     further. `metric` is what every cell is measured by (empty: what fits the model). `from_scratch` trains what l0
@@ -141,7 +142,7 @@ class Cell:
     def name(self) -> str:
         """The name of its files."""
         parts = [self.method, self.size.replace(" ", ""), "" if self.seed is None else f"seed{self.seed}"]
-        return "-".join(filter(None, [*parts, "from-scratch" if self.control else ""]))
+        return "-".join(filter(None, [*parts, "from-scratch" if self.control else ""])).replace(":", "-")
 
     @property
     def folder(self) -> str:
@@ -155,15 +156,12 @@ def cells_of(config: SweepConfig, gating: GateLayout) -> list[Cell]:
     ConfigError for unknown methods and for sizes that the gated sites cannot have.
     """
     for method in (name for name in config.methods if name not in LEARNT):
-        try:
-            criterion_named(method)
-        except ConfigError:
-            raise ConfigError(unknown("method", method, sorted({*CRITERIA.names(), *LEARNT}))) from None
+        criterion_of(method)
     sizes = _sizes(config, gating)
     cells = [Cell(UNPRUNED)]
     for method in config.methods:
         seeds: Sequence[int] = range(config.seed, config.seed + config.seeds)
-        if method not in (*LEARNT, *DRAWN) and not config.tune_updates:
+        if method not in LEARNT and not is_drawn(method) and not config.tune_updates:
             seeds = [config.seed]
         sized = [Cell(method, keep=keep) for keep in sizes]
         if method == "l0" and config.lambdas:
@@ -172,6 +170,32 @@ def cells_of(config: SweepConfig, gating: GateLayout) -> list[Cell]:
     if config.from_scratch:
         cells += [replace(cell, control=True) for cell in cells if cell.method in LEARNT]
     return cells
+
+
+def criterion_of(method: str) -> tuple[Criterion, Direction]:
+    """The criterion of a method that ranks, and which end of it stays: NAME, NAME:lowest or NAME:highest."""
+    name, colon, end = method.partition(":")
+    ends: dict[str, End] = {"lowest": "lowest", "highest": "highest"}
+    if name not in rankable_names() or (colon and end not in ends):
+        raise ConfigError(unknown("method", method, sorted([*LEARNT, *_accepted()])))
+    criterion = criterion_named(name)
+    if not end and not criterion.keep:
+        raise ConfigError(
+            f"--methods {name} has no agreed direction: write {name}:lowest if heads with low values stay, "
+            f"{name}:highest if those with high ones do"
+        )
+    return criterion, criterion.direction(ends.get(end))
+
+
+def _accepted() -> Iterator[str]:
+    """The methods that rank, with a direction where they need one."""
+    for name in rankable_names():
+        yield from [name] if criterion_named(name).keep else [f"{name}:lowest", f"{name}:highest"]
+
+
+def is_drawn(method: str) -> bool:
+    """Whether a ranking follows from the seed."""
+    return method.partition(":")[0] in DRAWN
 
 
 def _sizes(config: SweepConfig, gating: GateLayout) -> list[int]:

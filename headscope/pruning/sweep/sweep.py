@@ -103,7 +103,8 @@ class Sweep:
         """As JSON values; NaN becomes null."""
         tables = {"cells": self.table, "unharmed": self.unharmed}
         rows = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
-        return {"signature": str(self.signature), "remarks": self.remarks, **rows}
+        facts = {"signature": str(self.signature), "remarks": self.remarks, "directions": self.context.directions}
+        return {**facts, **rows}
 
 
 def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:

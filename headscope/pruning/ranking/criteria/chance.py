@@ -15,6 +15,7 @@ class Chance(Criterion):
 
     name = "random"
     summary = "random numbers, by the seed"
+    why = "the order is drawn from the seed"
     reads_text = False
     changes = False
 

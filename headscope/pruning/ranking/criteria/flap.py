@@ -21,6 +21,7 @@ class Flap(Criterion):
 
     name = "flap"
     summary = "variance of the head's contexts times its columns of W_O, standardised per layer (FLAP)"
+    why = "their contexts vary least, so that a constant stands in for them"
 
     def scores(self, context: ScoringContext) -> Scores:
         return scores_by_layer(context, fluctuation)

@@ -26,6 +26,7 @@ class OptimalBrainSurgeon(Criterion):
 
     name = "obs"
     summary = "error of the layer's output without the head, the other heads refitted (optimal brain surgeon)"
+    why = "the other heads, refitted, make up for them best"
     changes = False
 
     def scores(self, context: ScoringContext) -> Scores:

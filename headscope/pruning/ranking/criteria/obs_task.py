@@ -19,6 +19,7 @@ class TaskOptimalBrainSurgeon(Criterion):
 
     name = "obs-task"
     summary = "as obs, errors weighted by the gradient of the objective at the layer's output"
+    why = "the objective loses least without them, the other heads refitted"
     changes = False
 
     def scores(self, context: ScoringContext) -> Scores:

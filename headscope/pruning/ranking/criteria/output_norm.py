@@ -19,6 +19,7 @@ class OutputNorm(Criterion):
 
     name = "output-norm"
     summary = "mean norm of the head's context (Minitron)"
+    why = "their contexts are the shortest"
 
     def scores(self, context: ScoringContext) -> Scores:
         return scores_by_layer(context, mean_norms)

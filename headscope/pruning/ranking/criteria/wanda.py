@@ -20,6 +20,7 @@ class Wanda(Criterion):
 
     name = "wanda"
     summary = "mean |weight| times activation norm over the head's columns of W_O (Wanda)"
+    why = "their weights times activations are the smallest"
 
     def scores(self, context: ScoringContext) -> Scores:
         return scores_by_layer(context, weights_times_activations)

@@ -1,0 +1,186 @@
+"""Which end of a ranking goes: declared by each criterion and column, told to the user, asked for where it is open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import headscope as hs
+from headscope.cli.main import app
+from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.declarations import Measure
+from headscope.engine.faithfulness.orders import scores_of, undirected
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.formats.native import NATIVE
+from headscope.heads import all_heads
+from headscope.pruning.ranking.criterion import (
+    CRITERIA,
+    MeasuredColumn,
+    ScoringContext,
+    criterion_named,
+    rankable_names,
+)
+from headscope.pruning.sweep.config import SweepConfig, criterion_of
+from headscope.pruning.sweep.sweep import run_sweep
+from tests.oracles import checkpoints, speakers
+from tests.oracles.run_options import run_options
+
+MIXED = {"gate": "hard-concrete.v1", "expert": "experts.v1"}
+
+
+def model_for(name: str) -> tuple[Checkpoint, Corpus]:
+    """A model that has what a column is about, and a text for it."""
+    mixing = MIXED.get(name.partition("_")[0])
+    if mixing is None:
+        kind = "gpt2" if name == "direct_logit" else "native-pre"
+        return speakers.checkpoint(kind), speakers.corpus(kind)
+    torch.manual_seed(2)
+    sentences = [Sentence(n, text, text[::-1], None) for n, text in enumerate(("a b c", "d a", "b b e f"))]
+    return checkpoints.small(self_mixing=mixing), Corpus("x", 3, "0" * 40, lambda: iter(sentences), True, False)
+
+
+@pytest.mark.parametrize("name", rankable_names())
+def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name: str) -> None:
+    criterion = criterion_named(name)
+    checkpoint, corpus = model_for(name)
+    ranks = torch.tensor([17 * number % speakers.V * 13 for number in range(speakers.V)])  # some tokens are rare
+    options = run_options(shapley_samples=2, ig_steps=2, ranks=ranks if name.startswith("rarest") else None)
+    scores = criterion.scores(ScoringContext(checkpoint, corpus, options=options))
+    assert set(scores) <= set(all_heads(checkpoint.layout)) and np.isfinite(list(scores.values())).any()
+    if criterion.keep:
+        assert criterion.why and criterion.direction() == criterion.direction(criterion.keep)
+        opposite = criterion.direction("lowest" if criterion.keep == "highest" else "highest")
+        assert opposite.keep != criterion.keep and opposite.apply(scores) != criterion.direction().apply(scores)
+    else:
+        with pytest.raises(ConfigError, match=f"^--by {name} has no agreed direction: give --keep-lowest if heads"):
+            criterion.direction()
+        assert criterion.direction("lowest").apply({head: 2.0 for head in scores}) == {head: -2.0 for head in scores}
+
+
+def test_what_a_direction_says() -> None:
+    assert (
+        str(criterion_named("entropy").direction()) == "removes the highest first, as they spread their attention most"
+    )
+    assert str(criterion_named("gradient").direction()).startswith(
+        "removes the lowest first, as the objective is least"
+    )
+    assert str(criterion_named("sink").direction("lowest")) == "removes the highest first, as asked"
+    assert str(criterion_named("gradient").direction("lowest")) == "removes the highest first, as asked"
+    assert str(MeasuredColumn(Measure("mine", keep="lowest")).direction()) == "removes the highest first"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("directions")
+    NATIVE.save(checkpoints.small(), place / "model")
+    (place / "a").write_text("a b c\nb c\nd e f g\na\n", encoding="utf-8")
+    (place / "b").write_text("a b\nb c a\nd e f g d\na b\n", encoding="utf-8")
+    return place
+
+
+def rank(folder: Path, out: Path, *options: str) -> tuple[int, str]:
+    texts = ["--source", str(folder / "a"), "--target", str(folder / "b"), "--device", "cpu"]
+    shown = CliRunner().invoke(app, ["prune", "rank", str(folder / "model"), *texts, *options, "--out", str(out)])
+    return shown.exit_code, str(shown.exception) if isinstance(shown.exception, ConfigError) else shown.output
+
+
+def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Path, tmp_path: Path) -> None:
+    code, output = rank(folder, tmp_path / "entropy", "--by", "entropy", "--keep", "5")
+    assert code == 0 and "by entropy: removes the highest first, as they spread their attention most" in output
+    record = json.loads((tmp_path / "entropy" / "pruning.json").read_text())["ranking"]
+    assert record["keep"] == "lowest" and record["direction"].startswith("by entropy: removes the highest first")
+    _, message = rank(folder, tmp_path / "x", "--by", "sink", "--keep", "5")
+    assert message.startswith("--by sink has no agreed direction: give --keep-lowest") and not (tmp_path / "x").exists()
+    removed = {}
+    for end, gone in (("lowest", "highest"), ("highest", "lowest")):
+        code, output = rank(folder, tmp_path / end, "--by", "sink", "--keep", "8", f"--keep-{end}")
+        assert code == 0 and f"by sink: removes the {gone} first, as asked" in output
+        removed[end] = (tmp_path / end / "removed.txt").read_text().split()
+        assert f"by:sink-{end}|" in json.loads((tmp_path / end / "pruning.json").read_text())["signature"]
+    assert len(removed["lowest"]) == 8 and not set(removed["lowest"]) & set(removed["highest"])
+    _, message = rank(folder, tmp_path / "x", "--by", "sink", "--keep", "5", "--keep-lowest", "--keep-highest")
+    assert message == "--keep-lowest and --keep-highest: heads of one end stay; give one of them"
+
+
+def test_runs_and_files(folder: Path, tmp_path: Path) -> None:
+    rank(folder, tmp_path / "made", "--by", "taylor", "--keep", "5")
+    table = pd.read_csv(tmp_path / "made" / "ranking.csv")
+    (tmp_path / "run").mkdir()
+    table.assign(sink=table.score, plugin=table.score).to_csv(tmp_path / "run" / "heads.csv", index=False)
+    for name in ("sink", "plugin"):
+        _, message = rank(folder, tmp_path / "x", "--by", name, "--from", str(tmp_path / "run"), "--keep", "5")
+        assert f"--by {name} has no agreed direction" in message
+    code, output = rank(folder, tmp_path / "own", "--by", str(tmp_path / "made" / "ranking.csv"), "--keep", "5")
+    assert code == 0 and "by score of ranking.csv: removes the lowest first, as the higher a score" in output
+    file = str(tmp_path / "run" / "heads.csv")
+    _, message = rank(folder, tmp_path / "x", "--by", file, "--column", "sink", "--keep", "5")
+    assert "--by sink has no agreed direction" in message
+    code, output = rank(folder, tmp_path / "low", "--by", file, "--column", "sink", "--keep", "5", "--keep-lowest")
+    assert code == 0 and "by sink of heads.csv: removes the highest first, as asked" in output
+
+
+def test_names_that_are_not_accepted_are_answered_with_those_that_are() -> None:
+    for name in ("positional", "syntactic_margin", "similarity", "confidance"):
+        with pytest.raises(ConfigError, match=f"unknown criterion '{name}'; ") as caught:
+            criterion_named(name)
+        listed = str(caught.value).partition("available: ")[2].partition(";")[0].split(", ")
+        assert listed == rankable_names() and {*CRITERIA.names(), "sink", "offset", "lrp"} <= set(listed)
+    assert criterion_named("syntactic_margin", parsed=True).name == "syntactic_margin"
+    with pytest.raises(ConfigError, match="unknown method 'sink:low'; did you mean 'sink:lowest'") as caught:
+        criterion_of("sink:low")
+    for name in str(caught.value).partition("available: ")[2].split(", "):
+        if name not in ("l0", "subset"):
+            criterion_of(name)
+    with pytest.raises(
+        ConfigError, match="--methods sink has no agreed direction: write sink:lowest if heads with low"
+    ):
+        criterion_of("sink")
+
+
+def test_a_sweep_takes_a_direction_with_the_name(folder: Path, tmp_path: Path) -> None:
+    texts = {"checkpoint": str(folder / "model"), "source": folder / "a", "target": folder / "b"}
+    methods = ("sink:lowest", "sink:highest", "entropy")
+    result = run_sweep(SweepConfig(**texts, out=tmp_path / "out", methods=methods, keep=(8,), seeds=1, bootstrap=20))
+    rows = result.survivors.groupby("method")[["site", "layer", "head"]]
+    kept = {method: set(group.itertuples(index=False, name=None)) for method, group in rows}
+    assert not kept["sink:lowest"] & kept["sink:highest"] and kept["entropy"]
+    assert result.record()["directions"]["sink:lowest"] == "removes the highest first, as asked"
+    assert (tmp_path / "out" / "cells" / "sink-lowest-keep8-seed1.json").is_file()
+
+
+def test_rankings_of_the_api_say_their_direction() -> None:
+    model = hs.load(hs.assets.trained(), device="cpu")
+    text = (["A dog runs.", "Two men sit."], ["Ein Hund rennt.", "Zwei Männer sitzen."])
+    with pytest.raises(ConfigError, match="by sink has no agreed direction: give keep_lowest if heads with low values"):
+        model.rank(by="sink", text=text[0], target=text[1])
+    low = model.rank(by="sink", text=text[0], target=text[1], keep_lowest=True)
+    high = model.rank(by="sink", text=text[0], target=text[1], keep_highest=True)
+    assert low.direction == "removes the highest first, as asked" and "by:sink-lowest|" in low.signature
+    assert low.lowest(36) == high.highest(36)
+    captions = {"text": hs.assets.captions("en"), "max_sentences": 400, "sites": "encoder-self"}
+    assert len(model.rank(by="rarest", keep_highest=True, **captions).lowest(5)) == 5
+    assert model.rank(by="magnitude").direction.startswith("removes the lowest first, as their slices of W_O")
+
+
+def test_faithfulness_tries_the_columns_that_have_a_direction() -> None:
+    table = pd.DataFrame(
+        {
+            "site": ["cross"] * 2,
+            "layer": [0, 0],
+            "head": [0, 1],
+            "sink": [0.1, 0.2],
+            "entropy": [1.0, 2.0],
+            "lrp": [3.0, 1.0],
+            "other": [1.0, 2.0],
+        }
+    )
+    rankings, _ = scores_of(table)
+    assert {name: list(scores.values()) for name, scores in rankings.items()} == {"entropy": [-1, -2], "lrp": [3, 1]}
+    assert undirected(table) == ["sink"]
