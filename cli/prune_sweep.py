@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from headscope.pruning.sweep.sweep import Sweep
 
 MEASURING = "Measuring"
+CAN_GO = {"non-inferior": "yes", "worse": "no", "not established": "?"}
 
 
 class Cells:
@@ -187,10 +188,12 @@ class Measures:
     bootstrap: Annotated[
         int, typer.Option(help="Resamples of intervals and paired tests.", rich_help_panel=MEASURING)
     ] = 1000
-    within: Annotated[
-        float | None,
+    margin: Annotated[
+        str | None,
         typer.Option(
-            help="How much worse counts as no harm; default: 0.25 BLEU, 0.1 perplexity, 0.01 accuracy or cosine.",
+            metavar="X|X%",
+            help="Loss against the unpruned model that counts as none: in the metric's unit, or a percentage of its "
+            "value; default: 1%.",
             rich_help_panel=MEASURING,
         ),
     ] = None
@@ -261,11 +264,8 @@ def _show(sweep: Sweep, *, json: bool) -> None:
     screen.print(_table(sweep))
     for method, direction in sweep.context.directions.items():
         screen.print(Text(f"{method}: {direction}"), soft_wrap=True)
-    for row in sweep.unharmed.itertuples():
-        name = f"{row.method} {row.control}".strip()
-        screen.print(Text(f"{name}: {row.kept:g} of {row.of} heads are enough within {row.within:g}"), soft_wrap=True)
-    if sweep.unharmed.empty:
-        screen.print(Text("no method and size is within the limit of the unpruned model"))
+    for line in sweep.conclusions:
+        screen.print(Text(line), soft_wrap=True)
     for remark in sweep.remarks:
         screen.print(Text(f"note: {remark}"), soft_wrap=True)
     screen.print(Text(f"results: {folder}; headscope plot pruning {folder} --out FILE.png"), soft_wrap=True)
@@ -276,15 +276,17 @@ def _table(sweep: Sweep) -> Any:
     from rich import box
     from rich.table import Table
 
-    from headscope.evaluation.metrics.base import METRICS
     from headscope.pruning.sweep.table import survivor_summary
 
-    metric = METRICS.get(sweep.context.metric).title
-    rows = survivor_summary(sweep.table)
+    rows = survivor_summary(sweep.table).merge(
+        sweep.verdicts, on=["method", "control", "size"], how="left", suffixes=("", "_")
+    )
     priced = rows["size"].str.startswith("lambda").any()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
-    for name in (*(["λ"] if priced else []), "kept", "seeds", metric, "± sd", "difference", "p ≤", "loss", "min"):
+    for name in (*(["λ"] if priced else []), "kept", "seeds", sweep.context.metric_title, "± sd"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("difference", "p ≤", "worse ≤", "can go", "loss", "min"):
         table.add_column(name, justify="right", no_wrap=True)
     row: Any
     for row in rows.itertuples():
@@ -298,6 +300,8 @@ def _table(sweep: Sweep) -> Any:
             "" if row.seeds == 1 else f"{row.sd:.2g}",
             "" if whole else f"{row.difference:+.3g}",
             "" if whole else f"{row.p:.3f}",
+            "" if row.worse_limit != row.worse_limit else f"{row.worse_limit:.3g}",
+            CAN_GO.get(row.verdict, ""),
             f"{row.loss:.4f}",
             f"{row.minutes:.1f}",
         )

@@ -32,8 +32,17 @@ def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Boo
     with one added to both counts (Riezler & Maxwell 2005, bootstrap with shift); 1 where all sentences are the same.
     sacreBLEU's paired bootstrap counts the upper tail alone, about half as many.
     """
+    return compare(*(resampled(metric, rows, bootstrap) for rows in (sums, reference)))
+
+
+def resampled(metric: Metric, sums: Array, bootstrap: Bootstrap) -> Array:
+    """The metric of sums of groups [g c], and of every resample of groups: [1 + replicates]."""
     draws = bootstrap.draws(len(sums)).numpy()
-    values, others = (metric.of(np.vstack([rows.sum(axis=0), draws @ rows])) for rows in (sums, reference))
+    return metric.of(np.vstack([sums.sum(axis=0), draws @ sums]))
+
+
+def compare(values: Array, others: Array) -> Comparison:
+    """`compare_scores` of resampled metrics [1 + replicates]."""
     with np.errstate(invalid="ignore"):
         differences = values - others  # [1 + replicates], the observed one first
     if values[0] == others[0]:

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from matplotlib.text import Text
 from sacrebleu.metrics.bleu import BLEU
 
 from headscope.bootstrap import Bootstrap
@@ -32,12 +33,14 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.sweep import sweep as sweep_module
-from headscope.pruning.sweep.cells import run_cell
+from headscope.pruning.sweep.cells import read_cell, run_cell
 from headscope.pruning.sweep.config import Cell, SweepConfig, cells_of
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
-from headscope.pruning.sweep.table import kinds_by_head, unharmed
+from headscope.pruning.sweep.table import kinds_by_head
+from headscope.report.figures.pruning import pruning_figure
+from headscope.report.readers.pruning_runs import load_pruned
 from headscope.training.from_scratch import config_without
-from tests.oracles import checkpoints, tiny
+from tests.oracles import checkpoints, non_inferiority, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -58,8 +61,10 @@ def letters(count: int, alphabet: str, seed: int) -> list[str]:
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A native model, and texts: what it is measured on is its own translation, but for every fifth line."""
-    folder = tmp_path_factory.mktemp("words")
-    its = checkpoints.small()
+    return made_words(tmp_path_factory.mktemp("words"), checkpoints.small())
+
+
+def made_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
     NATIVE.save(its, folder / "model")
     asked = letters(17, "abcdefghijklmnopqr", 5)
     said = [best[0].text or "a" for best in its.translations(asked, TranslateOptions(beam=3))]
@@ -304,24 +309,67 @@ def test_functions_of_survivors_are_counted(words: dict[str, Any], tmp_path: Pat
     assert kinds_by_head(table)["cross.0.0"] == ("positional", "rare")
 
 
-def test_the_fewest_heads_that_do_no_harm() -> None:
-    rows = [
-        ("unpruned", 16, 30.0),
-        ("l0", 8, 29.9),
-        ("l0", 8, 29.7),
-        ("l0", 4, 29.9),
-        ("l0", 4, 29.5),
-        ("lrp", 8, 29.0),
-    ]
-    table = pd.DataFrame(rows, columns=["method", "kept", "value"]).assign(
-        control="", metric="bleu", of=16, p=1.0, loss=1.0, minutes=1.0
-    )
-    table["size"] = [f"keep {kept}" for kept in table["kept"]]
-    table["difference"] = table["value"] - 30
-    assert unharmed(table, within=None)[["method", "kept"]].to_numpy().tolist() == [["l0", 8]]
-    assert unharmed(table, within=0.3)["kept"].tolist() == [4]
-    worse = table.assign(metric="perplexity", difference=-table["difference"])
-    assert unharmed(worse, within=1.0)["method"].tolist() == ["l0", "lrp"]
+def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, Any], tmp_path: Path) -> None:
+    """A row of verdicts is the oracle's on the mean over seeds; the wider the margin, the more is established."""
+    options = {"methods": ("random", "confidence"), "keep": (3, 15), "seeds": 2, "bootstrap": 60}
+    found = {
+        margin: run_sweep(config(words, tmp_path / "out", **options, margin=margin)) for margin in (None, "3", "100")
+    }
+    table, rows = found["3"].table, found["3"].verdicts.set_index(["method", "kept"])
+    cells = {name: read_cell(tmp_path / "out", name)["sums"] for name in table["cell"]}
+
+    def bleu(sums: list[list[float]]) -> float:
+        total = [int(sum(column)) for column in zip(*sums, strict=True)]
+        return float(BLEU.compute_bleu(total[:4], total[4:8], *total[8:]).score)
+
+    for (method, kept), row in rows.iterrows():
+        names = table[(table["method"] == method) & (table["kept"] == kept)]["cell"]
+        pairs = [(cells["unpruned"], cells[name]) for name in names]
+        expected = non_inferiority.judged(bleu, pairs, margin=3.0, seed=1, replicates=60)
+        assert len(names) == (2 if method == "random" else 1)
+        for column, value in expected.items():
+            assert row[column] == (value if column == "verdict" else pytest.approx(value, rel=1e-4, abs=1e-8)), column
+        cell = table.set_index("cell").loc[names.iloc[0]]
+        assert cell["worse"] == pytest.approx(-cell["difference"]) and cell["worse_limit"] >= cell["worse"]
+    assert table["verdict"].iloc[0] == "" and math.isnan(table["worse"].iloc[0])
+    assert set(found["100"].verdicts["verdict"]) == {"non-inferior"}
+    assert found[None].verdicts["margin"].tolist() == pytest.approx([table["value"].iloc[0] / 100] * 4)
+    assert "non-inferior" not in set(found[None].verdicts["verdict"])
+    record = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert record["verdicts"][0]["verdict"] == "non-inferior" and record["conclusions"] == found["100"].conclusions
+    notes = load_pruned([tmp_path / "out"])[0].notes
+    assert notes[:2] == ["random: 13 of 16 heads can go", "confidence: 13 of 16 heads can go"]
+    plotted = pruning_figure(load_pruned([tmp_path / "out"]))
+    assert any("13 of 16 heads can go" in text.get_text() for text in plotted.findobj(Text))
+
+
+def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path) -> None:
+    """Whatever was observed: also where no translation changes, as of a head that adds nothing."""
+    made = checkpoints.small()
+    output = made.projections[Site.CROSS, 0].output
+    assert output is not None
+    with torch.no_grad():
+        output.weight[:, output.units[0]] = 0
+    found = run_sweep(config(made_words(tmp_path, made), tmp_path / "out", methods=("magnitude",), keep=(1, 15)))
+    assert set(found.verdicts["verdict"]) <= {"worse", "not established"}
+    row = found.verdicts.set_index("kept").loc[15]
+    assert row["verdict"] == "not established" and row["worse"] == 0
+    assert row["detectable"] == pytest.approx((1 - 0.05 ** (1 / 17)) * found.table["value"].iloc[0])
+    line = found.conclusions[0]
+    assert line.startswith("magnitude: not established that heads can go; with 15 kept 0 BLEU worse")
+    assert line.endswith(f"this test set could have seen a loss of {row['detectable']:.3g} at least")
+    assert found.conclusions[-1].startswith("smallest loss that this test set could have seen (power 80 %): ")
+
+
+def test_a_model_that_can_do_nothing_is_no_baseline(words: dict[str, Any], tmp_path: Path) -> None:
+    nonsense = words | {"valid_target": lines(tmp_path, "other", ["zz yy"] * 17)}
+    found = run_sweep(config(nonsense, tmp_path / "out"))
+    assert found.verdicts["verdict"].tolist() == [""] and found.conclusions == []
+    (remark,) = [remark for remark in found.remarks if remark.startswith("no verdict: ")]
+    assert "the unpruned model's BLEU, 0 (0 to 0 at 95 %), is not beyond 1, near zero" in remark
+    for folder in ("out", "new"):
+        with pytest.raises(ConfigError, match=r"^--margin 0\.3: the unpruned model's BLEU, 0"):
+            run_sweep(config(nonsense, tmp_path / folder, margin="0.3"))
 
 
 # Going on, sharing out, refusing.
@@ -466,7 +514,7 @@ def test_the_command(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.
             main.run()
         return int(stopped.value.code or 0)
 
-    asked = ["--methods", "random", "--seeds", "1", "--bootstrap", "20", "--within", "99"]
+    asked = ["--methods", "random", "--seeds", "1", "--bootstrap", "20", "--margin", "99"]
     assert run(*asked, "--keep", "3,x") == 2 and "--keep '3,x' must be whole numbers" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         counted(patch, stop_after=1)
@@ -474,10 +522,10 @@ def test_the_command(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.
     assert "1 finished cells are kept" in capsys.readouterr().err
     assert run(*asked, "--keep", "3,7", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["kept"] for row in found["cells"]] == [16, 3, 7] and found["unharmed"][0]["kept"] == 3
+    assert [row["kept"] for row in found["cells"]] == [16, 3, 7] and found["verdicts"][0]["kept"] == 3
     assert run(*asked, "--keep", "3,7") == 0
     shown = capsys.readouterr().out
-    assert "random: 3 of 16 heads are enough within 99" in shown and "m:prune.sweep|metric:bleu" in shown
+    assert "random: 13 of 16 heads can go; with 3 kept" in shown and "m:prune.sweep|metric:bleu" in shown
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert record["heads_per_site"] == {"encoder-self": 5, "decoder-self": 5, "cross": 6}
 

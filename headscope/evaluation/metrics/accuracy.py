@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from headscope.bootstrap import Array
-from headscope.evaluation.metrics.base import Metric, SentenceScores, ValidationText, group_columns, metric, ratio_of
+from headscope.evaluation.metrics.base import (
+    Floor,
+    Metric,
+    SentenceScores,
+    ValidationText,
+    group_columns,
+    metric,
+    ratio_of,
+)
 from headscope.evaluation.metrics.perplexity import whole_likelihood
 from headscope.formats.base import Checkpoint
 
@@ -14,7 +24,6 @@ class Accuracy(Metric):
 
     name = "accuracy"
     title = "accuracy"
-    within = 0.01
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
@@ -23,9 +32,18 @@ class Accuracy(Metric):
     def of(self, sums: Array) -> Array:
         return ratio_of(sums)
 
+    def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
+        return Floor(most_frequent(data)[0], "the share of the most frequent label")
+
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
         scored = whole_likelihood(checkpoint, data)
         return SentenceScores(group_columns(scored.right), group_columns(scored.nll))
+
+
+def most_frequent(data: ValidationText) -> tuple[float, int]:
+    """The share of the most frequent of the right labels, and how many labels there are among them."""
+    counts = Counter(label for sentence in data.corpus for label in (sentence.labels.ids if sentence.labels else ()))
+    return max(counts.values()) / counts.total(), len(counts)
 
 
 def why_unlabelled(checkpoint: Checkpoint, *, has_labels: bool) -> str | None:

@@ -45,15 +45,22 @@ class SentenceScores:
     loss: Array
 
 
+@dataclass(frozen=True)
+class Floor:
+    """What a model reaches that has learnt nothing, and what that number is."""
+
+    value: float
+    words: str
+
+
 class Metric(ABC):
-    """A number `of` sums, and how to `score` a model; differences up to `within` count as none.
+    """A number `of` sums, how to `score` a model, and the `floor` at which losses mean nothing.
 
     A file in this folder defines one final subclass and registers it.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
-    within: ClassVar[float]
     higher_is_better: ClassVar[bool] = True
 
     @classmethod
@@ -68,6 +75,16 @@ class Metric(ABC):
     @abstractmethod
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
         """The sums of a model, as its masks and gates are now, on a text."""
+
+    def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor | None:
+        """What a model that has learnt nothing reaches; None where every model is a baseline."""
+        return None
+
+    def worse(self, values: Array, reference: Array) -> Array:
+        """How much worse values are than a reference; below 0 they are better."""
+        with np.errstate(invalid="ignore"):
+            losses: Array = reference - values if self.higher_is_better else values - reference
+        return losses
 
 
 METRICS: Registry[Metric] = Registry(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headscope.bootstrap import Array
-from headscope.evaluation.metrics.base import Metric, SentenceScores, ValidationText, grouped, metric
+from headscope.evaluation.metrics.base import Floor, Metric, SentenceScores, ValidationText, grouped, metric
 from headscope.evaluation.metrics.perplexity import token_loss
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
@@ -21,7 +21,6 @@ class Bleu(Metric):
 
     name = "bleu"
     title = "BLEU"
-    within = 0.25
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
@@ -38,6 +37,9 @@ class Bleu(Metric):
             return float(BLEU.compute_bleu(matches, totals, counts[-2], counts[-1]).score)
 
         return np.array([corpus_bleu(row) for row in sums.tolist()])
+
+    def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
+        return Floor(1.0, "near zero")
 
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
         loss = token_loss(checkpoint, data)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from headscope.bootstrap import Array
-from headscope.evaluation.metrics.accuracy import why_unlabelled
-from headscope.evaluation.metrics.base import Metric, SentenceScores, ValidationText, group_columns, metric
+from headscope.evaluation.metrics.accuracy import most_frequent, why_unlabelled
+from headscope.evaluation.metrics.base import Floor, Metric, SentenceScores, ValidationText, group_columns, metric
 from headscope.evaluation.metrics.perplexity import whole_likelihood
 from headscope.formats.base import Checkpoint
 
@@ -21,7 +21,6 @@ class MacroF1(Metric):
 
     name = "macro-f1"
     title = "macro-F1"
-    within = 0.01
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
@@ -29,6 +28,10 @@ class MacroF1(Metric):
 
     def of(self, sums: Array) -> Array:
         return macro_f1(sums.reshape(len(sums), -1, 3))
+
+    def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
+        share, labels = most_frequent(data)
+        return Floor(2 * share / (1 + share) / labels, "what the most frequent label alone reaches")
 
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
         scored = whole_likelihood(checkpoint, data)

@@ -6,7 +6,15 @@ import numpy as np
 
 from headscope.bootstrap import Array
 from headscope.evaluation.likelihood import Likelihood, likelihood
-from headscope.evaluation.metrics.base import Metric, SentenceScores, ValidationText, group_columns, metric, ratio_of
+from headscope.evaluation.metrics.base import (
+    Floor,
+    Metric,
+    SentenceScores,
+    ValidationText,
+    group_columns,
+    metric,
+    ratio_of,
+)
 from headscope.formats.base import Checkpoint
 
 
@@ -16,7 +24,6 @@ class Perplexity(Metric):
 
     name = "perplexity"
     title = "perplexity"
-    within = 0.1
     higher_is_better = False
 
     @classmethod
@@ -31,6 +38,9 @@ class Perplexity(Metric):
         with np.errstate(over="ignore"):
             values: Array = np.exp(ratio_of(sums))
             return values
+
+    def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
+        return Floor(float(checkpoint.vocabulary), "the number of pieces in the vocabulary, each as likely")
 
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
         loss = token_loss(checkpoint, data)

@@ -46,7 +46,6 @@ class Cosine(StateMetric):
 
     name = "cosine"
     title = "cosine to the intact model"
-    within = 0.01
     tokens, column = False, 0
 
 
@@ -56,7 +55,6 @@ class L2(StateMetric):
 
     name = "l2"
     title = "relative l2 distance to the intact model"
-    within = 0.05
     higher_is_better = False
     tokens, column = False, 1
 
@@ -67,7 +65,6 @@ class TokenCosine(StateMetric):
 
     name = "token-cosine"
     title = "cosine of tokens to the intact model"
-    within = 0.01
     tokens, column = True, 0
 
 
@@ -77,7 +74,6 @@ class TokenL2(StateMetric):
 
     name = "token-l2"
     title = "relative l2 distance of tokens to the intact model"
-    within = 0.05
     higher_is_better = False
     tokens, column = True, 1
 

@@ -13,11 +13,13 @@ from typing import Any
 import pandas as pd
 import torch
 
+from headscope.bootstrap import Array, Bootstrap
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, DataError
+from headscope.evaluation.comparison import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
 from headscope.files.output_checks import check_inputs, inputs_of
@@ -76,6 +78,32 @@ class SweepContext:
         """Rankings, by method and seed, that cells need."""
         ranked = (cell for cell in cells if cell.method not in (*LEARNT, UNPRUNED))
         return list(dict.fromkeys((cell.method, self.seed_of(cell)) for cell in ranked))
+
+    @property
+    def metric_title(self) -> str:
+        """The metric as people write it."""
+        return METRICS.get(self.metric).title
+
+    def why_no_baseline(self, unpruned: Array) -> str | None:
+        """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
+        metric, margin = METRICS.get(self.metric), self.config.tolerance
+        floor = metric.floor(self.checkpoint, self.data)
+        bootstrap = Bootstrap(seed=self.config.seed, replicates=self.config.bootstrap)
+        found = compare_scores(metric, unpruned, unpruned, bootstrap)
+        if margin.relative and found.value == 0:
+            return f"the unpruned model's {metric.title} is 0, of which {margin} is nothing; give --margin in its unit"
+        if floor is None or (found.low > floor.value if metric.higher_is_better else found.high < floor.value):
+            return None
+        return (
+            f"the unpruned model's {metric.title}, {found.value:.3g} ({found.low:.3g} to {found.high:.3g} at 95 %), is "
+            f"not beyond {floor.value:.3g}, {floor.words}: no loss can be judged against it; give a model that can do "
+            "the task, or more text"
+        )
+
+    def check_baseline(self, unpruned: Array) -> None:
+        """ConfigError where --margin asks for a verdict that the unpruned model allows none of."""
+        if self.config.margin is not None and (why := self.why_no_baseline(unpruned)):
+            raise ConfigError(f"--margin {self.config.margin}: {why}")
 
     @property
     def directions(self) -> dict[str, str]:
@@ -147,6 +175,8 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
     pruned = _method(context, cell)(context, cell)
     with masked(pruned.checkpoint.model, pruned.off):
         scores = METRICS.get(context.metric).score(pruned.checkpoint, context.data)
+    if cell.method == UNPRUNED:
+        context.check_baseline(scores.sums)
     if not context.config.keep_models:
         shutil.rmtree(_folder(context, cell) / (RUN if cell.control else MODEL), ignore_errors=True)
     return {

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from headscope.bounds import check_numbers
 from headscope.config import check_choices
 from headscope.errors import ConfigError
+from headscope.evaluation.non_inferiority import Margin
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.ranking.criterion import Criterion, Direction, End, criterion_named, rankable_names
 from headscope.pruning.selection import COMPANIONS, TEXTS, PruningOptions
@@ -19,6 +20,7 @@ from headscope.registry import unknown
 LEARNT = ("l0", "subset")
 DRAWN = ("random", "shapley")  # criteria that follow from the seed; the others are the same for every seed
 UNPRUNED = "unpruned"
+MARGIN = "1%"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,9 @@ class SweepConfig(PruningOptions):
     `seed`, `seed` + 1, …; rankings that do not depend on a seed run once, unless `tune_updates` train the model
     further. `metric` is what every cell is measured by (empty: what fits the model). `from_scratch` trains what l0
     and subset leave anew, as `recipe` says (a run of `headscope train` or a TOML file; default: the run that the
-    checkpoint lies in). `functions` is a run of `analyze` that labels heads; `within` how much worse a model may be to
-    count as unharmed (None: by the metric). The other options are those of `prune l0`, `subset` and `rank`.
+    checkpoint lies in). `functions` is a run of `analyze` that labels heads. `margin` is how much worse a model may be
+    to count as as good: 0.25, in the metric's unit, or 1% (the default) of the unpruned model's value. The other
+    options are those of `prune l0`, `subset` and `rank`.
     """
 
     methods: tuple[str, ...] = ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp")
@@ -52,7 +55,7 @@ class SweepConfig(PruningOptions):
     beam: int | None = None
     hiding: Literal["each", "random"] = "each"
     bootstrap: int = 1000
-    within: float | None = None
+    margin: str | None = None
     jobs: int = 1
     keep_models: bool = False
 
@@ -68,8 +71,14 @@ class SweepConfig(PruningOptions):
         for name, least in (("seeds", 1), ("jobs", 1), ("bootstrap", 2), ("updates", 1), ("tune_updates", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
+        _ = self.tolerance
         self._check_sizes()
         self._check_texts()
+
+    @property
+    def tolerance(self) -> Margin:
+        """The margin of verdicts."""
+        return Margin.parse(MARGIN if self.margin is None else self.margin)
 
     def _check_sizes(self) -> None:
         for share in self.fractions:
@@ -109,7 +118,7 @@ class SweepConfig(PruningOptions):
 
 
 GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}
-FREE = {"out", "checkpoint", "jobs", "keep_models", "functions", "within", "bootstrap", "force", "device"}
+FREE = {"out", "checkpoint", "jobs", "keep_models", "functions", "margin", "bootstrap", "force", "device"}
 PATHS = {*TEXTS, *COMPANIONS, "recipe"}
 
 

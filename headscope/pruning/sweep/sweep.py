@@ -24,6 +24,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -50,8 +51,9 @@ from headscope.pruning.sweep.cells import (
     run_cell,
     write_cell,
 )
-from headscope.pruning.sweep.config import Cell, SweepConfig, config_identity
-from headscope.pruning.sweep.table import make_table, survivors, unharmed
+from headscope.pruning.sweep.config import UNPRUNED, Cell, SweepConfig, config_identity
+from headscope.pruning.sweep.table import Measured, make_table, survivors
+from headscope.pruning.sweep.verdicts import verdict_lines, verdicts
 from headscope.results import Signature
 from headscope.training.files.outputs import TRAINING
 from headscope.training.from_scratch import FRESH, RUN, recipe_digest
@@ -78,15 +80,17 @@ Task = Cell | tuple[str, int]
 
 @dataclass(frozen=True)
 class Sweep:
-    """The table of a sweep, the heads that stay in each cell, and by method the fewest heads without a drop.
+    """The table of a sweep, the heads that stay in each cell, and the verdict on every method and size.
 
-    Of several processes the first alone has them; the tables are empty in the others (`main` is False).
+    `baseline` says why there are no verdicts. Of several processes the first alone has them; the tables are empty in
+    the others (`main` is False).
     """
 
     context: SweepContext
     table: pd.DataFrame
     survivors: pd.DataFrame
-    unharmed: pd.DataFrame
+    verdicts: pd.DataFrame
+    baseline: str | None = None
     main: bool = True
 
     @property
@@ -97,14 +101,24 @@ class Sweep:
     @property
     def remarks(self) -> list[str]:
         """What the user should know."""
-        return list(self.context.opened.remarks)
+        return [*self.context.opened.remarks, *([f"no verdict: {self.baseline}"] if self.baseline else [])]
+
+    @property
+    def conclusions(self) -> list[str]:
+        """By method how many heads can go, and what the text could have seen."""
+        return list(verdict_lines(self.verdicts, self.context.metric_title))
 
     def record(self) -> dict[str, Any]:
         """As JSON values; NaN becomes null."""
-        tables = {"cells": self.table, "unharmed": self.unharmed}
+        tables = {"cells": self.table, "verdicts": self.verdicts}
         rows = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
-        facts = {"signature": str(self.signature), "remarks": self.remarks, "directions": self.context.directions}
-        return {**facts, **rows}
+        return {
+            "signature": str(self.signature),
+            "remarks": self.remarks,
+            "directions": self.context.directions,
+            "conclusions": self.conclusions,
+            **rows,
+        }
 
 
 def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:
@@ -326,12 +340,19 @@ def write_conclusion(context: SweepContext) -> Sweep:
     config = context.config
     records = [read_cell(config.out, name) for name in _names(config.out, context.cells)]
     functions = None if config.functions is None else read_functions(config.functions, context)
-    table = make_table(records, config, context.gating.per_site(), functions)
+    sites = context.gating.per_site()
+    unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
+    baseline = None if unpruned is None else context.why_no_baseline(unpruned)
+    if unpruned is not None:
+        context.check_baseline(unpruned)
+    measured = Measured.of(records, config, margin=None if baseline else config.tolerance)
+    table = make_table(measured, sites, functions)
     kept = survivors(records, functions)
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):
         write_atomically(config.out / name, lambda path, frame=frame: frame.to_csv(path, index=False))  # type: ignore[misc]
-    result = Sweep(context, table, kept, unharmed(table, within=config.within))
-    _write_record(context, unharmed=result.record()["unharmed"])
+    result = Sweep(context, table, kept, verdicts(measured, sites), baseline)
+    record = result.record()
+    _write_record(context, **{name: record[name] for name in ("verdicts", "conclusions", "directions", "remarks")})
     return result
 
 

@@ -4,35 +4,74 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from headscope.bootstrap import Array, Bootstrap
-from headscope.evaluation.comparison import compare_scores
+from headscope.evaluation.comparison import compare, resampled
 from headscope.evaluation.metrics.base import METRICS
+from headscope.evaluation.non_inferiority import Margin, NonInferiority, judge
 from headscope.heads import HeadId
 from headscope.pruning.sweep.config import UNPRUNED, Cell, SweepConfig
 
 Record = Mapping[str, Any]
+VERDICT = tuple(field.name for field in fields(NonInferiority))
 
 
-def make_table(
-    records: Sequence[Record], config: SweepConfig, sites: Mapping[str, int], functions: pd.DataFrame | None
-) -> pd.DataFrame:
+@dataclass(frozen=True)
+class Measured:
+    """The records of cells, with the metric of each on the whole text and on resamples of it [1 + replicates].
+
+    `margin` is in the metric's unit; None where the unpruned model is not measured yet, or is no baseline.
+    """
+
+    records: Sequence[Record]
+    values: Sequence[Array]
+    bootstrap: Bootstrap
+    margin: float | None = None
+
+    @classmethod
+    def of(cls, records: Sequence[Record], config: SweepConfig, *, margin: Margin | None) -> Measured:
+        """Resamples are those of `config.seed`, the same for every cell."""
+        bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
+        values = [resampled(METRICS.get(record["metric"]), np.array(record["sums"]), bootstrap) for record in records]
+        made = cls(records, values, bootstrap)
+        baseline = made.unpruned
+        return made if margin is None or baseline is None else replace(made, margin=margin.of(float(baseline[0])))
+
+    @property
+    def unpruned(self) -> Array | None:
+        """The values of the unpruned model, None where it is not measured yet."""
+        pairs = zip(self.records, self.values, strict=True)
+        return next((values for record, values in pairs if record["cell"]["method"] == UNPRUNED), None)
+
+    def verdict(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """The columns of a `NonInferiority` of the mean over these cells; resampled are sentences, and seeds too."""
+        first = self.records[numbers[0]]
+        if self.unpruned is None or self.margin is None or first["cell"]["method"] == UNPRUNED:
+            return dict.fromkeys(VERDICT[:-1], float("nan")) | {"verdict": ""}
+        metric = METRICS.get(first["metric"])
+        worse = np.stack([metric.worse(self.values[number], self.unpruned) for number in numbers])  # [seed 1+r]
+        seeds = np.vstack([np.ones(len(numbers)), self.bootstrap.draws(len(numbers)).numpy()])  # [1+r seed]
+        mean = (seeds.T * worse).sum(axis=0) / len(numbers)
+        baseline, groups = float(self.unpruned[0]) or 1.0, len(first["sums"])  # distances have a baseline of 0
+        return asdict(judge(mean, margin=self.margin, baseline=baseline, groups=groups))
+
+
+def make_table(measured: Measured, sites: Mapping[str, int], functions: pd.DataFrame | None) -> pd.DataFrame:
     """A row a cell.
 
     `value` is the metric with its 95 % interval, `difference` that to the unpruned model (positive: higher), with
-    interval and p-value of a paired bootstrap; NaN where the unpruned model is not measured yet. `loss` is in nats a
-    token (of a classifier: a sentence). `functions_NAME` counts survivors with that function, once in each that
-    a head has, `functions_none` those without any.
+    interval and p-value of a paired bootstrap; NaN where the unpruned model is not measured yet. `worse`,
+    `worse_limit`, `margin`, `detectable` and `verdict` are those of `NonInferiority`. `loss` is in nats a token (of a
+    classifier: a sentence). `functions_NAME` counts survivors with that function, once in each that a head has,
+    `functions_none` those without any.
     """
-    unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
-    bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
     kinds = None if functions is None else kinds_by_head(functions)
-    rows = [_row(record, sites, unpruned, bootstrap) | _functions(record, kinds) for record in records]
+    rows = [_row(measured, number, sites) | _functions(record, kinds) for number, record in enumerate(measured.records)]
     return with_seeds(rows)
 
 
@@ -41,11 +80,11 @@ def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(seed=pd.array([row["seed"] for row in rows], dtype="Int64"))
 
 
-def _row(record: Record, sites: Mapping[str, int], unpruned: Array | None, bootstrap: Bootstrap) -> dict[str, Any]:
-    cell, sums = Cell(**record["cell"]), np.array(record["sums"])
+def _row(measured: Measured, number: int, sites: Mapping[str, int]) -> dict[str, Any]:
+    record, values, unpruned = measured.records[number], measured.values[number], measured.unpruned
+    cell = Cell(**record["cell"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
-    metric = METRICS.get(record["metric"])
-    comparison = asdict(compare_scores(metric, sums, sums if unpruned is None else unpruned, bootstrap))
+    comparison = asdict(compare(values, values if unpruned is None else unpruned))
     if unpruned is None:
         comparison |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
     total, count = record["loss"]
@@ -57,8 +96,9 @@ def _row(record: Record, sites: Mapping[str, int], unpruned: Array | None, boots
         "kept": len(record["kept"]),
         "of": sum(sites.values()),
         **{f"kept_{site}": heads[site] for site in sites},
-        "metric": metric.name,
+        "metric": record["metric"],
         **comparison,
+        **measured.verdict([number]),
         "loss": total / count,
         "lambda": record["facts"].get("lambda_paper", float("nan")),
         "minutes": record["seconds"] / 60,
@@ -123,22 +163,3 @@ def survivor_summary(table: pd.DataFrame) -> pd.DataFrame:
         minutes=("minutes", "sum"),
     )
     return summary.reset_index()
-
-
-def unharmed(table: pd.DataFrame, *, within: float | None) -> pd.DataFrame:
-    """By method: the fewest heads (mean over seeds) at which the mean is at most `within` worse than unpruned.
-
-    Rows method, control, size, kept, of, difference, within; methods that are worse at all sizes are left out. `within`
-    None is the metric's own: 0.25 BLEU, 0.1 perplexity, 0.01 accuracy.
-    """
-    columns = ["method", "control", "size", "kept", "of", "difference", "within"]
-    if table.empty:
-        return pd.DataFrame(columns=columns)
-    metric = METRICS.get(table["metric"].iloc[0])
-    limit = metric.within if within is None else within
-    means = survivor_summary(table)
-    means["of"], means["within"] = table["of"].iloc[0], limit
-    worse = -means["difference"] if metric.higher_is_better else means["difference"]
-    good = means[(worse <= limit + 1e-12) & (means["method"] != UNPRUNED)]
-    best = good.sort_values("kept", kind="stable").groupby(["method", "control"], sort=False).head(1)
-    return best.sort_values("kept", kind="stable")[columns].reset_index(drop=True)

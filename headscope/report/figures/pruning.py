@@ -102,6 +102,9 @@ def _quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple
         entries.append(("– –", "", "the same heads per layer, trained from scratch"))
     entries.append(("——", "", "mean over seeds; dots: seeds; band: from the lowest to the highest"))
     entries.append(("····", "", "unpruned, with its 95 % interval"))
+    entries += [
+        ("", "", note if len(measured) == 1 else f"{run.name}: {note}") for run in measured for note in run.notes
+    ]
     return panels, entries
 
 

@@ -23,6 +23,7 @@ SWEEP = (
 HEAD_COLUMNS = ["site", "layer", "head"]
 GATES = ("update", *HEAD_COLUMNS, "gate", "open")
 UNPRUNED = "unpruned"
+MOST_NOTES = 24
 GENERIC_NAMES = {*MODELS, "averaged", "best", "last"}
 TEXTS = ("method", "control", "size", "metric", "cell", "site", "functions")
 
@@ -45,6 +46,13 @@ class PruningRun:
     def measured(self) -> bool:
         """Whether there are numbers of quality."""
         return "value" in self.cells
+
+    @property
+    def notes(self) -> list[str]:
+        """By method how many heads can go, and within which margin, as the sweep concluded."""
+        lines = self.meta.get("conclusions")
+        said = [line.split(";")[0] for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+        return said[:MOST_NOTES]
 
     @property
     def sites(self) -> list[str]:

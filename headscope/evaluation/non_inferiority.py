@@ -1,0 +1,116 @@
+"""Is a model as good as another, up to a margin? A test of non-inferiority on the same sentences.
+
+That no loss is seen does not show that there is none: the text may be too small to see it. So the loss is bounded from
+above (one-sided, 95 %, paired bootstrap), and only where the bound is inside the margin is the model called as good
+(Walker & Nowacki 2011). How small a margin the text could confirm at all is given beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from headscope.bootstrap import LEVEL, Array
+from headscope.errors import ConfigError
+
+POWER = 0.8
+ROUNDING = 1e-6  # differences below this share of the baseline are rounding
+NON_INFERIOR, WORSE, OPEN = "non-inferior", "worse", "not established"
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How much worse still counts as as good: in the metric's unit, or as a share of the baseline's value."""
+
+    amount: float
+    relative: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Margin:
+        """`0.25` or `1%`; ConfigError for anything else, and below 0."""
+        number, relative = text.strip(), text.strip().endswith("%")
+        try:
+            amount = float(number.removesuffix("%"))
+        except ValueError:
+            amount = math.nan
+        if not 0 <= amount < math.inf:
+            raise ConfigError(
+                f"--margin {text!r} must be a number of at least 0, in the metric's unit, or a percentage of the "
+                "unpruned model's value, such as 1%"
+            )
+        return cls(amount / 100 if relative else amount, relative)
+
+    def of(self, baseline: float) -> float:
+        """In the metric's unit."""
+        return self.amount * abs(baseline) if self.relative else self.amount
+
+    def __str__(self) -> str:
+        return f"{100 * self.amount:g}%" if self.relative else f"{self.amount:g}"
+
+
+@dataclass(frozen=True)
+class NonInferiority:
+    """How much `worse` a model is than the baseline (below 0: better), and at most (`worse_limit`, one-sided 95 %).
+
+    `detectable` is the margin at which a model without any loss would be called non-inferior with 80 % power: the
+    smallest loss that this text could have seen. `verdict` is "non-inferior" where the limit is inside the `margin`,
+    "worse" where the lower limit (one-sided 95 %) is outside, else "not established".
+    """
+
+    worse: float
+    worse_limit: float
+    margin: float
+    detectable: float
+    verdict: str
+
+
+def judge(worse: Array, *, margin: float, baseline: float, groups: int) -> NonInferiority:
+    """The verdict on resampled losses `worse` [1 + replicates], the observed one first, of a text of `groups` lines.
+
+    Limits are percentiles, or Student's with the bootstrap's standard error where those are farther out: percentiles
+    of few sentences are too narrow (Hesterberg 2015). Where no sentence differs there is nothing to resample; then up
+    to 1 − 0.05^(1/n) of all sentences may (the rule of three, 3 / n), each as if it were lost altogether. NaN where
+    the metric is not finite.
+    """
+    observed, replicates = float(worse[0]), worse[1:]
+    if not np.isfinite(worse).all():
+        verdict = WORSE if observed == math.inf else OPEN
+        return NonInferiority(observed, math.nan, margin, math.nan, verdict)
+    error = float(replicates.std(ddof=1)) * math.sqrt(groups / max(groups - 1, 1))
+    if error <= ROUNDING * abs(baseline):
+        unseen = (1 - (1 - LEVEL) ** (1 / groups)) * abs(baseline)
+        low, high, detectable = observed - unseen, observed + unseen, unseen
+    else:
+        reach = student(LEVEL, groups - 1) * error
+        low = min(float(np.quantile(replicates, 1 - LEVEL)), observed - reach)
+        high = max(float(np.quantile(replicates, LEVEL)), observed + reach)
+        detectable = (normal(LEVEL) + normal(POWER)) * error
+    verdict = NON_INFERIOR if high <= margin else WORSE if low > margin else OPEN
+    return NonInferiority(observed, high, margin, detectable, verdict)
+
+
+def normal(share: float) -> float:
+    """Quantile of the standard normal distribution."""
+    return NormalDist().inv_cdf(share)
+
+
+def student(share: float, freedom: int) -> float:
+    """Quantile of Student's t with `freedom` ≥ 1 degrees, above a half.
+
+    Exact for 1 and 2, from there by the expansion in 1 / freedom (Abramowitz & Stegun 26.7.5), within 1 % at 95 %.
+    """
+    if freedom == 1:
+        return math.tan(math.pi * (share - 0.5))
+    if freedom == 2:
+        return (2 * share - 1) * math.sqrt(2 / (4 * share * (1 - share)))
+    z = normal(share)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return math.fsum(term / float(freedom) ** power for power, term in enumerate(terms))

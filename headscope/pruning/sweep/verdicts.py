@@ -1,0 +1,59 @@
+"""How many heads can go: the verdict on every method and size of a sweep, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
+
+from headscope.evaluation.non_inferiority import NON_INFERIOR, OPEN
+from headscope.pruning.sweep.config import UNPRUNED, Cell
+from headscope.pruning.sweep.table import VERDICT, Measured
+
+KEY = ["method", "control", "size"]
+
+
+def verdicts(measured: Measured, sites: Mapping[str, int]) -> pd.DataFrame:
+    """A row for every method and size, seeds put together: method, control, size, kept (mean), of, and the verdict."""
+    numbers: dict[tuple[str, str, str], list[int]] = {}
+    for number, record in enumerate(measured.records):
+        cell = Cell(**record["cell"])
+        numbers.setdefault((cell.method, "from scratch" if cell.control else "", cell.size), []).append(number)
+    rows = [
+        {
+            **dict(zip(KEY, key, strict=True)),
+            "kept": sum(len(measured.records[number]["kept"]) for number in cells) / len(cells),
+            "of": sum(sites.values()),
+            **measured.verdict(cells),
+        }
+        for key, cells in numbers.items()
+        if key[0] != UNPRUNED
+    ]
+    return pd.DataFrame(rows, columns=[*KEY, "kept", "of", *VERDICT])
+
+
+def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
+    """By method the fewest heads that are enough, or why none are; then what the text could have seen at all."""
+    judged = table[table["verdict"] != ""]
+    for (method, control), rows in judged.groupby(["method", "control"], sort=False):
+        yield f"{method} {control}".strip() + f": {_conclusion(rows, unit)}"
+    if judged["detectable"].notna().any():
+        least, most = (f"{bound:.3g}" for bound in (judged["detectable"].min(), judged["detectable"].max()))
+        span = least if least == most else f"{least} to {most}"
+        yield f"smallest loss that this test set could have seen (power 80 %): {span} {unit}; each verdict is at 95 %"
+
+
+def _conclusion(rows: pd.DataFrame, unit: str) -> str:
+    """Of one method: the smallest size that is established, else the size that loses least."""
+    good = rows[rows["verdict"] == NON_INFERIOR]
+    row = good.loc[good["kept"].idxmin()] if len(good) else rows.sort_values("worse", kind="stable").iloc[0]
+    numbers = (
+        f"with {row['kept']:g} kept {row['worse']:.3g} {unit} worse, at most {row['worse_limit']:.3g} (95 %), "
+        f"margin {row['margin']:.3g}"
+    )
+    if len(good):
+        return f"{row['of'] - row['kept']:g} of {row['of']} heads can go; {numbers}"
+    if row["verdict"] != OPEN:
+        return f"worse by more than the margin at every size; {numbers}"
+    seen = f"this test set could have seen a loss of {row['detectable']:.3g} at least"
+    return f"not established that heads can go; {numbers}; {seen}"
