@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -145,7 +146,7 @@ def test_names_that_are_not_accepted_are_answered_with_those_that_are() -> None:
 
 
 def test_a_sweep_takes_a_direction_with_the_name(folder: Path, tmp_path: Path) -> None:
-    texts = {"checkpoint": str(folder / "model"), "source": folder / "a", "target": folder / "b"}
+    texts: dict[str, Any] = {"checkpoint": str(folder / "model"), "source": folder / "a", "target": folder / "b"}
     methods = ("sink:lowest", "sink:highest", "entropy")
     result = run_sweep(SweepConfig(**texts, out=tmp_path / "out", methods=methods, keep=(8,), seeds=1, bootstrap=20))
     rows = result.survivors.groupby("method")[["site", "layer", "head"]]
@@ -164,7 +165,7 @@ def test_rankings_of_the_api_say_their_direction() -> None:
     high = model.rank(by="sink", text=text[0], target=text[1], keep_highest=True)
     assert low.direction == "removes the highest first, as asked" and "by:sink-lowest|" in low.signature
     assert low.lowest(36) == high.highest(36)
-    captions = {"text": hs.assets.captions("en"), "max_sentences": 400, "sites": "encoder-self"}
+    captions: dict[str, Any] = {"text": hs.assets.captions("en"), "max_sentences": 400, "sites": "encoder-self"}
     assert len(model.rank(by="rarest", keep_highest=True, **captions).lowest(5)) == 5
     assert model.rank(by="magnitude").direction.startswith("removes the lowest first, as their slices of W_O")
 

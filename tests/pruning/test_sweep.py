@@ -29,6 +29,7 @@ from headscope.evaluation.metrics.bleu import bleu_sums
 from headscope.evaluation.quality import run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.learning.gate_layout import gate_layout
@@ -315,14 +316,15 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
     found = {
         margin: run_sweep(config(words, tmp_path / "out", **options, margin=margin)) for margin in (None, "3", "100")
     }
-    table, rows = found["3"].table, found["3"].verdicts.set_index(["method", "kept"])
+    table, rows = found["3"].table, found["3"].verdicts
     cells = {name: read_cell(tmp_path / "out", name)["sums"] for name in table["cell"]}
 
     def bleu(sums: list[list[float]]) -> float:
         total = [int(sum(column)) for column in zip(*sums, strict=True)]
-        return float(BLEU.compute_bleu(total[:4], total[4:8], *total[8:]).score)
+        return float(BLEU.compute_bleu(total[:4], total[4:8], total[8], total[9]).score)
 
-    for (method, kept), row in rows.iterrows():
+    for _, row in rows.iterrows():
+        method, kept = row["method"], row["kept"]
         names = table[(table["method"] == method) & (table["kept"] == kept)]["cell"]
         pairs = [(cells["unpruned"], cells[name]) for name in names]
         expected = non_inferiority.judged(bleu, pairs, margin=3.0, seed=1, replicates=60)

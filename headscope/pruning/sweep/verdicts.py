@@ -46,7 +46,7 @@ def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
 def _conclusion(rows: pd.DataFrame, unit: str) -> str:
     """Of one method: the smallest size that is established, else the size that loses least."""
     good = rows[rows["verdict"] == NON_INFERIOR]
-    row = good.loc[good["kept"].idxmin()] if len(good) else rows.sort_values("worse", kind="stable").iloc[0]
+    row = (good.sort_values("kept") if len(good) else rows.sort_values("worse")).iloc[0]
     numbers = (
         f"with {row['kept']:g} kept {row['worse']:.3g} {unit} worse, at most {row['worse_limit']:.3g} (95 %), "
         f"margin {row['margin']:.3g}"
