@@ -286,7 +286,7 @@ def _table(sweep: Sweep) -> Any:
     table.add_column("method", no_wrap=True)
     for name in (*(["λ"] if priced else []), "kept", "seeds", sweep.context.metric_title, "± sd"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("difference", "p ≤", "worse ≤", "can go", "loss", "min"):
+    for name in ("change", "worse ≤", "can go", "loss", "min"):
         table.add_column(name, justify="right", no_wrap=True)
     row: Any
     for row in rows.itertuples():
@@ -299,7 +299,6 @@ def _table(sweep: Sweep) -> Any:
             f"{row.value:.4g}",
             "" if row.seeds == 1 else f"{row.sd:.2g}",
             "" if whole else f"{row.difference:+.3g}",
-            "" if whole else f"{row.p:.3f}",
             "" if row.worse_limit != row.worse_limit else f"{row.worse_limit:.3g}",
             CAN_GO.get(row.verdict, ""),
             f"{row.loss:.4f}",

@@ -340,7 +340,7 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert record["verdicts"][0]["verdict"] == "non-inferior" and record["conclusions"] == found["100"].conclusions
     notes = load_pruned([tmp_path / "out"])[0].notes
-    assert notes[:2] == ["random: 13 of 16 heads can go", "confidence: 13 of 16 heads can go"]
+    assert notes[:2] == [f"{method}: 13 of 16 heads can go within 100 BLEU" for method in ("random", "confidence")]
     plotted = pruning_figure(load_pruned([tmp_path / "out"]))
     assert any("13 of 16 heads can go" in text.get_text() for text in plotted.findobj(Text))
 
@@ -358,7 +358,8 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
     assert row["verdict"] == "not established" and row["worse"] == 0
     assert row["detectable"] == pytest.approx((1 - 0.05 ** (1 / 17)) * found.table["value"].iloc[0])
     line = found.conclusions[0]
-    assert line.startswith("magnitude: not established that heads can go; with 15 kept 0 BLEU worse")
+    assert line.startswith("magnitude: not established that heads can go within ")
+    assert " BLEU; with 15 kept 0 worse, at most " in line
     assert line.endswith(f"this test set could have seen a loss of {row['detectable']:.3g} at least")
     assert found.conclusions[-1].startswith("smallest loss that this test set could have seen (power 80 %): ")
 
@@ -527,7 +528,7 @@ def test_the_command(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.
     assert [row["kept"] for row in found["cells"]] == [16, 3, 7] and found["verdicts"][0]["kept"] == 3
     assert run(*asked, "--keep", "3,7") == 0
     shown = capsys.readouterr().out
-    assert "random: 13 of 16 heads can go; with 3 kept" in shown and "m:prune.sweep|metric:bleu" in shown
+    assert "random: 13 of 16 heads can go within 99 BLEU; with 3 kept" in shown and "m:prune.sweep|metric:bleu" in shown
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert record["heads_per_site"] == {"encoder-self": 5, "decoder-self": 5, "cross": 6}
 

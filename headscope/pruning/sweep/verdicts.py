@@ -38,22 +38,19 @@ def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
     for (method, control), rows in judged.groupby(["method", "control"], sort=False):
         yield f"{method} {control}".strip() + f": {_conclusion(rows, unit)}"
     if judged["detectable"].notna().any():
-        least, most = (f"{bound:.3g}" for bound in (judged["detectable"].min(), judged["detectable"].max()))
-        span = least if least == most else f"{least} to {most}"
-        yield f"smallest loss that this test set could have seen (power 80 %): {span} {unit}; each verdict is at 95 %"
+        least = judged["detectable"].min()
+        yield f"smallest loss that this test set could have seen (power 80 %): {least:.3g} {unit}; verdicts are at 95 %"
 
 
 def _conclusion(rows: pd.DataFrame, unit: str) -> str:
-    """Of one method: the smallest size that is established, else the size that loses least."""
-    good = rows[rows["verdict"] == NON_INFERIOR]
-    row = (good.sort_values("kept") if len(good) else rows.sort_values("worse")).iloc[0]
-    numbers = (
-        f"with {row['kept']:g} kept {row['worse']:.3g} {unit} worse, at most {row['worse_limit']:.3g} (95 %), "
-        f"margin {row['margin']:.3g}"
-    )
+    """Of one method: the fewest heads that are established to be enough, else the smallest loss that may be none."""
+    good, left = (rows[rows["verdict"] == verdict] for verdict in (NON_INFERIOR, OPEN))
+    row = (good.sort_values("kept") if len(good) else (left if len(left) else rows).sort_values("worse")).iloc[0]
+    within = f"within {row['margin']:.3g} {unit}"
+    numbers = f"with {row['kept']:g} kept {row['worse']:.3g} worse, at most {row['worse_limit']:.3g} (95 %)"
     if len(good):
-        return f"{row['of'] - row['kept']:g} of {row['of']} heads can go; {numbers}"
-    if row["verdict"] != OPEN:
-        return f"worse by more than the margin at every size; {numbers}"
-    seen = f"this test set could have seen a loss of {row['detectable']:.3g} at least"
-    return f"not established that heads can go; {numbers}; {seen}"
+        return f"{row['of'] - row['kept']:g} of {row['of']} heads can go {within}; {numbers}"
+    if len(left):
+        seen = f"this test set could have seen a loss of {row['detectable']:.3g} at least"
+        return f"not established that heads can go {within}; {numbers}; {seen}"
+    return f"no size is {within}; {numbers}"
