@@ -68,6 +68,20 @@ def test_four_in_five_texts_confirm_the_margin_that_is_called_detectable() -> No
     assert share == pytest.approx(0.8, abs=0.03)
 
 
+@pytest.mark.parametrize("sentences", [7, 60])
+def test_a_loss_as_large_as_the_margin_is_seldom_called_none(sentences: int) -> None:
+    """At most for one text in twenty, also of few sentences; a fifth of that loss is seldom called worse."""
+    luck, bootstrap, texts = np.random.default_rng(11), Bootstrap(seed=2, replicates=199), 600
+    draws = np.vstack([np.ones(sentences), bootstrap.draws(sentences).numpy()])
+    verdicts = {1.0: 0, 0.2: 0}
+    for loss, wrong in ((1.0, "non-inferior"), (0.2, "worse")):
+        for _ in range(texts):
+            losses = luck.normal(loss, 1.5, sentences)
+            found = judge(draws @ losses / sentences, margin=1.0, baseline=20.0, groups=sentences)
+            verdicts[loss] += found.verdict == wrong
+    assert verdicts[1.0] / texts < 0.05 + 3 * math.sqrt(0.05 * 0.95 / texts) and verdicts[0.2] / texts < 0.05
+
+
 @pytest.mark.parametrize(("sentences", "established"), [(1, False), (4, False), (290, False), (310, True)])
 def test_where_nothing_differs_the_rule_of_three_says_how_many_sentences_are_enough(
     sentences: int, established: bool
