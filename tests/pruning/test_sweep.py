@@ -21,10 +21,12 @@ from sacrebleu.metrics.bleu import BLEU
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
+from headscope.data.corpus import Corpus, Labels, Sentence
 from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.evaluation.comparison import compare_scores
-from headscope.evaluation.metrics.base import METRICS, grouped
+from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.metrics.base import METRICS, ValidationText, grouped
 from headscope.evaluation.metrics.bleu import bleu_sums
 from headscope.evaluation.quality import run_evaluation
 from headscope.formats.base import open_checkpoint
@@ -41,7 +43,7 @@ from headscope.pruning.sweep.table import kinds_by_head
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.training.from_scratch import config_without
-from tests.oracles import checkpoints, non_inferiority, tiny
+from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -373,6 +375,41 @@ def test_a_model_that_can_do_nothing_is_no_baseline(words: dict[str, Any], tmp_p
     for folder in ("out", "new"):
         with pytest.raises(ConfigError, match=r"^--margin 0\.3: the unpruned model's BLEU, 0"):
             run_sweep(config(nonsense, tmp_path / folder, margin="0.3"))
+
+
+def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path) -> None:
+    """Their baseline is 0, of which no percentage is anything."""
+    made = checkpoints.hugging("bert-without-head")
+    made.model.save_pretrained(tmp_path / "bert")  # type: ignore[operator]
+    made.tokenizer.save_pretrained(tmp_path / "bert")
+    text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)])
+    words = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text, "metric": "l2"}
+    found = run_sweep(config(words, tmp_path / "out"))
+    assert found.verdicts["verdict"].tolist() == [""]
+    assert any("distance to the intact model is 0, of which 1% is nothing" in remark for remark in found.remarks)
+    with pytest.raises(ConfigError, match=r"^--margin 2%: .* of which 2% is nothing; give --margin in its unit"):
+        run_sweep(config(words, tmp_path / "out", margin="2%"))
+    verdicts = {
+        margin: run_sweep(config(words, tmp_path / "out", margin=margin)).verdicts for margin in ("9", "0.0001")
+    }
+    assert verdicts["9"]["verdict"].tolist() == ["non-inferior"]
+    assert verdicts["0.0001"]["verdict"].tolist() != ["non-inferior"] and verdicts["9"]["worse"].iloc[0] > 0
+
+
+def test_what_a_model_reaches_that_has_learnt_nothing() -> None:
+    wanted = [0, 0, 0, 2, 1, 0, 2]
+    sentences = [Sentence(n, "a", None, None, labels=Labels((label,))) for n, label in enumerate(wanted)]
+    corpus = Corpus("x", 7, "", lambda: iter(sentences), has_labels=True)
+    its = checkpoints.hugging("gpt2")
+    data = ValidationText(corpus, LikelihoodOptions(99, 99), TranslateOptions(), "raw")
+    floors = {name: METRICS.get(name).floor(its, data) for name in METRICS.names()}
+    values = {name: floor.value for name, floor in floors.items() if floor is not None}
+    assert values == {
+        "accuracy": 4 / 7,
+        "bleu": 1.0,
+        "macro-f1": pytest.approx(classifiers.macro_f1([0] * 7, wanted)),
+        "perplexity": len(tiny.PIECES),
+    }
 
 
 # Going on, sharing out, refusing.

@@ -90,9 +90,11 @@ class SweepContext:
         floor = metric.floor(self.checkpoint, self.data)
         bootstrap = Bootstrap(seed=self.config.seed, replicates=self.config.bootstrap)
         found = compare_scores(metric, unpruned, unpruned, bootstrap)
-        if margin.relative and found.value == 0:
+        if floor is None:
+            if found.value != 0 or not margin.relative:
+                return None
             return f"the unpruned model's {metric.title} is 0, of which {margin} is nothing; give --margin in its unit"
-        if floor is None or (found.low > floor.value if metric.higher_is_better else found.high < floor.value):
+        if found.low > floor.value if metric.higher_is_better else found.high < floor.value:
             return None
         return (
             f"the unpruned model's {metric.title}, {found.value:.3g} ({found.low:.3g} to {found.high:.3g} at 95 %), is "
