@@ -66,8 +66,24 @@ class Ranking:
         int, typer.Option(help="Take heads out in N steps, and score anew before each.", rich_help_panel=HEADS)
     ] = 1
     per_layer: Annotated[
-        bool, typer.Option("--per-layer", help="The same share of every layer stays.", rich_help_panel=HEADS)
+        bool, typer.Option("--per-layer", help="Short for --allocate per-layer.", rich_help_panel=HEADS)
     ] = False
+    allocate: Annotated[
+        str,
+        typer.Option(
+            metavar="global|per-layer|measured",
+            help="How many heads each layer keeps: as all scores say, the same share, or as the loss says that is "
+            "measured once what is left is refitted (prune remove --compensate; slow).",
+            rich_help_panel=HEADS,
+        ),
+    ] = "global"
+    damping: Annotated[
+        float,
+        typer.Option(
+            help="Ridge of criteria and allocations that refit, a share of the mean second moment.",
+            rich_help_panel=HEADS,
+        ),
+    ] = 1e-4
     score_sentences: Annotated[
         int, typer.Option(min=1, help="Lines of --source to score on.", rich_help_panel=DATA)
     ] = 500

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
+from headscope.formats.native import NATIVE
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.allocation import ModuleOrder, measured_allocation
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
@@ -21,6 +23,8 @@ from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.scoring import removal_order
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.selection import Selection
 from tests.oracles import checkpoints, speakers
 
 KINDS = ("bert", "llama", "marian", "native-post", "native-pre")
@@ -34,7 +38,9 @@ def measured(kind: str) -> tuple[Checkpoint, Moments, DamageMeter, tuple[ModuleO
     for projection in output_projections(checkpoint):
         sums = moments.of(projection)
         assert sums is not None
-        orders.append((projection, [step.block for step in removal_order(projection, sums)]))
+        orders.append(
+            (projection, [step.block for step in removal_order(ScoringContext(checkpoint, corpus), projection, sums)])
+        )
     return checkpoint, moments, DamageMeter.of(checkpoint, corpus.first(7)), tuple(orders)
 
 
@@ -108,6 +114,33 @@ def test_the_criterion_measures_on_its_text_and_heads_that_are_protected_never_g
     meter = DamageMeter.of(checkpoint, corpus)
     made = refitted_model(checkpoint, compensate(checkpoint, moments, heads))
     assert scores[last] == pytest.approx(meter.measure(made).damage, abs=1e-6)
+
+
+def test_any_order_inside_modules_is_allocated_by_measuring(tmp_path: Path) -> None:
+    """`--by obs --allocate measured` is `obs-measured`; by another criterion modules lose their heads in its order."""
+    NATIVE.save(checkpoints.small(), tmp_path / "whole")
+    lines = [" ".join("abcdefg"[(n * k) % 7] for k in range(1, 3 + n % 4)) for n in range(1, 25)]
+    for name, sign in (("a", 1), ("b", -1)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines[::sign]), encoding="utf-8")
+
+    def chosen(out: str, **options: Any) -> Selection:
+        texts = {"source": tmp_path / "a", "target": tmp_path / "b"}
+        keep = {"keep": 8, "checkpoint": str(tmp_path / "whole"), "device": "cpu", "valid_sentences": 3}
+        return run_ranking(RankConfig(**{"out": tmp_path / out, **keep, **texts, **options}))
+
+    first = chosen("first", by="obs", allocate="measured")
+    assert first.ranking.equals(chosen("second", by="obs-measured").ranking)
+    assert first.facts["ranking"]["allocate"] == "measured" and "allocate:measured" in str(first.signature)
+    by_size = chosen("third", by="magnitude", allocate="measured").ranking
+    magnitudes = chosen("fourth", by="magnitude").ranking
+    places = ["site", "layer"]
+    for place, rows in by_size.groupby(places):
+        alone = magnitudes.set_index(places).loc[[place]]
+        assert rows["head"].tolist() == alone["head"].tolist()
+    equal = chosen("fifth", by="obs", allocate="per-layer").ranking.groupby(places)["kept"].agg(["sum", "count"])
+    assert ((equal["sum"] - equal["count"] * 8 / equal["count"].sum()).abs() < 1).all()
+    damped = [chosen(f"damped{number}", by="obs", damping=damping) for number, damping in enumerate((1e-4, 10.0))]
+    assert not damped[0].ranking.equals(damped[1].ranking) and "damping:10" in str(damped[1].signature)
 
 
 def test_vectors_are_compared_by_their_cosine() -> None:

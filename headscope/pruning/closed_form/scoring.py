@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import fmean
 
 from torch import Tensor
 
@@ -11,9 +13,13 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.block_obs import DAMPING, RemovalStep, damp, greedy_order
+from headscope.pruning.closed_form.allocation import MEASURED, ModuleOrder, measured_allocation
+from headscope.pruning.closed_form.block_obs import RemovalStep, damp, greedy_order
+from headscope.pruning.closed_form.compensate import RefitOptions
+from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.learning.gate_layout import Unit
 from headscope.pruning.ranking.criterion import ScoringContext
 
 
@@ -61,24 +67,19 @@ def for_all_heads(context: ScoringContext, scores: Mapping[HeadId, float]) -> Sc
 
 
 def removal_order(
-    projection: OutputProjection,
-    moments: ContextMoments,
-    *,
-    weight: Tensor | None = None,
-    candidates: Collection[HeadId] | None = None,
-    damping: float = DAMPING,
+    context: ScoringContext, projection: OutputProjection, moments: ContextMoments, *, weight: Tensor | None = None
 ) -> list[RemovalStep]:
     """The units of a module, the cheapest to remove first, when the others are refitted after each.
 
     The refit is affine where the projection has a bias, else linear. `weight` [d m] stands for W_O where errors
-    are weighted. Only units of `candidates` go (None: all).
+    are weighted. Only units of the context's candidates go.
     """
-    units = None
+    candidates, units = context.candidates, None
     if candidates is not None:
-        units = [number for number, unit in enumerate(projection.units) if set(unit) <= set(candidates)]
-    inverse = damp(moments.covariance if projection.has_bias else moments.second, share=damping).inverse()
+        units = [number for number, unit in enumerate(projection.units) if candidates.issuperset(unit)]
+    second = moments.covariance if projection.has_bias else moments.second
     weight = projection.weight if weight is None else weight
-    return greedy_order(weight, inverse, projection.blocks, candidates=units)
+    return greedy_order(weight, damp(second, share=context.damping).inverse(), projection.blocks, candidates=units)
 
 
 def error_when_gone(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]) -> dict[HeadId, float]:
@@ -98,3 +99,38 @@ def error_when_gone(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]
         if turn + 1 < len(steps):
             heapq.heappush(waiting, (steps[turn + 1].error, number, turn + 1))
     return scores
+
+
+def measured_scores(context: ScoringContext, orders: Sequence[ModuleOrder]) -> Scores:
+    """Scores by `measured_allocation` of a context's objective, on the first sentences of its text."""
+    moments = moments_of(context)
+    assert context.corpus is not None, "moments_of refuses this"
+    meter = DamageMeter.of(
+        context.checkpoint,
+        context.corpus.first(MEASURED),
+        batching=context.batching,
+        objective=context.options.objective,
+        seed=context.options.seed,
+    )
+    options = RefitOptions(damping=context.damping)
+    return for_all_heads(context, measured_allocation(meter, moments, orders, options))
+
+
+def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) -> list[ModuleOrder]:
+    """The units of every module that the context's text reaches, those of the lowest mean score first.
+
+    Only `units` go. ConfigError where one of them has no score.
+    """
+    moments = moments_of(context)
+    orders: list[ModuleOrder] = []
+    for projection in output_projections(context.checkpoint):
+        if moments.of(projection) is not None:
+            means = {
+                number: fmean(scores.get(head, math.nan) for head in unit)
+                for number, unit in enumerate(projection.units)
+                if unit in units
+            }
+            if unscored := [number for number, mean in means.items() if math.isnan(mean)]:
+                raise ConfigError(f"{projection.units[unscored[0]][0]} has no score, so nothing can be allocated by it")
+            orders.append((projection, sorted(means, key=lambda number: means[number])))
+    return orders

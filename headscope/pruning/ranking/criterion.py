@@ -18,12 +18,13 @@ from headscope.data.corpus import Corpus
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.declarations import Measure, measured_columns, rankable_columns
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
-from headscope.engine.frequencies import count_pieces, frequency_ranks
+from headscope.engine.frequencies import count_subwords, frequency_ranks
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
+from headscope.pruning.closed_form.block_obs import DAMPING
 from headscope.registry import Registry, unknown
 
 REPLICATES = 2  # intervals are not looked at
@@ -65,7 +66,7 @@ class ScoringContext:
     """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
 
     Only `candidates` may go (None: all heads), which matters where a head is judged with others gone. `kept` holds what
-    several criteria measure alike, for as long as the context is used.
+    several criteria measure alike, for as long as the context is used. `damping` is for criteria that refit W_O.
     """
 
     checkpoint: Checkpoint
@@ -74,6 +75,7 @@ class ScoringContext:
     options: RunOptions = field(default_factory=RunOptions)
     removed: Sequence[HeadId] = ()
     candidates: frozenset[HeadId] | None = None
+    damping: float = DAMPING
     kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
@@ -82,7 +84,7 @@ class Criterion(ABC):
 
     `keep` says which end of the scores stays ("" where that is not agreed upon), and `why` completes "the others are
     removed first, as …". `reads_text` says whether it needs a text; `changes` whether scores depend on which heads are
-    gone, so that scoring anew means something.
+    gone, so that scoring anew means something; `refits` whether other heads are refitted, so that damping does.
     """
 
     name: ClassVar[str]
@@ -91,6 +93,7 @@ class Criterion(ABC):
     why: str = ""
     reads_text: bool = True
     changes: bool = True
+    refits: bool = False
 
     @abstractmethod
     def scores(self, context: ScoringContext) -> Scores:
@@ -122,7 +125,7 @@ class MeasuredColumn(Criterion):
         options = context.options
         if "frequencies" in ANALYSES.get(self.analysis).needs and options.ranks is None:
             limit = sentence_limit(context.checkpoint, context.batching)
-            counts = count_pieces(context.checkpoint, (sentence.source for sentence in corpus), limit=limit)
+            counts = count_subwords(context.checkpoint, (sentence.source for sentence in corpus), limit=limit)
             options = replace(options, ranks=frequency_ranks(context.checkpoint, counts), frequencies="source")
         with masked(context.checkpoint.model, context.removed):
             study = analyze(

@@ -21,6 +21,8 @@ from headscope.files.output_checks import inputs_of
 from headscope.files.reading import is_file
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
+from headscope.pruning.closed_form.block_obs import DAMPING
+from headscope.pruning.closed_form.scoring import measured_scores, orders_of
 from headscope.pruning.learning.finetuning import Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.learn import (
@@ -54,6 +56,10 @@ from headscope.pruning.selection import (
     selection_signature,
     write_selection,
 )
+from headscope.registry import unknown
+
+ALLOCATIONS = ("global", "per-layer", "measured")
+"""How many heads each layer keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,9 @@ class RankConfig(SelectionConfig):
     `by` is a criterion, a column of `heads.csv`, or a CSV file (`column` then says which of its columns); `run` is
     a run of `analyze` whose `heads.csv` is read instead of measuring; `keep_lowest` or `keep_highest` says which heads
     stay (default: as the criterion declares). `keep` heads stay, or the `fraction` of them. `score_sentences` of the
-    text are scored on.
+    text are scored on. `allocate` says how many of them each layer keeps: as the scores of all heads say ("global"),
+    the same share ("per-layer", also `per_layer`), or as the objective says that is "measured" with what is left
+    refitted. `damping` is for criteria and allocations that refit.
     """
 
     by: str
@@ -75,6 +83,8 @@ class RankConfig(SelectionConfig):
     fraction: float | None = None
     steps: int = 1
     per_layer: bool = False
+    allocate: str = "global"
+    damping: float = DAMPING
     score_sentences: int = 500
 
     def __post_init__(self) -> None:
@@ -92,8 +102,21 @@ class RankConfig(SelectionConfig):
             raise ConfigError("--from RUN and --by FILE.csv both say where scores are; give one of them")
         if self.steps > 1 and (self.is_file or self.run is not None):
             raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
+        if self.allocate not in ALLOCATIONS:
+            raise ConfigError(unknown("allocation", self.allocate, list(ALLOCATIONS)))
+        if self.per_layer and self.allocate not in ("global", "per-layer"):
+            raise ConfigError(f"--per-layer is --allocate per-layer, which is {self.allocate} here; give one of them")
+        if self.allocate == "measured" and (self.source is None or self.steps > 1):
+            raise ConfigError("--allocate measured measures on text, in one step: give --source FILE, and no --steps")
+        if not self.damping >= 0:
+            raise ConfigError(f"--damping {self.damping:g}: a share of the mean second moment, at least 0")
         if self.tune_updates and not self.has_text:
             raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
+
+    @property
+    def allocation(self) -> str:
+        """One of `ALLOCATIONS`."""
+        return "per-layer" if self.per_layer else self.allocate
 
     @property
     def end(self) -> End | None:
@@ -121,14 +144,22 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
     gates, keep = opened.gating, _keep(config, opened.gating)
     gates.kept_units(keep)
     scoring = _scoring(config, opened)
+    if config.allocation == "measured":
+        scoring = _measured(config, opened, scoring)
     with progress("ranking", config.steps) as step:
-        ranked = rank_heads(gates, keep, _counted(scoring.score, step), steps=config.steps, per_layer=config.per_layer)
+        ranked = rank_heads(
+            gates, keep, _counted(scoring.score, step), steps=config.steps, per_layer=config.allocation == "per-layer"
+        )
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, opened)
     quality = {} if loss is None else _tuned(config, opened, removed, freeze, loss, progress)
     checkpoint = opened.checkpoint
-    facts: dict[str, Any] = {**scoring.entries(), "steps": config.steps, "per_layer": config.per_layer}
+    facts: dict[str, Any] = {
+        **scoring.entries(),
+        "steps": config.steps,
+        "allocate": config.allocation,
+    }
     if config.tune_updates:
         facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
     choice = Selection(
@@ -141,7 +172,7 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
         quality=quality,
         quantity="nll" if loss is None else loss.quantity,
         title="" if loss is None else loss.title,
-        signature=selection_signature("rank", opened, config, by=scoring.name, keep=str(keep), steps=str(config.steps)),
+        signature=selection_signature("rank", opened, config, **_shape(config, scoring, keep)),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
         remarks=[*opened.remarks, *tie_remarks(int(gates.sizes[ranked.tied].sum()))],
         model=config.tune_updates > 0 and freeze != "model",
@@ -149,6 +180,14 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
     )
     write_selection(choice, checkpoint, config, build)
     return choice
+
+
+def _shape(config: RankConfig, scoring: Scoring, keep: int) -> dict[str, str]:
+    """What of a ranking shapes the choice, for the signature."""
+    shape = {"by": scoring.name, "keep": str(keep), "steps": str(config.steps)}
+    if config.allocation != "global":
+        shape["allocate"] = config.allocation
+    return shape if config.damping == DAMPING else {**shape, "damping": f"{config.damping:g}"}
 
 
 def ranking_table(gates: GateLayout, ranked: Ranked) -> pd.DataFrame:
@@ -201,6 +240,7 @@ class Scoring:
 def _scoring(config: RankConfig, opened: OpenedSelection) -> Scoring:
     """By a file, a run, or a criterion that is measured."""
     layout = opened.checkpoint.layout
+    _check_damping(config)
     if config.is_file:
         name = Path(config.by).name
         column, scores = read_scores(Path(config.by), layout, column=config.column)
@@ -231,6 +271,23 @@ def _fixed(
     return Scoring(lambda removed_heads: signed, direction, label, facts)
 
 
+def _measured(config: RankConfig, opened: OpenedSelection, scoring: Scoring) -> Scoring:
+    """Inside modules the order of `scoring`; between them the objective, measured once what is left is refitted."""
+    context, units = _context(config, opened), set(opened.gating.units)
+
+    def score(removed_heads: list[HeadId]) -> Scores:
+        return measured_scores(context, orders_of(context, units, scoring.score(removed_heads)))
+
+    return replace(scoring, score=score)
+
+
+def _check_damping(config: RankConfig) -> None:
+    """ConfigError where the damping would be ignored."""
+    refits = config.by in CRITERIA.names() and CRITERIA.get(config.by).refits
+    if config.damping != DAMPING and not refits and config.allocation != "measured":
+        raise ConfigError(f"--damping is for criteria and allocations that refit, and --by {config.by} does not")
+
+
 def _check(criterion: Criterion, config: RankConfig, opened: OpenedSelection) -> None:
     if criterion.reads_text and opened.corpus is None:
         raise ConfigError(f"--by {criterion.name} is measured on text: give --source FILE, or --from RUN that has it")
@@ -249,6 +306,7 @@ def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
         batching,
         RunOptions(seed=config.seed, objective=config.objective),
         candidates=opened.gating.gated_heads,
+        damping=config.damping,
     )
 
 

@@ -28,10 +28,16 @@ class OptimalBrainSurgeon(Criterion):
     summary = "error of the layer's output without the head, the other heads refitted (optimal brain surgeon)"
     why = "the other heads, refitted, make up for them best"
     changes = False
+    refits = True
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context), []
         for projection in output_projections(context.checkpoint):
             if (sums := moments.of(projection)) is not None:
-                orders.append((projection, removal_order(projection, sums, candidates=context.candidates)))
+                orders.append(
+                    (
+                        projection,
+                        removal_order(context, projection, sums),
+                    )
+                )
         return for_all_heads(context, error_when_gone(orders))

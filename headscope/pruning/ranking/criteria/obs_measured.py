@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.pruning.closed_form.allocation import MEASURED, measured_allocation
-from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.output_projections import output_projections
-from headscope.pruning.closed_form.scoring import for_all_heads, moments_of, removal_order
+from headscope.pruning.closed_form.scoring import measured_scores, moments_of, removal_order
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 
 
@@ -23,19 +21,12 @@ class MeasuredOptimalBrainSurgeon(Criterion):
     summary = "as obs inside a layer; between layers what the model loses after refitting, measured (slow)"
     why = "the model loses least without them, the other heads refitted"
     changes = False
+    refits = True
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context), []
         for projection in output_projections(context.checkpoint):
             if (sums := moments.of(projection)) is not None:
-                steps = removal_order(projection, sums, candidates=context.candidates)
+                steps = removal_order(context, projection, sums)
                 orders.append((projection, [step.block for step in steps]))
-        assert context.corpus is not None, "moments_of refuses this"
-        meter = DamageMeter.of(
-            context.checkpoint,
-            context.corpus.first(MEASURED),
-            batching=context.batching,
-            objective=context.options.objective,
-            seed=context.options.seed,
-        )
-        return for_all_heads(context, measured_allocation(meter, moments, orders))
+        return measured_scores(context, orders)

@@ -21,12 +21,13 @@ class TaskOptimalBrainSurgeon(Criterion):
     summary = "as obs, errors weighted by the gradient of the objective at the layer's output"
     why = "the objective loses least without them, the other heads refitted"
     changes = False
+    refits = True
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []
         for projection in output_projections(context.checkpoint):
             if (sums := moments.of(projection)) is not None and sums.fisher is not None:
                 weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
-                steps = removal_order(projection, sums, weight=weight, candidates=context.candidates)
+                steps = removal_order(context, projection, sums, weight=weight)
                 orders.append((projection, steps))
         return for_all_heads(context, error_when_gone(orders))
