@@ -193,10 +193,10 @@ def training(
     from headscope.report.layout.save import check_path, write_figure
 
     check_path(out, force=force)
-    courses = [load_history(path) for path in runs]
-    figure = training_figure(courses, axis=axis)
+    histories = [load_history(path) for path in runs]
+    figure = training_figure(histories, axis=axis)
     written = write_figure(figure, out, dpi=dpi, force=force)
-    _say("training", [([course.name for course in courses], written)], as_json=as_json)
+    _say("training", [([history.name for history in histories], written)], as_json=as_json)
 
 
 @app.command()

@@ -193,7 +193,7 @@ def _try_rankings(
         seed=config.seed,
         replicates=config.bootstrap,
     )
-    reading = LikelihoodOptions(
+    likelihood_options = LikelihoodOptions(
         tokens=config.batch_tokens, limit=limit, long=config.long, hiding="random", seed=config.seed
     )
 
@@ -203,11 +203,17 @@ def _try_rankings(
         with progress("analysing shuffled weights", corpus.count) as step:
             return analyze(checkpoint, corpus, analyses=ranked, options=options, batching=batching, progress=step).heads
 
-    verdict = try_rankings(
-        checkpoint, corpus, study.heads, options=trial, likelihood_options=reading, remeasure=again, progress=progress
+    comparison = try_rankings(
+        checkpoint,
+        corpus,
+        study.heads,
+        options=trial,
+        likelihood_options=likelihood_options,
+        remeasure=again,
+        progress=progress,
     )
-    study.tables["faithfulness"], study.tables["faithfulness_rankings"] = verdict.curves, verdict.rankings
-    study.remarks += verdict.remarks
+    study.tables["faithfulness"], study.tables["faithfulness_rankings"] = comparison.curves, comparison.rankings
+    study.remarks += comparison.remarks
 
 
 def conllu_file(config: AnalyzeOptions) -> Path | None:

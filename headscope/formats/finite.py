@@ -110,11 +110,11 @@ def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Batc
     counted = (lambda values: values) if batch is None else (lambda values: at_tokens(values, batch))
     with track_calls(checkpoint.model) as tracker:
 
-        def place_of(attention: nn.Module) -> str | None:
+        def site_name(attention: nn.Module) -> str | None:
             attention_site = tracker.attention_site(attention)
             return None if attention_site is None else f"{attention_site.site}.{attention_site.layer}"
 
-        location = first_non_finite(checkpoint.model, run, site_of=place_of, counted=counted)
+        location = first_non_finite(checkpoint.model, run, site_of=site_name, counted=counted)
     dtype = str(checkpoint.dtype).removeprefix("torch.")
     half = HALVES.get(checkpoint.dtype)
     hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"

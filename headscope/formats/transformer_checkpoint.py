@@ -201,8 +201,8 @@ class TransformerCheckpoint(Checkpoint):
 
     def _searching(self, options: TranslateOptions) -> SearchConfig:
         """The checkpoint's own way to search, with what `options` says instead."""
-        wished = {name: getattr(options, name) for name in ("beam", "power", "max_ratio", "max_extra")}
-        settings = {name: value for name, value in wished.items() if value is not None}
+        names = ("beam", "power", "max_ratio", "max_extra")
+        settings = {name: value for name in names if (value := getattr(options, name)) is not None}
         return replace(self.search, **settings, best=options.best)
 
     def translate(

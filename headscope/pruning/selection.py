@@ -142,8 +142,8 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     if held_out is not None:
         valid = open_text(held_out, max_sentences=config.valid_sentences)
     elif config.has_text:
-        most = min(config.valid_sentences, config.max_sentences or config.valid_sentences)
-        valid = open_text(config, max_sentences=most)
+        max_sentences = min(config.valid_sentences, config.max_sentences or config.valid_sentences)
+        valid = open_text(config, max_sentences=max_sentences)
     dtype = "float32" if trains and config.dtype == "auto" else config.dtype
     if trains and dtype in ("float16", "bfloat16"):
         raise ConfigError(f"--dtype {dtype}: small updates are lost in it; learn in float32 (the default)")
@@ -249,16 +249,16 @@ def write_selection(choice: Selection, checkpoint: Checkpoint, config: Selection
     What was chosen is there even if an export refuses these heads.
     """
     problem: HeadscopeError | None = None
-    with build.writing() as made:
-        _write_lines(made / "removed.txt", choice.removed)
-        _write_lines(made / "kept.txt", choice.kept)
-        write_atomically(made / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
+    with build.writing() as temporary:
+        _write_lines(temporary / "removed.txt", choice.removed)
+        _write_lines(temporary / "kept.txt", choice.kept)
+        write_atomically(temporary / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
         if (gates := choice.gates) is not None:
-            write_atomically(made / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
-        trained = _write_model(checkpoint, made, config.companions) if choice.model else None
+            write_atomically(temporary / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
+        trained = _write_model(checkpoint, temporary, config.companions) if choice.model else None
         if config.remove and choice.removed:
             try:
-                choice.removed_to = str(choice.folder / _remove(made, trained, config).relative_to(made))
+                choice.removed_to = str(choice.folder / _remove(temporary, trained, config).relative_to(temporary))
             except OutputError:
                 raise
             except HeadscopeError as error:
@@ -300,13 +300,13 @@ def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -
     return smaller.path
 
 
-def selection_signature(method: str, opened: OpenedSelection, config: PruningOptions, **more: str) -> Signature:
+def selection_signature(method: str, opened: OpenedSelection, config: PruningOptions, **entries: str) -> Signature:
     """What shapes a choice."""
     checkpoint, corpus = opened.checkpoint, opened.corpus
     return signature_of(
         {
             "m": f"prune.{method}",
-            **more,
+            **entries,
             "sites": "+".join(dict.fromkeys(site.value for site, _ in opened.gating.counts)),
         },
         data=None if corpus is None else (corpus.digest, corpus.count),

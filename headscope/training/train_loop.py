@@ -101,7 +101,7 @@ class Loop:
     def _update(self, groups: list[Numbers]) -> None:
         run = self.run
         self.variant.before_update(run, run.position)
-        sums, norm = run.update(self._mine(groups))
+        sums, norm = run.update(self._own_share(groups))
         position = run.position
         done = {"update": position.update + 1, "update_in_epoch": position.update_in_epoch + 1}
         self.progress.latest = {"lr": rate(run.config, position), "gradient_norm": norm}
@@ -114,7 +114,7 @@ class Loop:
         if run.position.update % run.config.log_every == 0 and not self._validates():
             self._log({})
 
-    def _mine(self, groups: list[Numbers]) -> list[TrainingBatch]:
+    def _own_share(self, groups: list[Numbers]) -> list[TrainingBatch]:
         """This process's micro-batches; every process has as many."""
         rank, world = self.run.processes.rank, self.run.processes.world
         batches = [collate(self.run.data.train, group) for group in groups[rank::world]]

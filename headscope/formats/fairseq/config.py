@@ -207,8 +207,8 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
     d = _width(settings, side)
     lm = settings.arch.startswith("transformer_lm")
     name = f"{side}_attention_heads"
-    unsaid = _heads(state, side) if settings.values.get(name) is None else None
-    heads = unsaid or settings.number(name, BASE[name] if settings.arch in ARCHITECTURES else None)
+    inferred = _heads(state, side) if settings.values.get(name) is None else None
+    heads = inferred or settings.number(name, BASE[name] if settings.arch in ARCHITECTURES else None)
     if d % heads:
         raise CheckpointError(
             f"{settings.path}: {side}_embed_dim {d} is not divisible by {heads} {side}_attention_heads"

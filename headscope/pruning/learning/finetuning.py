@@ -174,15 +174,17 @@ class Tuner:
 
     def _norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The norm of their gradients, checked."""
-        norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         self._check("the gradient's norm", norm)
         return norm
 
-    def _check(self, what: str, value: Tensor) -> None:
+    def _check(self, quantity: str, value: Tensor) -> None:
         """TrainingError with the rates that this run has for what is no finite number."""
-        if not math.isfinite(found := float(value.detach())):
+        if not math.isfinite(number := float(value.detach())):
             rates = ["--lr"] * bool(self.parameters) + ["--gate-lr"] * (self.learner is not None)
-            raise TrainingError(f"{what} is {found} in update {self.update + 1}; take a lower {' or '.join(rates)}")
+            raise TrainingError(
+                f"{quantity} is {number} in update {self.update + 1}; take a lower {' or '.join(rates)}"
+            )
 
     def _target(self) -> Tensor:
         """Of the device and type that gates are wanted in."""
@@ -191,7 +193,7 @@ class Tuner:
 
     def state(self) -> dict[str, Any]:
         """Everything that decides how the run goes on."""
-        found: dict[str, Any] = {
+        state: dict[str, Any] = {
             "update": self.update,
             "epoch": self.epoch,
             "within": self.within,
@@ -200,10 +202,10 @@ class Tuner:
             "random": random_state(self.checkpoint.device),
         }
         if self.learner is not None:
-            found["weights"] = self.learner.weights.detach()
-            found["learner"] = self.learner.state()
-            found["generator"] = self.learner.generator.get_state()
-        return found
+            state["weights"] = self.learner.weights.detach()
+            state["learner"] = self.learner.state()
+            state["generator"] = self.learner.generator.get_state()
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`: the run goes on as if it had never stopped."""

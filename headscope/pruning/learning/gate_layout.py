@@ -69,8 +69,8 @@ class GateLayout:
 
     def spread(self, gates: Tensor) -> dict[tuple[Site, int], Tensor]:
         """Gates [n] as gates of heads, [h] for every gated (site, layer); 1 where there is none."""
-        whole = torch.cat([gates, gates.new_ones(1)])
-        return {layer: whole[index.to(gates.device)] for layer, index in self.index.items()}
+        padded = torch.cat([gates, gates.new_ones(1)])
+        return {layer: padded[index.to(gates.device)] for layer, index in self.index.items()}
 
     def closed(self, kept: Tensor) -> list[HeadId]:
         """The heads whose units are not `kept` [n], in the order of sites, layers, heads."""
@@ -87,13 +87,13 @@ class GateLayout:
                 "needs groups of one size: choose --sites that have it"
             )
         size = sizes.pop() if sizes else 1
-        wanted = keep - len(self.protected)
-        if wanted % size:
+        unprotected = keep - len(self.protected)
+        if unprotected % size:
             raise ConfigError(
                 f"--keep {keep} is not whole groups: heads share keys and values, or layers a module, and go {size} "
-                f"at a time; keep {keep - wanted % size} or {keep + size - wanted % size}"
+                f"at a time; keep {keep - unprotected % size} or {keep + size - unprotected % size}"
             )
-        return wanted // size
+        return unprotected // size
 
     def check(self, keep: int) -> None:
         """ConfigError for a number of heads to keep that these sites cannot have."""
@@ -104,16 +104,18 @@ class GateLayout:
             raise ConfigError(f"--keep {keep} is less than the {len(self.protected)} heads that --protect names")
 
 
-def gate_layout(places: AttentionSites, *, sites: Sequence[str] = (), protect: Collection[HeadId] = ()) -> GateLayout:
+def gate_layout(
+    attention_sites: AttentionSites, *, sites: Sequence[str] = (), protect: Collection[HeadId] = ()
+) -> GateLayout:
     """The gates of `sites` (none named: all) of a model, without those of heads to `protect`.
 
     ConfigError for sites that the model lacks.
     """
-    chosen = chosen_sites(places, sites)
-    counts = {where: count for where, count in places.layout.items() if where[0] in chosen}
+    gated_sites = chosen_sites(attention_sites, sites)
+    counts = {site_layer: count for site_layer, count in attention_sites.layout.items() if site_layer[0] in gated_sites}
     free: list[tuple[Unit, tuple[Site, int]]] = []
     safe: set[HeadId] = set()
-    for layers in _modules(places, chosen):
+    for layers in _modules(attention_sites, gated_sites):
         for unit in _units(layers):
             if set(unit) & set(protect):
                 safe |= set(unit)
@@ -125,19 +127,19 @@ def gate_layout(places: AttentionSites, *, sites: Sequence[str] = (), protect: C
     return GateLayout(tuple(unit for unit, _ in free), tuple(module for _, module in free), tuple(sorted(safe)), counts)
 
 
-def chosen_sites(places: AttentionSites, names: Iterable[str]) -> set[Site]:
+def chosen_sites(attention_sites: AttentionSites, names: Iterable[str]) -> set[Site]:
     """The sites of these names, all of the model's where there is none; ConfigError for one that it lacks."""
-    present = [site for site in SITES if any(place.site is site for place in places.order)]
+    present = [site for site in SITES if any(attention_site.site is site for attention_site in attention_sites.order)]
     for name in names:
         if name not in {site.value for site in present}:
-            has = ", ".join(site.value for site in present)
-            raise ConfigError(f"--sites {name}: this model has {has}")
+            known = ", ".join(site.value for site in present)
+            raise ConfigError(f"--sites {name}: this model has {known}")
     return {Site(name) for name in names} or set(present)
 
 
-def _modules(places: AttentionSites, chosen: set[Site]) -> list[list[AttentionSite]]:
+def _modules(attention_sites: AttentionSites, sites: set[Site]) -> list[list[AttentionSite]]:
     """The calls of each attention module, one list a module."""
-    return [list(calls) for calls in places.calls.values() if calls[0].site in chosen and calls[0].heads]
+    return [list(calls) for calls in attention_sites.calls.values() if calls[0].site in sites and calls[0].heads]
 
 
 def _units(layers: Sequence[AttentionSite]) -> list[Unit]:

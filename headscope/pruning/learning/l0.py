@@ -69,8 +69,8 @@ class L0(GateLearner):
 
     def __init__(self, gating: GateLayout, options: L0Options, *, updates: int, generator: torch.Generator) -> None:
         self.options = options
-        self.wanted = None if options.keep is None else gating.kept_units(options.keep)
-        self.held = 0.0
+        self.units_to_keep = None if options.keep is None else gating.kept_units(options.keep)
+        self.integral = 0.0
         super().__init__(gating, updates=updates, generator=generator)
         self.first = self._share()
         self.strength = self._given()
@@ -103,17 +103,17 @@ class L0(GateLearner):
     def updated(self) -> None:
         """Also: a searched λ moves."""
         super().updated()
-        if self.wanted is None:
+        if self.units_to_keep is None:
             return
-        goal = self.wanted * self._size() / self.gating.heads
-        left = max(0.0, 1 - self.update / (DESCENT * self.updates))
-        distance = self._share() - (goal + (self.first - goal) * left)
-        self.held += distance
-        self.strength = PROPORTIONAL * distance + INTEGRAL * self.held / self.updates
+        goal = self.units_to_keep * self._size() / self.gating.heads
+        remaining = max(0.0, 1 - self.update / (DESCENT * self.updates))
+        distance = self._share() - (goal + (self.first - goal) * remaining)
+        self.integral += distance
+        self.strength = PROPORTIONAL * distance + INTEGRAL * self.integral / self.updates
 
     def decide(self) -> Tensor:
         weights = self.weights.detach()
-        return decided(weights) if self.wanted is None else top_k(weights, self.wanted)
+        return decided(weights) if self.units_to_keep is None else top_k(weights, self.units_to_keep)
 
     def facts(self) -> dict[str, Any]:
         modules = self._modules()
@@ -121,11 +121,11 @@ class L0(GateLearner):
         return {
             "lambda_paper": self.strength,
             "lambda_code": self.strength * modules,
-            "lambda_searched": self.wanted is not None,
+            "lambda_searched": self.units_to_keep is not None,
             "gated_modules": modules,
             "temperature": self.options.temperature,
             "start": self.options.start,
-            "decision": "log_a > 0" if self.wanted is None else f"the {self.options.keep} largest log_a",
+            "decision": "log_a > 0" if self.units_to_keep is None else f"the {self.options.keep} largest log_a",
             "heads_with_log_a_above_0": by_rule,
         }
 
@@ -133,7 +133,7 @@ class L0(GateLearner):
         """Gates that have not settled: the decision is then not what was learnt with; and ties at a wanted number."""
         gates = self.gates()
         between = int(((gates > 0) & (gates < 1)).sum())
-        tied = [] if self.wanted is None else self.ties(self.wanted)
+        tied = [] if self.units_to_keep is None else self.ties(self.units_to_keep)
         if not between:
             return tied
         return [
@@ -146,11 +146,11 @@ class L0(GateLearner):
         return {"lambda": self.strength if self.options.strength_as == "paper" else self.strength * self._modules()}
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "held": self.held, "strength": self.strength, "first": self.first}
+        return {**super().state(), "held": self.integral, "strength": self.strength, "first": self.first}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        self.held, self.strength, self.first = (float(state[name]) for name in ("held", "strength", "first"))
+        self.integral, self.strength, self.first = (float(state[name]) for name in ("held", "strength", "first"))
 
     def _modules(self) -> int:
         return len(self.gating.counts)
@@ -159,8 +159,8 @@ class L0(GateLearner):
         return float(self.gating.sizes[0])
 
     def _given(self) -> float:
-        given = self.options.strength or 0.0
-        return given if self.options.strength_as == "paper" else given / self._modules()
+        strength = self.options.strength or 0.0
+        return strength if self.options.strength_as == "paper" else strength / self._modules()
 
     def _share(self) -> float:
         """Σ σ(log_a) over heads, as a share of all of them."""

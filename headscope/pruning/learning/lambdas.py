@@ -82,11 +82,11 @@ def _record(config: LearnConfig, progress: Progress) -> Mapping[str, Any]:
         run_learning(config, progress=progress)
         return contents(config.out, CHOICE).record
     free = {"out", "resume", "force", "save_every", "device"}
-    now, before = config.settings(), record["options"]
-    if changed := [name for name in now if name not in free and now[name] != before.get(name)]:
+    settings, before = config.settings(), record["options"]
+    if changed := [name for name in settings if name not in free and settings[name] != before.get(name)]:
         raise ConfigError(
             f"--resume: {config.out} was made with another --{changed[0].replace('_', '-')} "
-            f"({before.get(changed[0])}, now {now[changed[0]]}); give the same options, or another --out"
+            f"({before.get(changed[0])}, now {settings[changed[0]]}); give the same options, or another --out"
         )
     return record
 

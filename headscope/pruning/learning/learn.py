@@ -94,12 +94,12 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Se
         raise ConfigError(f"the run in {config.out} is complete; nothing is left to resume (--force learns anew)")
     inputs = inputs_of(config)
     resumed = to_resume(config.out, CHOICE) if config.resume else None
-    with workplace(config.out, CHOICE, inputs=inputs, force=config.force, resume=resumed) as place:
-        choice, checkpoint = _learnt(config, place.path, progress)
+    with workplace(config.out, CHOICE, inputs=inputs, force=config.force, resume=resumed) as workspace:
+        choice, checkpoint = _learnt(config, workspace.path, progress)
         with Build(config.out, CHOICE, inputs=inputs, force=True) as build:
             write_selection(choice, checkpoint, config, build)
-        if place.path != config.out:
-            place.discard()
+        if workspace.path != config.out:
+            workspace.discard()
     return choice
 
 
@@ -108,16 +108,16 @@ def finished(out: Path) -> Mapping[str, Any]:
 
     What a killed process left there without having begun is removed.
     """
-    there = contents(out, CHOICE)
-    if resumable(out) or there.kind != CHOICE.name:
+    run = contents(out, CHOICE)
+    if resumable(out) or run.kind != CHOICE.name:
         return {}
     clear_killed(out, CHOICE)
-    return there.record
+    return run.record
 
 
 def resumable(out: Path) -> bool:
     """Whether a run of a directory, or one that will replace it, has left a state to go on from."""
-    return any((place / STATE).is_file() for place in (out, replacing_folder(out)))
+    return any((folder / STATE).is_file() for folder in (out, replacing_folder(out)))
 
 
 def _learnt(config: LearnConfig, folder: Path, progress: Progress) -> tuple[Selection, Checkpoint]:
@@ -238,13 +238,13 @@ def _learn(
     nll: dict[str, float],
     step: Callable[[int], None],
 ) -> None:
-    learner, every = tuner.learner, config.log_every or max(config.updates // POINTS, 1)
+    learner, interval = tuner.learner, config.log_every or max(config.updates // POINTS, 1)
     assert learner is not None
     if tuner.update == 0:
         trace += gate_rows(learner, 0)
 
     def after(update: int, loss: float) -> None:
-        if update % every == 0 or update == config.updates:
+        if update % interval == 0 or update == config.updates:
             trace.extend(gate_rows(learner, update))
         if config.save_every and update % config.save_every == 0 and update < config.updates:
             _save_state(tuner, config, folder, trace, nll)
@@ -255,8 +255,8 @@ def _learn(
 
 def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
     """Rows of gates.csv: what every gated head has after an update."""
-    gates, opened, more = learner.gates().tolist(), learner.open_probability().tolist(), learner.trace()
-    common = {"lambda": float("nan"), "temperature": float("nan")} | more
+    gates, opened, values = learner.gates().tolist(), learner.open_probability().tolist(), learner.trace()
+    common = {"lambda": float("nan"), "temperature": float("nan")} | values
     return [
         {"update": update, "site": head.site.value, "layer": head.layer, "head": head.head, "gate": gate, "open": p}
         | common
@@ -276,12 +276,12 @@ def _ranking(learner: GateLearner) -> pd.DataFrame:
             "layer": head.layer,
             "head": head.head,
             "score": float(weights[number]),
-            "rank": place,
+            "rank": rank,
             "kept": int(kept[number]),
             "gate": gates[number],
             "open": opened[number],
         }
-        for place, number in enumerate(order, start=1)
+        for rank, number in enumerate(order, start=1)
         for head in learner.gating.units[number]
     ]
     return pd.DataFrame(rows)
@@ -314,15 +314,19 @@ def _signature(
     config: LearnConfig, opened: OpenedSelection, learner: GateLearner, freeze: Freeze, recipe: Recipe
 ) -> Any:
     facts = learner.facts()
-    how = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
+    entries = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
     if isinstance(config.method, L0Options):
-        found = "" if config.method.keep is None else f"(keep {config.method.keep})"
-        how = {"lambda": f"{facts['lambda_paper']:.4g}{found}", **how}
+        size = "" if config.method.keep is None else f"(keep {config.method.keep})"
+        entries = {"lambda": f"{facts['lambda_paper']:.4g}{size}", **entries}
     else:
-        how = {"keep": str(config.method.keep), "gates": "ste" if facts["straight_through"] else "gumbel", **how}
+        entries = {
+            "keep": str(config.method.keep),
+            "gates": "ste" if facts["straight_through"] else "gumbel",
+            **entries,
+        }
     if config.objective:
-        how["objective"] = config.objective
-    return selection_signature(learner.method, opened, config, **how)
+        entries["objective"] = config.objective
+    return selection_signature(learner.method, opened, config, **entries)
 
 
 # Going on after a kill.
@@ -356,11 +360,11 @@ def _go_on(
     tuner: Tuner, state: Mapping[str, Any], config: LearnConfig
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     with restoring(config.out / STATE, advice=ANEW):
-        mine, theirs = _same(config), dict(state["settings"])
-    if changed := [name for name in mine if theirs.get(name) != mine[name]]:
+        settings, saved = _same(config), dict(state["settings"])
+    if changed := [name for name in settings if saved.get(name) != settings[name]]:
         raise ConfigError(
             f"--resume: the run in {config.out} was begun with another --{changed[0].replace('_', '-')} "
-            f"({theirs.get(changed[0])}, now {mine[changed[0]]}); give the same options, or another --out"
+            f"({saved.get(changed[0])}, now {settings[changed[0]]}); give the same options, or another --out"
         )
     if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
         raise ConfigError(f"--resume: the run in {config.out} was begun with another checkpoint or text; give the same")

@@ -47,9 +47,9 @@ def soft_top_k(scores: Tensor, k: int, *, temperature: float) -> Tensor:
 def top_k(scores: Tensor, k: int) -> Tensor:
     """Which entries [n] are the K largest: exactly K of them, the earlier ones where scores tie."""
     order = torch.argsort(scores.detach(), descending=True, stable=True)
-    chosen = torch.zeros(len(scores), dtype=torch.bool)
-    chosen[order[:k]] = True
-    return chosen
+    selected = torch.zeros(len(scores), dtype=torch.bool)
+    selected[order[:k]] = True
+    return selected
 
 
 def tied_at(scores: Tensor, k: int) -> Tensor:

@@ -28,16 +28,16 @@ def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parame
         return []
     gates = [mixing for _, _, mixing in mixings_of(model) if mixing.gates() is not None]
     own_gates = {id(parameter) for mixing in gates for parameter in mixing.parameters()}
-    every = [parameter for parameter in model.parameters() if id(parameter) not in own_gates]
+    parameters = [parameter for parameter in model.parameters() if id(parameter) not in own_gates]
     if freeze == "none":
-        return every
+        return parameters
     if not checkpoint.two_sided:
         raise ConfigError(f"--freeze {freeze}: this model has one side only; choose none or model")
     encoder = {id(parameter) for parameter in _encoder(model).parameters()}
-    rest = _outside(model, _encoder(model))
+    outside = _outside(model, _encoder(model))
     if freeze == "decoder":
-        return [parameter for parameter in every if id(parameter) in encoder and id(parameter) not in rest]
-    return [parameter for parameter in every if id(parameter) not in encoder]
+        return [parameter for parameter in parameters if id(parameter) in encoder and id(parameter) not in outside]
+    return [parameter for parameter in parameters if id(parameter) not in encoder]
 
 
 def default_freeze(checkpoint: Checkpoint, sites: set[Site]) -> Freeze:
@@ -49,8 +49,8 @@ def _encoder(model: nn.Module) -> nn.Module:
     if isinstance(model, Transformer):
         assert model.encoder is not None
         return model.encoder
-    whole: Any = model
-    encoder: nn.Module = whole.get_encoder()
+    transformer: Any = model
+    encoder: nn.Module = transformer.get_encoder()
     return encoder
 
 

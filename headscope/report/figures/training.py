@@ -224,7 +224,7 @@ def _subtitle(runs: Sequence[TrainingHistory]) -> str:
     return text if text_width(text, LABEL) < 40 else f"{len(runs)} runs"
 
 
-def _distinct(courses: Sequence[TrainingHistory]) -> list[str]:
+def _distinct(runs: Sequence[TrainingHistory]) -> list[str]:
     """Names of the directories, numbered where several have the same."""
-    names = [course.name for course in courses]
+    names = [run.name for run in runs]
     return [name if names.count(name) == 1 else f"{name} ({number + 1})" for number, name in enumerate(names)]

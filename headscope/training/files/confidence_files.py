@@ -62,13 +62,13 @@ class ConfidenceFiles(Variant):
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         self.calls, self.passes = [], []
-        with tapped(self._see, before_mixing=True):
+        with tapped(self._record_call, before_mixing=True):
             sums = gradients(batches)
         rows = [row.cpu() for row, batch in zip(self.passes[-len(batches) :], batches, strict=True) if len(batch)]
         self.rows += [row for process_rows in run.processes.all(rows) for row in process_rows]
         return sums
 
-    def _see(self, call: AttentionCall, _: Tensor) -> None:
+    def _record_call(self, call: AttentionCall, _: Tensor) -> None:
         if id(call.module) in self.site_layers:
             self.calls.append(call)
 

@@ -80,10 +80,10 @@ class Disagreement(Variant):
         from headscope.model.attention import tapped
 
         self.contexts.clear()
-        with tapped(self._see, before_mixing=True):
+        with tapped(self._record_call, before_mixing=True):
             return gradients(batches)
 
-    def _see(self, call: AttentionCall, _: Tensor) -> None:
+    def _record_call(self, call: AttentionCall, _: Tensor) -> None:
         site = self.sites.get(id(call.module))
         if site is not None:
             self.contexts.append((site, call.context))

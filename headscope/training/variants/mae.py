@@ -181,9 +181,9 @@ class Mae(Variant):
 
         for mixture in experts_of(run.model):
             if mixture.gate is not None:
-                mixture.gate.register_forward_hook(self._seen)
+                mixture.gate.register_forward_hook(self._record_entropy)
 
-    def _seen(self, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
+    def _record_entropy(self, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
         if self.gate_history.noting and gate.training:
             log_p = log_gates.detach().float()
             real = inputs[1].to(log_p.dtype)  # [b p]
