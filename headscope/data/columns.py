@@ -28,7 +28,7 @@ def read_columns(path: Path) -> Iterator[Rows]:
     """
     words: list[str] = []
     tags: list[str] = []
-    number, some = 0, False
+    number, has_rows = 0, False
     for number, raw in enumerate(raw_lines(path), start=1):
         line = _text(raw, path, number)
         columns = [column.strip() for column in line.split("\t" if "\t" in line else None)]
@@ -39,10 +39,10 @@ def read_columns(path: Path) -> Iterator[Rows]:
             tags.append(columns[-1])
         elif words:
             yield Rows(tuple(words), tuple(tags), number - len(words))
-            words, tags, some = [], [], True
+            words, tags, has_rows = [], [], True
     if words:
         yield Rows(tuple(words), tuple(tags), number + 1 - len(words))
-    elif not some:
+    elif not has_rows:
         raise DataError(f"{path} is empty; it must hold a word and its tag a line, and an empty line after a sentence")
 
 

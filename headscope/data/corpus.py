@@ -111,9 +111,13 @@ def open_corpus(
     def read() -> Iterator[Sentence]:
         lines = _split(_texts(source, parses, columns), name) if pairs else _texts(source, parses, columns)
         if target is not None:
-            lines = (one._replace(target=text) for one, text in _paired(lines, read_lines(target), name, target))
+            lines = (
+                sentence._replace(target=text) for sentence, text in _paired(lines, read_lines(target), name, target)
+            )
         if second is not None:
-            lines = (one._replace(second=text) for one, text in _paired(lines, read_lines(second), name, second))
+            lines = (
+                sentence._replace(second=text) for sentence, text in _paired(lines, read_lines(second), name, second)
+            )
         return _parsed(lines, read_conllu(parses), name) if parses is not None and source is not None else lines
 
     digest = hashlib.sha1()

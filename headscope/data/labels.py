@@ -38,8 +38,8 @@ def _classes(labels: Lines, names: Sequence[str]) -> Iterator[Labels]:
 def _tags(columns: Path, names: Sequence[str]) -> Iterator[Labels]:
     numbers = _numbers(names)
     for rows in read_columns(columns):
-        where = [f"{columns}:{rows.line + number}" for number in range(len(rows.tags))]
-        ids = (_number(tag, numbers, names, line, "tag") for tag, line in zip(rows.tags, where, strict=True))
+        locations = [f"{columns}:{rows.line + number}" for number in range(len(rows.tags))]
+        ids = (_number(tag, numbers, names, line, "tag") for tag, line in zip(rows.tags, locations, strict=True))
         yield Labels(tuple(ids), rows.words)
 
 
@@ -48,11 +48,11 @@ def _numbers(names: Sequence[str]) -> Mapping[str, int]:
     return {str(number): number for number in range(len(names))} | {name: number for number, name in enumerate(names)}
 
 
-def _number(text: str, numbers: Mapping[str, int], names: Sequence[str], where: str, what: str) -> int:
+def _number(text: str, numbers: Mapping[str, int], names: Sequence[str], location: str, kind: str) -> int:
     if text not in numbers:
         shown = ", ".join(f"{number} ({name})" for number, name in list(enumerate(names))[:SHOWN])
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise DataError(f"{where}: the model has no {what} {text[:40]!r}; it has {shown}{more}")
+        others = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise DataError(f"{location}: the model has no {kind} {text[:40]!r}; it has {shown}{others}")
     return numbers[text]
 
 
@@ -66,16 +66,16 @@ def label_row(labels: Labels, encoded: Encoded, text: str, spans: Sequence[Span 
         return list(labels.ids)
     if spans is None:
         raise DataError(f"the subwords of {text[:60]!r} cannot be located in it, so its tags cannot be placed")
-    row, place = [IGNORED] * len(encoded.ids), 0
+    row, position = [IGNORED] * len(encoded.ids), 0
     for number, start, end in _word_spans(text, labels):
-        while place < len(spans) and ((span := spans[place]) is None or span[0] == span[1] or span[1] <= start):
-            place += 1
-        if place == len(spans):
+        while position < len(spans) and ((span := spans[position]) is None or span[0] == span[1] or span[1] <= start):
+            position += 1
+        if position == len(spans):
             break
-        first = spans[place]
+        first = spans[position]
         assert first is not None
-        if first[0] < end and row[place] == IGNORED:
-            row[place] = number
+        if first[0] < end and row[position] == IGNORED:
+            row[position] = number
     return row
 
 

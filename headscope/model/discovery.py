@@ -68,21 +68,21 @@ class CallTracker:
     """Maps the calls of a forward pass, in their order, to attention sites."""
 
     attention_sites: AttentionSites
-    seen: Counter[int] = field(default_factory=Counter)
+    turns: Counter[int] = field(default_factory=Counter)
 
     def attention_site(self, module: nn.Module) -> AttentionSite | None:
         """The site of this call, None where `module` is not of this model."""
         sites = self.attention_sites.calls.get(id(module))
         if sites is None:
             return None
-        turn = self.seen[id(module)] % len(sites)
-        self.seen[id(module)] += 1
+        turn = self.turns[id(module)] % len(sites)
+        self.turns[id(module)] += 1
         return sites[turn]
 
     def restart(self, _: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
         """A forward pre-hook: the next call of each module is its first of a new pass."""
         refuse_head_masks(arguments)
-        self.seen.clear()
+        self.turns.clear()
 
 
 @contextmanager

@@ -37,9 +37,9 @@ class Predicting(Checkpoint):
     def predicts(self) -> Predicts:
         """Words where there is an output layer over the vocabulary, classes and tags where the class says so."""
         model: Any = self.model
-        for ending, what in _HEADS.items():
+        for ending, prediction in _HEADS.items():
             if type(model).__name__.endswith(ending):
-                return what
+                return prediction
         return "nothing" if model.get_output_embeddings() is None else "words"
 
     @property
@@ -68,8 +68,8 @@ class Predicting(Checkpoint):
     @staticmethod
     def _source(batch: Batch) -> dict[str, Tensor]:
         source = batch.source
-        given = {"input_ids": source.ids, "attention_mask": source.real.long()}
-        return given if source.segments is None else given | {"token_type_ids": source.segments}
+        inputs = {"input_ids": source.ids, "attention_mask": source.real.long()}
+        return inputs if source.segments is None else inputs | {"token_type_ids": source.segments}
 
     @finite
     def states(self, batch: Batch) -> Tensor:
@@ -83,14 +83,14 @@ class Predicting(Checkpoint):
     def class_scores(self, batch: Batch) -> Tensor:
         if self.predicts != "classes":
             raise CheckpointError(f"{self.path} is a {type(self.model).__name__}, which is no classifier")
-        given, pad = self._source(batch), text_config(self.config).pad_token_id
+        inputs, pad = self._source(batch), text_config(self.config).pad_token_id
         with through_attend(self.model):
             if pad is None and not bool(batch.source.real.all()):  # a decoder would not find the last token
                 rows = [batch.rows(torch.tensor([row])) for row in range(len(batch.source.ids))]
                 return torch.cat([self.model(**self._source(row)).logits for row in rows])
             if pad is not None:
-                given["input_ids"] = batch.source.ids.masked_fill(~batch.source.real, pad)
-            scores: Tensor = self.model(**given).logits
+                inputs["input_ids"] = batch.source.ids.masked_fill(~batch.source.real, pad)
+            scores: Tensor = self.model(**inputs).logits
         return scores
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
