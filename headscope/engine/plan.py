@@ -72,8 +72,8 @@ def analyze(
     """
     began = time.monotonic()
     if any(map(needs_objective, analyses)):
-        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-        name = choose_objective(options.objective, checkpoint, **given)
+        available = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
+        name = choose_objective(options.objective, checkpoint, **available)
         options = replace(options, objective=name)
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
     runner = AnalysisRunner(checkpoint, running, options, detail=detail)

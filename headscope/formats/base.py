@@ -363,13 +363,11 @@ def open_checkpoint(
     companions = companions or Companions()
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
-    checkpoint_format = FORMATS.get(format) if format else _detect(path)
-    if useless := [f"--{name}" for name in companions.names() if name not in checkpoint_format.takes]:
-        takes = ", ".join(f"--{name}" for name in sorted(checkpoint_format.takes)) or "none of these"
-        raise ConfigError(
-            f"{', '.join(useless)} means nothing for a {checkpoint_format.name} checkpoint, which takes {takes}"
-        )
-    opened: Checkpoint = checkpoint_format.load(path, device=pick_device(device), dtype=dtype, companions=companions)
+    opener = FORMATS.get(format) if format else _detect(path)
+    if useless := [f"--{name}" for name in companions.names() if name not in opener.takes]:
+        takes = ", ".join(f"--{name}" for name in sorted(opener.takes)) or "none of these"
+        raise ConfigError(f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}")
+    opened: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions)
     refuse_damaged_model(path, opened.model)
     return opened
 

@@ -70,21 +70,21 @@ class TrainingExamples:
         sources = [
             Encoded(
                 self.source[number].tolist(),
-                [bool(each) for each in self.special[number]],
+                [bool(flag) for flag in self.special[number]],
                 segments=self.segments[number].tolist(),
             )
             for number in map(int, numbers)
         ]
-        made = Batch(indices=torch.as_tensor(numbers), fold=0, source=pad_side(sources))
+        batch = Batch(indices=torch.as_tensor(numbers), fold=0, source=pad_side(sources))
         if self.hiding is not None:
-            return _hidden(made, sources, self.hiding, seed=seed, epoch=epoch)
+            return _hidden(batch, sources, self.hiding, seed=seed, epoch=epoch)
         if self.labels is not None:
             labels = pad_rows([self.labels[int(number)].tolist() for number in numbers], IGNORED)
-            made = replace(made, labels=labels)
+            batch = replace(batch, labels=labels)
         if self.target is None:
-            return made
+            return batch
         inputs = [self.target[int(number)].tolist() for number in numbers]
-        return replace(made, target=pad_side([Encoded(ids, [False] * len(ids)) for ids in inputs]))
+        return replace(batch, target=pad_side([Encoded(ids, [False] * len(ids)) for ids in inputs]))
 
 
 def training_examples(
@@ -105,7 +105,7 @@ def training_examples(
     for source, target, labels in _encoded(checkpoint, corpus, limit, says=supervised and not hides):
         row = [
             source.ids,
-            [int(each) for each in source.special],
+            [int(flag) for flag in source.special],
             list(source.segments),
             target.ids if target else [],
             labels,
@@ -115,13 +115,13 @@ def training_examples(
         truncated += bool(source.cut or (target is not None and target.cut))
     if not columns[0]:
         raise DataError(f"{corpus.name} holds no sentence")
-    sources, special, segments, targets, wanted = (TokenizedTexts.of(column) for column in columns)
+    sources, special, segments, targets, all_labels = (TokenizedTexts.of(column) for column in columns)
     return TrainingExamples(
         source=sources,
         special=special,
         segments=segments,
         target=targets if corpus.has_target else None,
-        labels=wanted if supervised and not hides else None,
+        labels=all_labels if supervised and not hides else None,
         hiding=hiding,
         digest=corpus.digest,
         truncated=truncated,
@@ -145,7 +145,7 @@ def _encoded(
         sources = encode_sources(window, checkpoint, limit=limit)
         targets: list[Encoded] | list[None] = [None] * len(window)
         if corpus.has_target:
-            targets = checkpoint.encode([each.target or "" for each in window], side="target", limit=limit)
+            targets = checkpoint.encode([sentence.target or "" for sentence in window], side="target", limit=limit)
         labels = _labels(checkpoint, window, sources, limit) if says else [[] for _ in window]
         yield from zip(sources, targets, labels, strict=True)
 
@@ -154,7 +154,9 @@ def _labels(checkpoint: Checkpoint, window: list[Sentence], sources: list[Encode
     """What the model should say of sentences: their own labels, or words that a decoder predicts."""
     if window[0].labels is not None:
         return [own_labels(*pair, checkpoint) for pair in zip(window, sources, strict=True)]
-    return checkpoint.labels([each.source if each.target is None else each.target for each in window], limit=limit)
+    return checkpoint.labels(
+        [sentence.source if sentence.target is None else sentence.target for sentence in window], limit=limit
+    )
 
 
 def _hiding(checkpoint: Checkpoint) -> Hiding:
@@ -168,13 +170,13 @@ def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, 
     """15 % of the tokens are to be told; of these 80 % are masked, 10 % swapped (Devlin et al. 2019, appendix A.1)."""
     ids, labels = batch.source.ids.clone(), torch.full_like(batch.source.ids, IGNORED)
     for row, (number, source) in enumerate(zip(batch.indices.tolist(), sources, strict=True)):
-        plain = [place for place, special in enumerate(source.special) if not special]
-        places = hidden_at_random(plain, number, seed=seed + 7919 * epoch) if plain else []
+        plain = [position for position, special in enumerate(source.special) if not special]
+        positions = hidden_at_random(plain, number, seed=seed + 7919 * epoch) if plain else []
         chance = np.random.default_rng([seed, epoch, number])
-        for place, lot in zip(places, chance.random(len(places)), strict=True):
-            labels[row, place] = ids[row, place]
+        for position, lot in zip(positions, chance.random(len(positions)), strict=True):
+            labels[row, position] = ids[row, position]
             if lot < MASKED:
-                ids[row, place] = hiding.mask
+                ids[row, position] = hiding.mask
             elif lot < MASKED + SWAPPED:
-                ids[row, place] = hiding.plain[int(chance.integers(len(hiding.plain)))]
+                ids[row, position] = hiding.plain[int(chance.integers(len(hiding.plain)))]
     return replace(batch, source=replace(batch.source, ids=ids), labels=labels)

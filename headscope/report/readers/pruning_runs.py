@@ -51,8 +51,8 @@ class PruningRun:
     def notes(self) -> list[str]:
         """By method how many heads can go, and within which margin, as the sweep concluded."""
         lines = self.meta.get("conclusions")
-        said = [line.split(";")[0] for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
-        return said[:MOST_NOTES]
+        verdicts = [line.split(";")[0] for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+        return verdicts[:MOST_NOTES]
 
     @property
     def sites(self) -> list[str]:
