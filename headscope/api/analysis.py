@@ -39,6 +39,8 @@ from headscope.results import Signature
 if TYPE_CHECKING:
     import pandas as pd
 
+    from headscope.engine.faithfulness.orders import Scores
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -182,6 +184,7 @@ def _try_rankings(
     """Add the tables of `headscope.engine.faithfulness` to a study."""
     from headscope.engine.faithfulness.orders import ranks
     from headscope.engine.faithfulness.run import FaithfulnessOptions, try_rankings
+    from headscope.pruning.ranking.criterion import ScoringContext, scores_by_criteria
 
     trial = FaithfulnessOptions(
         steps=config.faithfulness_steps,
@@ -203,6 +206,12 @@ def _try_rankings(
         with progress("analysing shuffled weights", corpus.count) as step:
             return analyze(checkpoint, corpus, analyses=ranked, options=options, batching=batching, progress=step).heads
 
+    def criteria() -> dict[str, Scores]:
+        if config.only:
+            return {}
+        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
+        return scores_by_criteria(ScoringContext(checkpoint, corpus, batching, options))
+
     comparison = try_rankings(
         checkpoint,
         corpus,
@@ -211,6 +220,7 @@ def _try_rankings(
         likelihood_options=likelihood_options,
         remeasure=again,
         progress=progress,
+        criteria=criteria,
     )
     study.tables["faithfulness"], study.tables["faithfulness_rankings"] = comparison.curves, comparison.rankings
     study.remarks += comparison.remarks

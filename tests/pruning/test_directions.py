@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from headscope.pruning.ranking.criterion import (
     ScoringContext,
     criterion_named,
     rankable_names,
+    scores_by_criteria,
 )
 from headscope.pruning.sweep.config import SweepConfig, criterion_of
 from headscope.pruning.sweep.sweep import run_sweep
@@ -185,3 +187,20 @@ def test_faithfulness_tries_the_columns_that_have_a_direction() -> None:
     rankings, _ = scores_of(table)
     assert {name: list(scores.values()) for name, scores in rankings.items()} == {"entropy": [-1, -2], "lrp": [3, 1]}
     assert undirected(table) == ["sink"]
+
+
+def test_faithfulness_tries_the_criteria_of_one_pass_too() -> None:
+    """Each gives a number for every head by itself; those that the text does not reach are no rankings."""
+    checkpoint, corpus = speakers.checkpoint("marian"), speakers.corpus("marian")
+    context = ScoringContext(checkpoint, corpus)
+    scores = scores_by_criteria(context)
+    assert set(scores) == {"flap", "obs", "obs-task", "output-norm", "wanda"}
+    for name, of_heads in scores.items():
+        assert of_heads == CRITERIA.get(name)().scores(ScoringContext(checkpoint, corpus))
+    table = pd.DataFrame([{"site": head.site.value, "layer": head.layer, "head": head.head} for head in scores["obs"]])
+    rankings, refused = scores_of(table, scores)
+    assert rankings == scores and not refused
+    lines = corpus.read
+    alone = replace(corpus, has_target=False, read=lambda: (line._replace(target=None) for line in lines()))
+    rankings, refused = scores_of(table, scores_by_criteria(ScoringContext(checkpoint, alone)))
+    assert not rankings and "heads have no number" in refused["obs"]

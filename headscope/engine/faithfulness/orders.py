@@ -23,23 +23,26 @@ def ranks(cls: type[Analysis]) -> bool:
     return any(measure.keep for measure in cls.measures)
 
 
-def scores_of(heads: pd.DataFrame) -> tuple[dict[str, dict[HeadId, float]], dict[str, str]]:
-    """The rankings that a table of heads holds, and by column why others are no rankings.
+def scores_of(
+    heads: pd.DataFrame, others: Mapping[str, Scores] | None = None
+) -> tuple[dict[str, dict[HeadId, float]], dict[str, str]]:
+    """The rankings that a table of heads holds and those of `others`, and by name why some are no rankings.
 
     A ranking is a column whose measure says which end matters (`Measure.keep`; of entropy the lowest). One without a
     number for some head, or with the same for all heads, is no ranking.
     """
     ids = heads_of_rows(heads)
+    candidates = {column: (heads[column].to_numpy(dtype=float) * sign).tolist() for column, sign in _columns(heads)}
+    candidates |= {name: [scores[head] for head in ids] for name, scores in (others or {}).items()}
     rankings: dict[str, dict[HeadId, float]] = {}
     refused: dict[str, str] = {}
-    for column, sign in _columns(heads):
-        values = heads[column].to_numpy(dtype=float) * sign
-        if np.isnan(values).any():
-            refused[column] = f"{int(np.isnan(values).sum())} of {len(values)} heads have no number"
-        elif len(set(values.tolist())) < 2:
-            refused[column] = "all heads have the same number"
+    for name, values in candidates.items():
+        if missing := int(np.isnan(values).sum()):
+            refused[name] = f"{missing} of {len(values)} heads have no number"
+        elif len(set(values)) < 2:
+            refused[name] = "all heads have the same number"
         else:
-            rankings[column] = dict(zip(ids, values.tolist(), strict=True))
+            rankings[name] = dict(zip(ids, values, strict=True))
     return rankings, refused
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from headscope.engine.faithfulness.comparison import (
     plan_removals,
     with_randomised,
 )
-from headscope.engine.faithfulness.orders import randomised, scores_of, undirected
+from headscope.engine.faithfulness.orders import Scores, randomised, scores_of, undirected
 from headscope.engine.faithfulness.performance_drop import bleu_drop, measure_drop
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -45,13 +45,15 @@ def try_rankings(
     likelihood_options: LikelihoodOptions,
     remeasure: Callable[[], pd.DataFrame],
     progress: Progress,
+    criteria: Callable[[], Mapping[str, Scores]] = dict,
 ) -> RankingComparison:
     """Test every ranking that `heads` (a row per head) holds; `remeasure` measures the heads anew, on shuffled weights.
 
-    Heads are masked as `headscope evaluate --mask` does. ConfigError where there is nothing to test, and for
-    BLEU of a model or a corpus that has no translations.
+    `criteria` gives the scores of further rankings on the model as it is when it is called. Heads are masked as
+    `headscope evaluate --mask` does. ConfigError where there is nothing to test, and for BLEU of a model or a corpus
+    that has no translations.
     """
-    rankings, refused = scores_of(heads)
+    rankings, refused = scores_of(heads, criteria())
     if options.bleu and not (checkpoint.two_sided and corpus.has_target):
         raise ConfigError("--faithfulness-bleu needs a model that translates, and a --target")
     plan = plan_removals(rankings, steps=options.steps, random_orders=options.random_orders, seed=options.seed)
@@ -66,7 +68,7 @@ def try_rankings(
         drop.values["bleu"][on_curves] = scored.values["bleu"]
     comparison = compare_rankings(plan, drop, rankings, Bootstrap(seed=options.seed, replicates=options.replicates))
     with randomised(checkpoint.model, seed=options.seed):
-        shuffled, _ = scores_of(remeasure())
+        shuffled, _ = scores_of(remeasure(), criteria())
     remarks = [f"{name} is no ranking: {reason}" for name, reason in refused.items()]
     if columns := undirected(heads):
         remarks.append(f"no agreed direction, so not tested as rankings: {', '.join(columns)}")

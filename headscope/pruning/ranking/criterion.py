@@ -84,7 +84,8 @@ class Criterion(ABC):
 
     `keep` says which end of the scores stays ("" where that is not agreed upon), and `why` completes "the others are
     removed first, as …". `reads_text` says whether it needs a text; `changes` whether scores depend on which heads are
-    gone, so that scoring anew means something; `refits` whether other heads are refitted, so that damping does.
+    gone, so that scoring anew means something; `one_pass` whether a pass over the text gives them; `refits` whether
+    other heads are refitted, so that damping means something.
     """
 
     name: ClassVar[str]
@@ -93,6 +94,7 @@ class Criterion(ABC):
     why: str = ""
     reads_text: bool = True
     changes: bool = True
+    one_pass: bool = True
     refits: bool = False
 
     @abstractmethod
@@ -185,3 +187,15 @@ def column_named(name: str) -> MeasuredColumn:
         return MeasuredColumn(Measure(name))
     analysis, measure = known[name]
     return MeasuredColumn(measure, analysis=analysis.name)
+
+
+def scores_by_criteria(context: ScoringContext) -> dict[str, Scores]:
+    """The scores of every criterion that takes one pass over a text, the highest stay; without those that refuse."""
+    scores = {}
+    for name, cls in CRITERIA:
+        if cls.reads_text and cls.one_pass:
+            try:
+                scores[name] = cls().direction().apply(cls().scores(context))
+            except ConfigError:  # it needs what model or text do not have
+                continue
+    return scores

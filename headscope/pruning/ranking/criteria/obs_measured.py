@@ -21,6 +21,7 @@ class MeasuredOptimalBrainSurgeon(Criterion):
     summary = "as obs inside a layer; between layers what the model loses after refitting, measured (slow)"
     why = "the model loses least without them, the other heads refitted"
     changes = False
+    one_pass = False
     refits = True
 
     def scores(self, context: ScoringContext) -> Scores:
