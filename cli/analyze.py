@@ -17,6 +17,7 @@ from headscope.cli.options import (
     CheckpointName,
     CompanionOptions,
     Ending,
+    LabelledText,
     Mask,
     RunningOptions,
     Seed,
@@ -232,6 +233,7 @@ class Written:
 
 @takes(
     Text,
+    LabelledText,
     Chosen,
     Explained,
     [option_of(option.field, option.type, ANALYSES) for option in ANALYSIS_OPTIONS.values()],

@@ -16,11 +16,13 @@ from headscope.cli.options import (
     CheckpointName,
     CompanionOptions,
     Ending,
+    LabelledText,
     RunningOptions,
     settings_of,
     takes,
 )
 from headscope.cli.prune_learn import l0, subset
+from headscope.cli.prune_options import ValidLabels, ValidSource2
 from headscope.cli.prune_rank import rank
 from headscope.cli.prune_sweep import sweep
 
@@ -137,10 +139,12 @@ class Calibrated:
     valid_target: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Its translation.", rich_help_panel=COMPENSATION)
     ] = None
+    valid_source2: ValidSource2 = None
+    valid_labels: ValidLabels = None
 
 
 @app.command()
-@takes(Removal, Calibrated, RunningOptions, CompanionOptions, Ending)
+@takes(Removal, LabelledText, Calibrated, RunningOptions, CompanionOptions, Ending)
 def remove(given: dict[str, Any]) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from headscope.cli import console
 from headscope.cli.options import Bpe, CheckpointName, Device, Dicts, Dtype, FormatName, HyperParameters, Json, Mask
+
+SHOWN = 12  # labels of a classifier
 
 
 def show(
@@ -19,7 +22,7 @@ def show(
     mask: Mask = None,
     json: Json = False,
 ) -> None:
-    """Print format, architecture, sites × layers × heads, parameters by part, tokenizer, fitting analyses."""
+    """Print format, architecture, heads, parameters by part, tokenizer, and the metrics and analyses that fit."""
     from headscope.api.loading import load
 
     model = load(checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
@@ -43,6 +46,8 @@ def _print(overview: dict[str, Any]) -> None:
         table.add_row("mask", ", ".join(overview["mask"]))
     tokenizer = overview["tokenizer"]
     table.add_row("tokenizer", f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "none")
+    if overview["labels"]:
+        table.add_row("labels", _names(overview["labels"]))
     screen = console.out()
     screen.print(table)
     heads = Table("site", "layers", "heads", "width", "key/value groups", title="attention", box=box.SIMPLE_HEAD)
@@ -53,10 +58,24 @@ def _print(overview: dict[str, Any]) -> None:
     for name, count in overview["parameters"].items():
         parts.add_row(name, f"{count:,}")
     screen.print(parts)
+    metrics = Table("metric of evaluate", "needs", title="metrics", box=box.SIMPLE_HEAD)
+    for metric in overview["metrics"]:
+        metrics.add_row(metric["name"], metric["needs"])
+    screen.print(metrics)
+    objectives = Table("objective", "needs", "gates learn by it", "what it is", title="objectives", box=box.SIMPLE_HEAD)
+    for objective in filter(itemgetter("fits"), overview["objectives"]):
+        trains = "yes" if objective["trains"] else "no"
+        objectives.add_row(objective["name"], objective["needs"], trains, objective["summary"])
+    screen.print(objectives)
     fitting = Table("analysis", "fits", "what it measures", title="analyses", box=box.SIMPLE_HEAD)
     for analysis in overview["analyses"]:
         fitting.add_row(analysis["name"], "yes" if analysis["fits"] else analysis["why"], analysis["summary"])
     screen.print(fitting)
+
+
+def _names(labels: list[str]) -> str:
+    """The first labels of a classifier."""
+    return ", ".join(labels[:SHOWN]) + (f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else "")
 
 
 def _short(value: Any) -> str:

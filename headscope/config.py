@@ -125,6 +125,37 @@ class TextFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValidatedTextFiles(TextFiles):
+    """A text, and another one that results are measured on, whose files are those of `TextFiles`."""
+
+    valid_source: Path | None = None
+    valid_target: Path | None = None
+    valid_source2: Path | None = None
+    valid_labels: Path | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is a text: lines, or words in CoNLL columns."""
+        return self.source is not None or self.labels is not None
+
+    @property
+    def valid_text(self) -> TextFiles | None:
+        """The text that results are measured on, where it is another; ConfigError for a part of one."""
+        for name in ("valid_target", "valid_source2"):
+            if self.valid_source is None and getattr(self, name) is not None:
+                raise ConfigError(f"{flag(name)} is for --valid-source; give that too")
+        if self.valid_source is None and self.valid_labels is None:
+            return None
+        return TextFiles(
+            source=self.valid_source,
+            target=self.valid_target,
+            source2=self.valid_source2,
+            pairs=self.pairs,
+            labels=self.valid_labels,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """How a text is read while a model is measured, and how sure the numbers are.
 
@@ -203,18 +234,18 @@ class AnalyzeOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeConfig(AnalyzeOptions, CheckpointOptions):
+class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
     """The options of `headscope analyze`."""
 
     out: Path
-    source: Path | None = None
-    target: Path | None = None
     figures: bool = True
     force: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source is None and (self.parse is None or self.parse == "stanza"):
+        if self.parse is not None and (self.source2 is not None or self.pairs):
+            raise ConfigError(f"--parse {self.parse}: parses are of one text a line; leave out --source2 and --pairs")
+        if self.source is None and self.labels is None and (self.parse is None or self.parse == "stanza"):
             raise ConfigError(
                 "no text: give --source FILE (one sentence a line) or --parse FILE.conllu, which has text"
             )

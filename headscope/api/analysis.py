@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
-from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.corpus import Corpus
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import Processes, process_group
@@ -24,6 +24,7 @@ from headscope.engine.plan import ALONE, analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.engine.run_files import ANALYSIS, Description, describe_run, write_run
 from headscope.errors import ConfigError, OutputError
+from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.files.folders import Build
 from headscope.files.lines import read_lines
@@ -84,12 +85,11 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
 
 def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> Finished:
     chosen_analyses(config)
-    corpus = open_corpus(
-        config.source, target=config.target, parses=conllu_file(config), max_sentences=config.max_sentences
-    )
+    corpus = open_text(config, parses=conllu_file(config), max_sentences=config.max_sentences)
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
     checkpoint = open_configured(config)
+    corpus = with_labels(checkpoint, corpus, config.labels)
     measurement = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
     if measurement.description is None or build is None:
         return Finished(measurement.study, config.out, Signature({}), [], main=False)

@@ -12,6 +12,7 @@ import torch
 from headscope.api.options import PathName
 from headscope.api.texts import TextPair
 from headscope.config import Companions
+from headscope.errors import ConfigError
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
@@ -37,9 +38,11 @@ def shrunk_copy(
 ) -> Shrunk:
     """A copy without `heads`, compared with the whole model with them masked, refitted as `calibration` says."""
     chosen = choose_export(export, checkpoint)
-    calibrated = calibration_text(
-        calibration, text.source, text.target, valid_source=held_out.source, valid_target=held_out.target
-    )
+    if held_out.target is not None and held_out.source is None:
+        raise ConfigError("valid_target is for valid_text; give that too")
+    measured = calibration.compensate != "none" or held_out.source is not None
+    corpus, valid = (pair.corpus() if measured and pair.source is not None else None for pair in (text, held_out))
+    calibrated = calibration_text(calibration, corpus, valid)
     with eval_mode(checkpoint.model):
         data = texts(checkpoint, text.source, text.target, sentences=max_sentences)
         return shrink(checkpoint, heads, export=chosen, data=data, text=calibrated, calibration=calibration)

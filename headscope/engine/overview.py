@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.engine.base import ANALYSES
+from headscope.evaluation.fitting_metrics import fitting_metrics, predictions_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES
 
@@ -35,8 +37,38 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
         "digest": f"sha256:{checkpoint.digest}",
         "sites": sites,
         "parameters": checkpoint.parameters_by_part(),
+        "labels": list(checkpoint.label_names),
+        "metrics": _metrics(checkpoint),
+        "objectives": _objectives(checkpoint),
         "analyses": _analyses(checkpoint, facts),
     }
+
+
+def _metrics(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """What `evaluate` measures, and the option that it needs for that."""
+    rows = []
+    for name in fitting_metrics(checkpoint):
+        labels = checkpoint.label_names and predictions_of([name])
+        needs = "--labels" if labels else "--target" if checkpoint.needs_target else ""
+        rows.append({"name": name, "needs": needs})
+    return rows
+
+
+def _objectives(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """What importances explain and gates learn by: whether it fits, and with which option."""
+    given = {
+        "": {"has_target": False, "has_labels": False},
+        "--target": {"has_target": True, "has_labels": False},
+        "--labels": {"has_target": False, "has_labels": True},
+    }
+    rows = []
+    for name, cls in OBJECTIVES:
+        reasons = {option: cls.applies(checkpoint, **texts) for option, texts in given.items()}
+        needs = next((option for option, reason in reasons.items() if reason is None), None)
+        refusal = "" if needs is not None else f"no: {reasons['']}"
+        row = {"name": name, "fits": not refusal, "why": refusal, "needs": needs or "", "trains": cls.trains}
+        rows.append({**row, "summary": cls.summary})
+    return rows
 
 
 def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, Any]]:

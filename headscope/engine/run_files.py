@@ -129,6 +129,9 @@ def _meta(
         "data": {
             "source": settings.get("source"),
             "target": settings.get("target"),
+            "source2": settings.get("source2"),
+            "pairs": settings.get("pairs", False),
+            "labels": settings.get("labels"),
             "parse": settings["parse"],
             "digest": corpus.digest,
             "sentences": study.sentences,

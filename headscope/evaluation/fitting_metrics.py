@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from headscope.config import EvaluateOptions
 from headscope.errors import ConfigError
+from headscope.evaluation.labels import no_labels
 from headscope.formats.base import Checkpoint, Predicts
 
 TRANSLATION_METRICS = ("bleu", "chrf")
@@ -19,10 +20,20 @@ PREDICTION_METRICS: Mapping[Predicts, tuple[str, ...]] = {
 """The metrics of what a model predicts, which one pass measures for any number of masks."""
 
 
+def fitting_metrics(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The metrics that can be measured of a checkpoint, those of what it predicts first."""
+    translations = TRANSLATION_METRICS if checkpoint.needs_target else ()
+    return (*translations, *prediction_metrics(checkpoint), *STATE_METRICS)
+
+
+def prediction_metrics(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The metrics of what a checkpoint predicts; none for what cannot be compared with labels."""
+    return () if checkpoint.label_names and no_labels(checkpoint) else PREDICTION_METRICS[checkpoint.predicts]
+
+
 def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str, ...]:
     """The metrics of the config, or all that fit (with `--each-head` those that need no translation)."""
-    predictions, translations = PREDICTION_METRICS[checkpoint.predicts], TRANSLATION_METRICS
-    fitting = (*(translations if checkpoint.needs_target else ()), *predictions, *STATE_METRICS)
+    fitting, predictions = fitting_metrics(checkpoint), prediction_metrics(checkpoint)
     if unfit := [name for name in config.metrics if name not in fitting]:
         needs = {"words": ("perplexity",), "translates": TRANSLATION_METRICS}
         what = next((what for what, names in needs.items() if unfit[0] in names), "classifies")
@@ -31,7 +42,8 @@ def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str
             f"{checkpoint.model_type!r} can be asked for {', '.join(fitting)}"
         )
     default = fitting[: -len(STATE_METRICS)] if predictions else STATE_METRICS
-    return config.metrics or tuple(name for name in default if not (config.each_head and name in translations))
+    each_head = config.each_head
+    return config.metrics or tuple(name for name in default if not (each_head and name in TRANSLATION_METRICS))
 
 
 def predictions_of(metrics: Sequence[str]) -> set[str]:

@@ -13,7 +13,12 @@ from headscope.formats.base import Checkpoint
 
 
 def open_text(files: TextFiles, *, parses: Path | None = None, max_sentences: int | None = None) -> Corpus:
-    """The corpus of a command, without its labels; those in CoNLL columns are the text where there is no other."""
+    """The corpus of a command, without its labels; those in CoNLL columns are the text where there is no other.
+
+    ConfigError where two options say what the other texts of pairs are.
+    """
+    if files.pairs and files.source2 is not None:
+        raise ConfigError("--source2 and --pairs both say where the other text of a pair is; give one of them")
     return open_corpus(
         files.source,
         target=files.target,

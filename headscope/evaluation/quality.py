@@ -31,7 +31,7 @@ from headscope.evaluation.fitting_metrics import (
     needs_translation,
     predictions_of,
 )
-from headscope.evaluation.labels import no_labels, open_text, with_labels
+from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.metrics.macro_f1 import macro_f1
@@ -146,8 +146,9 @@ def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> 
         raise ConfigError(f"{kind} needs --target, the references")
     metrics = choose_metrics(config, checkpoint)
     if checkpoint.label_names and predictions_of(metrics) and not corpus.has_labels:
-        why = no_labels(checkpoint) or "needs --labels FILE, what is right"
-        raise ConfigError(f"{metrics[0]}: {why}; without labels there are {', '.join(STATE_METRICS)}")
+        raise ConfigError(
+            f"{metrics[0]} needs --labels FILE, what is right; without labels there are {', '.join(STATE_METRICS)}"
+        )
     batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
     limit = sentence_limit(checkpoint, batching)
     likelihood_options = LikelihoodOptions(config.batch_tokens, limit, config.long, config.hiding, config.seed)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from headscope.bounds import check_numbers
-from headscope.config import CheckpointOptions, Companions, TextFiles, plain_options
+from headscope.config import CheckpointOptions, Companions, ValidatedTextFiles, plain_options
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.unknown_subwords import count_unknown
@@ -52,7 +52,7 @@ CHOICE = OutputKind(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruningOptions(TextFiles, CheckpointOptions):
+class PruningOptions(ValidatedTextFiles, CheckpointOptions):
     """The options that `prune l0`, `subset`, `rank` and `sweep` share.
 
     `sites` empty is all; heads of `protect` stay; `valid_source` and its like are the text that the result is measured
@@ -63,10 +63,6 @@ class PruningOptions(TextFiles, CheckpointOptions):
     """
 
     out: Path
-    valid_source: Path | None = None
-    valid_target: Path | None = None
-    valid_source2: Path | None = None
-    valid_labels: Path | None = None
     objective: str = ""
     max_sentences: int | None = None
     valid_sentences: int = 1000
@@ -87,24 +83,6 @@ class PruningOptions(TextFiles, CheckpointOptions):
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         return plain_options(self)
-
-    @property
-    def has_text(self) -> bool:
-        """Whether there is a text: lines, or words in CoNLL columns."""
-        return self.source is not None or self.labels is not None
-
-    @property
-    def valid_text(self) -> TextFiles | None:
-        """The text that results are measured on, where it is another."""
-        if self.valid_source is None and self.valid_labels is None:
-            return None
-        return TextFiles(
-            source=self.valid_source,
-            target=self.valid_target,
-            source2=self.valid_source2,
-            pairs=self.pairs,
-            labels=self.valid_labels,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

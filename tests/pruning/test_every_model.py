@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from headscope.config import EvaluateConfig
+from headscope.api.analysis import run_analysis
+from headscope.config import AnalyzeConfig, EvaluateConfig, TextFiles
 from headscope.data.corpus import open_corpus
+from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.labels import with_labels
+from headscope.evaluation.each_head import run_each_head
+from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.quality import run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.gating import gated
@@ -26,6 +30,7 @@ from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import Distillation, LabelLoss, training_loss
 from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from headscope.pruning.sweep.config import SweepConfig
 from headscope.pruning.sweep.sweep import run_sweep
 from tests.oracles import classifiers
@@ -59,6 +64,10 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, {"checkpoint": str(checkpoint), "dtype": "float64", **texts_of(request.param, folder)}
 
 
+def text_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("checkpoint", "dtype", "source", "labels") if name in options}
+
+
 def opened(made: tuple[str, dict[str, Any]]) -> tuple[Checkpoint, Any]:
     _, options = made
     its = open_checkpoint(options["checkpoint"], dtype="float64")
@@ -82,7 +91,7 @@ def test_what_is_learnt_by_is_what_evaluate_measures(made: tuple[str, dict[str, 
     gates = gate_layout(its.attention_sites)
     kept = torch.tensor([1.0, 0, 1, 1, 1, 0], dtype=torch.float64)
     gone = ",".join(map(str, gates.closed(kept.bool())))
-    texts = {name: options[name] for name in ("checkpoint", "dtype", "source", "labels") if name in options}
+    texts = text_options(options)
     metric = "cosine" if kind == "bert-encoder" else "loss"
     for values, mask in ((torch.ones_like(kept), None), (kept, gone)):
         found = [
@@ -201,7 +210,7 @@ def test_a_ranking_says_what_it_costs(made: tuple[str, dict[str, Any]], tmp_path
     kind, options = made
     choice = run_ranking(RankConfig(**options, out=tmp_path / "run", by="gradient", keep=3, batch_tokens=97))
     assert choice.quantity == ("damage" if kind == "bert-encoder" else "nll")
-    texts = {name: options[name] for name in ("checkpoint", "dtype", "source", "labels") if name in options}
+    texts = text_options(options)
     evaluation = run_evaluation(EvaluateConfig(**texts, mask=str(tmp_path / "run" / "removed.txt"), bootstrap=10))
     score = evaluation["cosine" if kind == "bert-encoder" else "loss"].value
     assert choice.quality["masked"] == pytest.approx(1 - score if kind == "bert-encoder" else score)
@@ -228,7 +237,7 @@ def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, m
     name = metric or ("cosine" if kind == "bert-encoder" else "accuracy")
     table = sweep.table.set_index("cell")
     assert set(table["metric"]) == {name} and len(table) == 3
-    texts = {key: options[key] for key in ("checkpoint", "dtype", "source", "labels") if key in options}
+    texts = text_options(options)
     rows = zip(*(sweep.survivors[column] for column in ("cell", "site", "layer", "head")), strict=True)
     heads = {(cell, f"{site}.{layer}.{head}") for cell, site, layer, head in rows}
     every, kept = ({head for cell, head in heads if cell == of} for of in ("unpruned", "gradient-keep3-seed1"))
@@ -262,3 +271,67 @@ def test_bad_input(kind: str, options: dict[str, Any], message: str, tmp_path: P
     with pytest.raises((ConfigError, DataError), match=message):
         run_learning(LearnConfig(**{**given, **files}, out=tmp_path / "run", method=SubsetOptions(keep=3), updates=2))
     assert not (tmp_path / "run").exists()
+
+
+def test_the_ablation_of_a_head_is_what_evaluate_measures_without_it(
+    made: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    kind, options = made
+    texts = text_options(options)
+    run_analysis(AnalyzeConfig(**texts, out=tmp_path / "run", only=("ablation",), figures=False, bootstrap=10))
+    heads = pd.read_csv(tmp_path / "run" / "heads.csv").set_index(["site", "layer", "head"])["ablation"]
+    table = run_each_head(EvaluateConfig(**texts, each_head=True, bootstrap=10)).table.iloc[1:]
+    for row in table.to_dict("records"):
+        expected = 1 - row["cosine"] if kind == "bert-encoder" else row["nll_per_token_difference"]
+        assert heads[row["site"], row["layer"], row["head"]] == pytest.approx(expected, abs=1e-10)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["data"]["labels"] == (str(options["labels"]) if "labels" in options else None)
+
+
+def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    kind, options = made
+    gone = "encoder-self.0.1,encoder-self.1.0"
+    removal = {"heads": gone, "rounds": 0, "compensate": "least-squares", "calibration_sentences": COUNT}
+    texts = text_options(options)
+    valid = {f"valid_{name}": texts[name] for name in ("source", "labels") if name in texts}
+    removed = run_removal(RemoveConfig(**texts, **valid, **removal, out=tmp_path / "run"))  # type: ignore[arg-type]
+    assert removed.compensated is not None
+    name = "cosine" if kind == "bert-encoder" else "loss"
+    table = removed.compensated.performance
+    for row, mask in (("intact", None), ("removed", gone)):
+        found = run_evaluation(EvaluateConfig(**texts, mask=mask, metrics=(name,), bootstrap=10))[name].value
+        assert table[row].value == pytest.approx(found, abs=1e-9)
+    smaller = texts | {"checkpoint": str(removed.path)}
+    if kind != "bert-encoder":  # whose states are compared with those of the intact model, which is another folder
+        found = run_evaluation(EvaluateConfig(**smaller, metrics=(name,), bootstrap=10))[name].value
+        assert table["refitted"].value == pytest.approx(found, abs=1e-9)
+    with pytest.raises(ConfigError, match="--labels is of text that is measured on; give --compensate or"):
+        RemoveConfig(checkpoint="", out=tmp_path, heads=gone, labels=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metrics", "objectives"),
+    [
+        ("bert", ["loss --labels", "accuracy --labels", "macro-f1 --labels"], ["loss --labels", "top1"]),
+        ("bert-tags", ["loss --labels", "accuracy --labels", "macro-f1 --labels"], ["loss --labels", "top1"]),
+        ("bert-encoder", [], []),
+    ],
+)
+def test_show_says_which_apply(kind: str, metrics: list[str], objectives: list[str], tmp_path: Path) -> None:
+    shown = checkpoint_overview(open_checkpoint(str(classifiers.folder(tmp_path / "model", kind))))
+    assert shown["labels"] == ([] if kind == "bert-encoder" else list(NAMES))
+    names = [f"{metric['name']} {metric['needs']}".strip() for metric in shown["metrics"]]
+    assert names == [*metrics, "cosine", "token-cosine", "l2", "token-l2"]
+    found = {f"{each['name']} {each['needs']}".strip() for each in shown["objectives"] if each["fits"]}
+    states = {"representation", "representation-l2", "token-representation", "token-representation-l2"}
+    assert found == {*objectives, *states}
+    assert {each["name"] for each in shown["objectives"] if each["trains"]} == {"loss", *states}
+
+
+def test_parts_of_texts_are_refused(tmp_path: Path) -> None:
+    text = written(tmp_path, "text", ["a b", "c"])
+    with pytest.raises(ConfigError, match="--source2 and --pairs both say"):
+        open_text(TextFiles(source=text, source2=text, pairs=True))
+    config = LearnConfig(checkpoint="", out=tmp_path, method=SubsetOptions(keep=1), source=text, valid_source2=text)
+    with pytest.raises(ConfigError, match="--valid-source2 is for --valid-source; give that too"):
+        assert config.valid_text

@@ -11,6 +11,7 @@ from headscope.attribution.objectives.base import Objective, ObjectiveOutput, ob
 from headscope.attribution.objectives.predictions import negative_log_likelihood, no_words
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import CheckpointError
+from headscope.evaluation.labels import no_labels
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.formats.base import Checkpoint
 
@@ -34,7 +35,8 @@ class Loss(Objective):
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
         if checkpoint.label_names:
-            return None if has_labels else "needs --labels FILE, what the classifier should say"
+            needs = None if has_labels else "needs --labels FILE, what the classifier should say"
+            return no_labels(checkpoint) or needs
         why = no_words(checkpoint, has_target=has_target)
         if why is None and not checkpoint.decodes:
             try:

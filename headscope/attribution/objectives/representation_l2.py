@@ -14,7 +14,7 @@ class RepresentationL2(StateObjective):
     """As `representation`, but the damage is ‖v' − v‖ / ‖v‖: it sees lengths, too."""
 
     name = "representation-l2"
-    summary = "as representation, relative l2 distance for ablations"
+    summary = "mean-pooled final state, relative l2 distance for ablations"
 
     def compared(self, states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         return mean_pooled(states, real)[:, None], real.any(dim=-1).long()

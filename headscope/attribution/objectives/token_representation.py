@@ -14,7 +14,7 @@ class TokenRepresentation(StateObjective):
     """The final states of all real tokens, special ones too; the damage of a token is 1 − cos to the intact model."""
 
     name = "token-representation"
-    summary = "final states of all tokens: as representation, token by token"
+    summary = "final states of all tokens, cosine distance for ablations"
 
     def compared(self, states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         return every_token(states, real)

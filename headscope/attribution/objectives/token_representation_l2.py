@@ -14,7 +14,7 @@ class TokenRepresentationL2(StateObjective):
     """As `token-representation`, but the damage of a token is ‖v' − v‖ / ‖v‖."""
 
     name = "token-representation-l2"
-    summary = "as token-representation, relative l2 distance for ablations"
+    summary = "final states of all tokens, relative l2 distance for ablations"
 
     def compared(self, states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         return every_token(states, real)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from headscope.bootstrap import Array
+from headscope.evaluation.labels import no_labels
 from headscope.evaluation.metrics.base import (
     Floor,
     Metric,
@@ -48,6 +49,6 @@ def most_frequent(data: ValidationText) -> tuple[float, int]:
 
 def why_unlabelled(checkpoint: Checkpoint, *, has_labels: bool) -> str | None:
     """Why a checkpoint has no labels to be right about, None where it has."""
-    if not checkpoint.label_names:
-        return "needs a classifier"
+    if why := no_labels(checkpoint):
+        return f"needs a classifier, and {why}"
     return None if has_labels else "needs --labels FILE (or --valid-labels), the right class of every line"

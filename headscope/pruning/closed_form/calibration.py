@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError, DataError
-from headscope.files.lines import Lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
@@ -59,34 +58,24 @@ class CalibrationText:
     held_out: Corpus
 
 
-def check_texts(
-    options: CalibrationOptions, source: Lines | None, *, valid_source: Lines | None, valid_target: Lines | None
-) -> None:
+def check_texts(options: CalibrationOptions, *, has_text: bool, has_valid: bool) -> None:
     """ConfigError where the text is missing that a calibration needs."""
-    if source is None and (options.compensate != "none" or valid_source is not None):
+    if not has_text and (options.compensate != "none" or has_valid):
         what = "--valid-source" if options.compensate == "none" else f"--compensate {options.compensate}"
         raise ConfigError(f"{what} measures contexts on text: give --source FILE, and --target for translation")
-    if valid_target is not None and valid_source is None:
-        raise ConfigError("--valid-target is for --valid-source")
 
 
 def calibration_text(
-    options: CalibrationOptions,
-    source: Lines | None,
-    target: Lines | None,
-    *,
-    valid_source: Lines | None = None,
-    valid_target: Lines | None = None,
+    options: CalibrationOptions, corpus: Corpus | None, valid: Corpus | None
 ) -> CalibrationText | None:
-    """The texts of a calibration, opened; None where nothing is to be refitted nor measured.
+    """The texts of a calibration; None where nothing is to be refitted nor measured.
 
-    ConfigError where a text is missing, DataError for texts that cannot be used.
+    ConfigError where a text is missing, DataError where it is too short.
     """
-    check_texts(options, source, valid_source=valid_source, valid_target=valid_target)
-    if source is None or (options.compensate == "none" and valid_source is None):
+    check_texts(options, has_text=corpus is not None, has_valid=valid is not None)
+    if corpus is None or (options.compensate == "none" and valid is None):
         return None
-    valid = None if valid_source is None else open_corpus(valid_source, target=valid_target)
-    return split_text(open_corpus(source, target=target), valid, sentences=options.sentences)
+    return split_text(corpus, valid, sentences=options.sentences)
 
 
 def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> CalibrationText:

@@ -17,8 +17,10 @@ from typing import Any
 from torch import Tensor
 
 from headscope.bounds import check_numbers
-from headscope.config import CheckpointOptions
+from headscope.config import CheckpointOptions, ValidatedTextFiles
+from headscope.data.corpus import Corpus
 from headscope.errors import CheckpointError, ConfigError
+from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import MODEL_FILES, OutputKind
@@ -55,7 +57,7 @@ REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoveConfig(CheckpointOptions):
+class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     """The options of `headscope prune remove`.
 
     `heads` go, or all but `keep_only` (of the sites that it names); each is a list or a file. `export` holds at
@@ -69,8 +71,6 @@ class RemoveConfig(CheckpointOptions):
     heads: str | None = None
     keep_only: str | None = None
     export: tuple[str, ...] = ()
-    source: Path | None = None
-    target: Path | None = None
     max_sentences: int = 32
     batch: int = 64
     rounds: int = 5
@@ -78,13 +78,15 @@ class RemoveConfig(CheckpointOptions):
     damping: float = DAMPING
     calibration_sentences: int = 1000
     sequential: bool = False
-    valid_source: Path | None = None
-    valid_target: Path | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        check_texts(self.calibration, self.source, valid_source=self.valid_source, valid_target=self.valid_target)
+        check_texts(self.calibration, has_text=self.has_text, has_valid=self.valid_text is not None)
+        measured = self.compensate != "none" or self.valid_text is not None
+        for name in ("source2", "pairs", "labels"):
+            if getattr(self, name) and not measured:
+                raise ConfigError(f"--{name} is of text that is measured on; give --compensate or --valid-source")
         if (self.heads is None) is (self.keep_only is None):
             raise ConfigError("give --heads LIST, the heads that go, or --keep-only LIST, those that stay; not both")
         if len(self.kinds) > 1:
@@ -165,19 +167,23 @@ def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) ->
     export = choose_export(config.kinds[0] if config.kinds else None, checkpoint)
     heads = _chosen(config, checkpoint)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
-    text = calibration_text(
-        config.calibration,
-        config.source,
-        config.target,
-        valid_source=config.valid_source,
-        valid_target=config.valid_target,
-    )
+    text = calibration_text(config.calibration, *_corpora(config, checkpoint))
     done = shrink(
         checkpoint, heads, export=export, data=data, text=text, calibration=config.calibration, progress=progress
     )
     whole = checkpoint if done.compensated is None else done.compensated.checkpoint
     wanted = reference(whole, done.removal.removed, data.feeds[0])
     return write_shrunk(done, config, build, wanted=wanted, whole=checkpoint, began=began, progress=progress)
+
+
+def _corpora(config: RemoveConfig, checkpoint: Checkpoint) -> tuple[Corpus | None, Corpus | None]:
+    """The text to calibrate on and the one to measure on, with their labels."""
+    if not config.has_text or (config.compensate == "none" and config.valid_text is None):
+        return None, None
+    corpus, valid = with_labels(checkpoint, open_text(config), config.labels), None
+    if config.valid_text is not None:
+        valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="--valid-labels")
+    return corpus, valid
 
 
 def shrink(

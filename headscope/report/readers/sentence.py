@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from headscope.bounds import WHOLE
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import HeadId, Layout, Site, describe_heads
 from headscope.report.readers.run import AnalysisRun, RunError
+
+if TYPE_CHECKING:
+    from headscope.data.corpus import Sentence
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ def sentence_attention(
 
     from headscope.config import Companions
     from headscope.data.batching import DEFAULT_LIMIT
-    from headscope.data.encoded import Batch, pad_side
+    from headscope.data.corpus import Sentence
+    from headscope.data.encoded import Batch, encode_sources, pad_side
     from headscope.formats.base import open_checkpoint
     from headscope.heads import select_heads
     from headscope.model.capture import capture
@@ -60,17 +64,17 @@ def sentence_attention(
             f"{checkpoint.path} is not the checkpoint that {run.path} measured (its digest differs); analyse it again"
         )
     site = _one_site(heads, checkpoint.layout)
-    text, other_side = _line(run, index) if index is not None else (sentence or "", target)
-    if checkpoint.two_sided and site is not Site.ENCODER_SELF and other_side is None:
+    line = _line(run, index) if index is not None else Sentence(0, sentence or "", target)
+    if checkpoint.two_sided and site is not Site.ENCODER_SELF and line.target is None:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
     off = select_heads(options["mask"], checkpoint.layout) if options.get("mask") else []
     limit = options.get("limit", DEFAULT_LIMIT)
     if type(limit) is not int or not 2 <= limit <= WHOLE:
         raise RunError(f"run {run.name}: run.json says limit {str(limit)[:20]}; analyse again")
-    source = checkpoint.encode([text], side="source", limit=limit)[0]
+    source = encode_sources([line], checkpoint, limit=limit)[0]
     decoder = None
-    if checkpoint.two_sided and other_side:
-        decoder = checkpoint.encode([other_side], side="target", limit=limit)[0]
+    if checkpoint.two_sided and line.target:
+        decoder = checkpoint.encode([line.target], side="target", limit=limit)[0]
     batch = Batch(torch.zeros(1, dtype=torch.long), 0, pad_side([source]), pad_side([decoder]) if decoder else None)
     with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as captured:
         checkpoint.forward(batch.to(checkpoint.device))
@@ -100,19 +104,17 @@ def _one_site(heads: Sequence[HeadId], layout: Layout) -> Site:
     return sites.pop()
 
 
-def _line(run: AnalysisRun, index: int) -> tuple[str, str | None]:
-    """Line `index` of the run's source and target."""
-    from headscope.data.corpus import open_corpus
+def _line(run: AnalysisRun, index: int) -> Sentence:
+    """Line `index` of the run's texts."""
+    from headscope.config import TextFiles
+    from headscope.evaluation.labels import open_text
 
-    data = _section(run, "data", "source", "target", "parse")
+    data = _section(run, "data", "source", "target", "source2", "labels", "parse")
+    texts = {name: Path(data[name]) for name in ("source", "target", "source2", "labels") if data.get(name)}
     parse = data.get("parse")
-    corpus = open_corpus(
-        Path(data["source"]) if data.get("source") else None,
-        target=Path(data["target"]) if data.get("target") else None,
-        parses=Path(parse) if parse and parse != "stanza" else None,
-        max_sentences=index + 1,
-    )
+    files = TextFiles(**texts, pairs=bool(data.get("pairs")))
+    corpus = open_text(files, parses=Path(parse) if parse and parse != "stanza" else None, max_sentences=index + 1)
     if corpus.count <= index:
         raise ConfigError(f"the run's data have {corpus.count} lines; --index counts from 0")
     *_, last = corpus
-    return last.source, last.target
+    return last
