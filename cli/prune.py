@@ -200,6 +200,9 @@ def show_removed(removed: Removed) -> None:
         lines.append(f"beam search: {proof.searched} of {proof.searches} results are the same")
     if removed.onnx is not None:
         lines.append(f"model.onnx: {removed.onnx:.1e} against onnxruntime")
+    if removed.compensated is not None and removed.compensated.refits:
+        calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds
+        lines.append(f"moments and refits: {seconds:.1f} s on {calibration.count} sentences ({calibration.name})")
     for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
