@@ -77,6 +77,15 @@ class Ranking:
             rich_help_panel=HEADS,
         ),
     ] = "global"
+    compensate: Annotated[
+        str,
+        typer.Option(
+            metavar="none|mean|least-squares",
+            help="Then refit what is left of the output projections on the text that heads were scored on, before any "
+            "tuning, in closed form.",
+            rich_help_panel=HEADS,
+        ),
+    ] = "none"
     damping: Annotated[
         float,
         typer.Option(
@@ -98,6 +107,7 @@ def rank(given: dict[str, Any]) -> None:
     Writes removed.txt, kept.txt, ranking.csv and pruning.json; with --tune-updates also DIR/model.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
-    from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+    from headscope.pruning.ranking.config import RankConfig
+    from headscope.pruning.ranking.rank_run import run_ranking
 
     show_choice(run_ranking(RankConfig(**settings), progress=console.updates), json=json)

@@ -93,6 +93,15 @@ class Cells:
     start: Annotated[str, typer.Option(metavar="glorot|open", help="As prune l0 has it.", rich_help_panel=HEADS)] = (
         "glorot"
     )
+    compensate: Annotated[
+        str,
+        typer.Option(
+            metavar="none|mean|least-squares",
+            help="Where a ranking took heads out, refit what is left of the output projections on the text that heads "
+            "were scored on, before any tuning, in closed form.",
+            rich_help_panel=HEADS,
+        ),
+    ] = "none"
     seeds: Annotated[
         int, typer.Option(help="Seeds of what is learnt or drawn; other rankings run once.", rich_help_panel=HEADS)
     ] = 3

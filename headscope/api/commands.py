@@ -64,7 +64,7 @@ def prune(
     method: "rank" (`by=`, `keep=` or `fraction=`), "l0" (`strength=` or `keep=`) or "subset" (`keep=`).
     out: the folder to write; it must be empty unless `force` is given.
     options: those of the command, with underscores: `source=` and `target=` (files), `sites=`, `protect=`, `updates=`,
-        `remove=True`, …; see `headscope.pruning.ranking.rank_run.RankConfig`, `learn.LearnConfig`, `l0.L0Options` and
+        `remove=True`, …; see `headscope.pruning.ranking.config.RankConfig`, `learn.LearnConfig`, `l0.L0Options` and
         `subset.SubsetOptions`.
 
     The result's `removed` and `kept` are the heads, `ranking` a table. ConfigError for unknown options.
@@ -72,7 +72,8 @@ def prune(
     from headscope.pruning.learning.l0 import L0Options
     from headscope.pruning.learning.learn import LearnConfig, run_learning
     from headscope.pruning.learning.subset import SubsetOptions
-    from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+    from headscope.pruning.ranking.config import RankConfig
+    from headscope.pruning.ranking.rank_run import run_ranking
 
     if not isinstance(checkpoint, (str, PathLike)):
         raise ConfigError(

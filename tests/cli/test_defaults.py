@@ -15,7 +15,7 @@ from headscope.engine.base import ANALYSES
 from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig
 from headscope.pruning.learning.subset import SubsetOptions
-from headscope.pruning.ranking.rank_run import RankConfig
+from headscope.pruning.ranking.config import RankConfig
 from headscope.pruning.removal.remove import RemoveConfig
 from headscope.pruning.sweep.config import SweepConfig
 

@@ -29,7 +29,8 @@ from headscope.pruning.learning.subset import SubsetOptions
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import Distillation, LabelLoss, training_loss
-from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from headscope.pruning.sweep.config import SweepConfig
 from headscope.pruning.sweep.sweep import run_sweep

@@ -12,12 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from headscope.cli.main import app
+from headscope.data.corpus import open_corpus
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
+from headscope.model.gating import masked
+from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from tests.oracles import checkpoints, speakers
 
@@ -112,6 +116,26 @@ def ranked(folder: Path, out: Path, **options: Any) -> Any:
     return run_ranking(RankConfig(checkpoint=str(folder / "whole"), out=out, **given))
 
 
+def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) -> None:
+    """What is written is the refitted masked model, of full size; what is cut out of it computes the same."""
+    plain = ranked(folder, tmp_path / "plain", by="obs", keep=8)
+    refitted = ranked(folder, tmp_path / "refitted", by="obs", keep=8, compensate="least-squares", remove=True)
+    assert refitted.removed == plain.removed and not (tmp_path / "plain" / "model").exists()
+    assert {name: refitted.quality[name] for name in plain.quality} == plain.quality
+    assert "compensate:least-squares" in str(refitted.signature) and refitted.source == plain.source
+    corpus = open_corpus(folder / "a", target=folder / "b")
+    losses = {}
+    for name, heads in (("model", refitted.removed), ("pruned", [])):
+        checkpoint = open_checkpoint(str(tmp_path / "refitted" / name), device="cpu")
+        with masked(checkpoint.model, heads):
+            losses[name] = DamageMeter.of(checkpoint, corpus).measure().value
+    assert losses["model"] == pytest.approx(losses["pruned"], rel=1e-9)
+    assert losses["model"] == pytest.approx(refitted.quality["refitted"], rel=1e-6)
+    tuned = ranked(folder, tmp_path / "tuned", by="obs", keep=8, compensate="mean", tune_updates=2, lr=1e-9)
+    assert tuned.quality["tuned"] == pytest.approx(tuned.quality["refitted"], rel=1e-5)
+    assert tuned.quality["refitted"] != refitted.quality["refitted"]
+
+
 @pytest.mark.slow
 def test_files_of_a_ranking_and_what_remove_makes_of_them(folder: Path, tmp_path: Path) -> None:
     protect = "cross.0.0,encoder-self.0.*"
@@ -175,6 +199,11 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         ({"by": "random", "keep": 3, "allocate": "measured", "per_layer": True}, "give one of them"),
         ({"by": "random", "keep": 3, "allocate": "measured", "source": None, "target": None}, "measures on text"),
         ({"by": "gradient", "keep": 3, "allocate": "measured", "steps": 2}, "measures on text, in one step"),
+        ({"by": "random", "keep": 3, "compensate": "least"}, "unknown compensation 'least'"),
+        (
+            {"by": "random", "keep": 3, "compensate": "mean", "source": None, "target": None},
+            "measures contexts on text",
+        ),
         ({"by": "obs", "keep": 3, "damping": -1.0}, "--damping -1: a share"),
         ({"by": "gradient", "keep": 3, "damping": 0.1}, "--damping is for criteria and allocations that refit"),
         ({"by": "random", "keep": 3, "column": "a"}, "--column is for --by FILE.csv"),

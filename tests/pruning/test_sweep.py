@@ -35,6 +35,8 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.learning.gate_layout import gate_layout
+from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
 from headscope.pruning.sweep.cells import read_cell, run_cell
 from headscope.pruning.sweep.config import Cell, SweepConfig, cells_of
@@ -177,6 +179,30 @@ def test_a_cell_is_what_evaluate_says_of_the_masked_model(words: dict[str, Any],
     assert (sites.sum(axis=1) == table["kept"]).all() and list(sites.loc["unpruned"]) == [5, 5, 6]
     places = [found.survivors[found.survivors["cell"] == name].iloc[:, 4:7] for name in names[3:5]]
     assert places[0].to_numpy().tolist() != places[1].to_numpy().tolist()
+
+
+def test_a_cell_is_refitted_as_prune_rank_refits(words: dict[str, Any], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"methods": ("magnitude",), "metric": "perplexity"}
+    for tuned in ({}, {"tune_updates": 1, "lr": 1e-9}):
+        out = tmp_path / f"sweep{len(tuned)}"
+        found = run_sweep(config(words, out, **options, **tuned, compensate="least-squares"))
+        texts = {name: words[name] for name in ("checkpoint", "source", "target")}
+        choice = run_ranking(
+            RankConfig(
+                **texts,
+                out=tmp_path / f"rank{len(tuned)}",
+                by="magnitude",
+                keep=3,
+                compensate="least-squares",
+                batch_tokens=61,
+            )
+        )
+        mask = ",".join(map(str, choice.removed))
+        model = {**words, "checkpoint": str(choice.folder / "model")}
+        row = found.table[found.table.method == "magnitude"].iloc[0]
+        assert row["value"] == pytest.approx(evaluated(model, mask=mask, batch_tokens=61)["perplexity"], rel=1e-5)
+        plain = evaluated(words, mask=mask, batch_tokens=61)["perplexity"]
+        assert row["value"] != pytest.approx(plain, rel=1e-4)
 
 
 def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[str, Any], tmp_path: Path) -> None:
@@ -508,6 +534,8 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
     [
         ({"keep": (17,)}, "--keep 17: there are 16 heads"),
         ({"keep": ()}, "no sizes: give --keep"),
+        ({"compensate": "least"}, "unknown compensation 'least'"),
+        ({"methods": ("l0",), "compensate": "mean"}, "--compensate mean is for rankings"),
         ({"keep": (3, 3)}, "--keep holds the same entry twice"),
         ({"fractions": (1.2,)}, "--fractions 1.2: the share that stays is from 0 to 1"),
         ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1: it must not be negative"),

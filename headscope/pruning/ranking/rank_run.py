@@ -18,10 +18,11 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
-from headscope.files.reading import is_file
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.block_obs import DAMPING
+from headscope.pruning.closed_form.compensate import RefitOptions, refitted_checkpoint
 from headscope.pruning.closed_form.scoring import measured_scores, orders_of
 from headscope.pruning.learning.finetuning import Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import GateLayout
@@ -34,16 +35,15 @@ from headscope.pruning.learning.topk import tie_remarks
 from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import TrainingLoss, training_loss
+from headscope.pruning.ranking.config import RankConfig
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     Criterion,
     Direction,
-    End,
     MeasuredColumn,
     ScoringContext,
     column_named,
     criterion_named,
-    given_end,
 )
 from headscope.pruning.ranking.ranking import Ranked, rank_heads
 from headscope.pruning.ranking.scores_file import read_heads, read_scores
@@ -51,82 +51,10 @@ from headscope.pruning.selection import (
     CHOICE,
     OpenedSelection,
     Selection,
-    SelectionConfig,
     open_selection,
     selection_signature,
     write_selection,
 )
-from headscope.registry import unknown
-
-ALLOCATIONS = ("global", "per-layer", "measured")
-"""How many heads each layer keeps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankConfig(SelectionConfig):
-    """What heads are ranked by, how many stay, and what follows.
-
-    `by` is a criterion, a column of `heads.csv`, or a CSV file (`column` then says which of its columns); `run` is
-    a run of `analyze` whose `heads.csv` is read instead of measuring; `keep_lowest` or `keep_highest` says which heads
-    stay (default: as the criterion declares). `keep` heads stay, or the `fraction` of them. `score_sentences` of the
-    text are scored on. `allocate` says how many of them each layer keeps: as the scores of all heads say ("global"),
-    the same share ("per-layer", also `per_layer`), or as the objective says that is "measured" with what is left
-    refitted. `damping` is for criteria and allocations that refit.
-    """
-
-    by: str
-    run: Path | None = None
-    column: str | None = None
-    keep_lowest: bool = False
-    keep_highest: bool = False
-    keep: int | None = None
-    fraction: float | None = None
-    steps: int = 1
-    per_layer: bool = False
-    allocate: str = "global"
-    damping: float = DAMPING
-    score_sentences: int = 500
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
-        if (self.keep is None) is (self.fraction is None):
-            raise ConfigError("give --keep N, the heads that stay, or --fraction F, the share that stays; not both")
-        if self.fraction is not None and not 0 <= self.fraction <= 1:
-            raise ConfigError(f"--fraction {self.fraction:g}: the share that stays is from 0 to 1")
-        if self.steps < 1 or self.tune_updates < 0:
-            raise ConfigError(f"--steps {self.steps} --tune-updates {self.tune_updates}: at least 1, and at least 0")
-        if self.column is not None and not self.is_file:
-            raise ConfigError("--column is for --by FILE.csv")
-        if self.run is not None and self.is_file:
-            raise ConfigError("--from RUN and --by FILE.csv both say where scores are; give one of them")
-        if self.steps > 1 and (self.is_file or self.run is not None):
-            raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
-        if self.allocate not in ALLOCATIONS:
-            raise ConfigError(unknown("allocation", self.allocate, list(ALLOCATIONS)))
-        if self.per_layer and self.allocate not in ("global", "per-layer"):
-            raise ConfigError(f"--per-layer is --allocate per-layer, which is {self.allocate} here; give one of them")
-        if self.allocate == "measured" and (self.source is None or self.steps > 1):
-            raise ConfigError("--allocate measured measures on text, in one step: give --source FILE, and no --steps")
-        if not self.damping >= 0:
-            raise ConfigError(f"--damping {self.damping:g}: a share of the mean second moment, at least 0")
-        if self.tune_updates and not self.has_text:
-            raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
-
-    @property
-    def allocation(self) -> str:
-        """One of `ALLOCATIONS`."""
-        return "per-layer" if self.per_layer else self.allocate
-
-    @property
-    def end(self) -> End | None:
-        """Which end the user wants to stay."""
-        return given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
-
-    @property
-    def is_file(self) -> bool:
-        """Whether `by` is a file."""
-        return self.by.endswith(".csv") or is_file(self.by)
 
 
 def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Selection:
@@ -153,12 +81,13 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, opened)
-    quality = {} if loss is None else _tuned(config, opened, removed, freeze, loss, progress)
-    checkpoint = opened.checkpoint
+    checkpoint, intact = _compensated(config, opened, removed), opened.checkpoint
+    quality = {} if loss is None else _tuned(config, opened, checkpoint, removed, freeze, loss, progress)
     facts: dict[str, Any] = {
         **scoring.entries(),
         "steps": config.steps,
         "allocate": config.allocation,
+        "compensate": config.compensate,
     }
     if config.tune_updates:
         facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
@@ -173,9 +102,9 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
         quantity="nll" if loss is None else loss.quantity,
         title="" if loss is None else loss.title,
         signature=selection_signature("rank", opened, config, **_shape(config, scoring, keep)),
-        source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
+        source={"path": config.checkpoint, "format": intact.format, "digest": intact.digest},
         remarks=[*opened.remarks, *tie_remarks(int(gates.sizes[ranked.tied].sum()))],
-        model=config.tune_updates > 0 and freeze != "model",
+        model=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
         seconds=time.monotonic() - began,
     )
     write_selection(choice, checkpoint, config, build)
@@ -187,6 +116,8 @@ def _shape(config: RankConfig, scoring: Scoring, keep: int) -> dict[str, str]:
     shape = {"by": scoring.name, "keep": str(keep), "steps": str(config.steps)}
     if config.allocation != "global":
         shape["allocate"] = config.allocation
+    if config.compensate != "none":
+        shape["compensate"] = config.compensate
     return shape if config.damping == DAMPING else {**shape, "damping": f"{config.damping:g}"}
 
 
@@ -284,7 +215,8 @@ def _measured(config: RankConfig, opened: OpenedSelection, scoring: Scoring) -> 
 def _check_damping(config: RankConfig) -> None:
     """ConfigError where the damping would be ignored."""
     refits = config.by in CRITERIA.names() and CRITERIA.get(config.by).refits
-    if config.damping != DAMPING and not refits and config.allocation != "measured":
+    refits = refits or config.allocation == "measured" or config.compensate == "least-squares"
+    if config.damping != DAMPING and not refits:
         raise ConfigError(f"--damping is for criteria and allocations that refit, and --by {config.by} does not")
 
 
@@ -339,41 +271,53 @@ def _loss(config: RankConfig, opened: OpenedSelection) -> TrainingLoss | None:
         return None
 
 
+def _compensated(config: RankConfig, opened: OpenedSelection, removed: list[HeadId]) -> Checkpoint:
+    """The checkpoint with refitted output projections, or as it is."""
+    context = _context(config, opened)
+    if config.compensate == "none" or not removed or context.corpus is None:
+        return opened.checkpoint
+    options = RefitOptions(method=config.compensate, damping=config.damping)
+    return refitted_checkpoint(opened.checkpoint, context.corpus, removed, options, batching=context.batching)
+
+
 def _tuned(
     config: RankConfig,
     opened: OpenedSelection,
+    checkpoint: Checkpoint,
     removed: list[HeadId],
     freeze: Freeze,
     loss: TrainingLoss,
     progress: Progress,
 ) -> dict[str, float]:
-    """What the loss measures before, with the heads masked, and after tuning."""
-    checkpoint, gates = opened.checkpoint, opened.gating
+    """What the loss measures before, with the heads masked, and of `checkpoint`, refitted and after tuning."""
+    gates = opened.gating
     assert opened.valid is not None
-    valid = training_examples(checkpoint, opened.valid, limit=opened.limit, supervised=loss.supervised)
+    valid = training_examples(opened.checkpoint, opened.valid, limit=opened.limit, supervised=loss.supervised)
     removed_heads = set(removed)
     kept = torch.tensor([not set(unit) & removed_heads for unit in gates.units], dtype=torch.float64)
 
-    def measured(*, masked: bool) -> float:
+    def measured(model: Checkpoint, *, masked: bool = True) -> float:
         spread = gates.spread(kept) if masked else None
-        return mean_loss(checkpoint, valid, tokens=config.batch_tokens, seed=config.seed, gates=spread, loss=loss)
+        return mean_loss(model, valid, tokens=config.batch_tokens, seed=config.seed, gates=spread, loss=loss)
 
-    quality = {"before": measured(masked=False), "masked": measured(masked=True)}
+    quality = {"before": measured(opened.checkpoint, masked=False), "masked": measured(opened.checkpoint)}
+    if checkpoint is not opened.checkpoint:
+        quality["refitted"] = measured(checkpoint)
     if config.tune_updates:
-        _tune(config, opened, removed, freeze, loss, progress)
-        quality["tuned"] = measured(masked=True)
+        _tune(config, opened, checkpoint, removed, freeze, loss, progress)
+        quality["tuned"] = measured(checkpoint)
     return quality
 
 
 def _tune(
     config: RankConfig,
     opened: OpenedSelection,
+    checkpoint: Checkpoint,
     removed: list[HeadId],
     freeze: Freeze,
     loss: TrainingLoss,
     progress: Progress,
 ) -> None:
-    checkpoint = opened.checkpoint
     assert opened.corpus is not None
     data = training_examples(checkpoint, opened.corpus, limit=opened.limit, supervised=loss.supervised)
     recipe = recipe_of(config, checkpoint, updates=config.tune_updates)

@@ -16,6 +16,7 @@ import torch
 from headscope.bootstrap import Array, Bootstrap
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, DataError
@@ -29,12 +30,14 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
+from headscope.pruning.closed_form.compensate import RefitOptions, refitted_checkpoint
 from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import SubsetOptions
 from headscope.pruning.learning.training_loss import training_objective
+from headscope.pruning.ranking.config import RankConfig
 from headscope.pruning.ranking.criterion import ScoringContext
-from headscope.pruning.ranking.rank_run import RankConfig, run_ranking
+from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.selection import MODEL, STATE, Selection, open_selection
@@ -131,11 +134,8 @@ class SweepContext:
         return self.config.out / SCORES / f"{name}.csv"
 
     def _score(self, method: str, seed: int, path: Path) -> None:
-        corpus, config = self.opened.corpus, self.config
-        if corpus is not None:
-            corpus = replace(corpus, count=min(corpus.count, config.score_sentences))
-        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-        options = RunOptions(seed=seed, objective=config.objective)
+        corpus, batching = self._scored_text()
+        options = RunOptions(seed=seed, objective=self.config.objective)
         candidates = self.opened.gating.gated_heads
         context = ScoringContext(self.checkpoint, corpus, batching, options, candidates=candidates)
         criterion, direction = criterion_of(method)
@@ -145,6 +145,20 @@ class SweepContext:
         ]
         table = pd.DataFrame(rows, columns=["site", "layer", "head", "score"])
         write_atomically(path, lambda place: table.to_csv(place, index=False))
+
+    def refitted(self, removed: Sequence[HeadId]) -> Checkpoint:
+        """The checkpoint with output projections that make up for heads, as the config says."""
+        corpus, batching = self._scored_text()
+        if self.config.compensate == "none" or not removed or corpus is None:
+            return self.checkpoint
+        options = RefitOptions(method=self.config.compensate)
+        return refitted_checkpoint(self.checkpoint, corpus, removed, options, batching=batching)
+
+    def _scored_text(self) -> tuple[Corpus | None, BatchingOptions]:
+        """What heads are scored on, and how it is read."""
+        corpus, config = self.opened.corpus, self.config
+        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
+        return None if corpus is None else corpus.first(config.score_sentences), batching
 
     def recipe(self) -> TrainConfig:
         """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
@@ -209,11 +223,11 @@ def _unpruned(context: SweepContext, cell: Cell) -> PrunedModel:
 
 
 def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
-    """The heads with the lowest scores masked, and nothing else changed."""
+    """The heads with the lowest scores masked, and output projections refitted where the config says so."""
     assert cell.keep is not None
     scores = context.scores(cell.method, context.seed_of(cell))
     removed = context.gating.closed(rank_heads(context.gating, cell.keep, lambda gone: scores).kept)
-    return PrunedModel(context.checkpoint, removed, removed)
+    return PrunedModel(context.refitted(removed), removed, removed)
 
 
 def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
@@ -223,7 +237,9 @@ def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
     context.scores(*ranking)
     settings = context.config.for_cell(_folder(context, cell), cell.seed)
     by = str(context.scores_path(*ranking))
-    choice = run_ranking(RankConfig(**settings, by=by, column="score", keep=cell.keep))
+    choice = run_ranking(
+        RankConfig(**settings, by=by, column="score", keep=cell.keep, compensate=context.config.compensate)
+    )
     return PrunedModel(_changed(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality})
 
 

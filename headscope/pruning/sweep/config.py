@@ -12,6 +12,7 @@ from headscope.bounds import check_numbers
 from headscope.config import check_choices
 from headscope.errors import ConfigError
 from headscope.evaluation.non_inferiority import Margin
+from headscope.pruning.closed_form.compensate import RefitOptions
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.ranking.criterion import Criterion, Direction, End, criterion_named, rankable_names
 from headscope.pruning.selection import COMPANIONS, TEXTS, PruningOptions
@@ -33,7 +34,8 @@ class SweepConfig(PruningOptions):
     further. `metric` is what every cell is measured by (empty: what fits the model). `from_scratch` trains what l0
     and subset leave anew, as `recipe` says (a run of `headscope train` or a TOML file; default: the run that the
     checkpoint lies in). `functions` is a run of `analyze` that labels heads. `margin` is how much worse a model may be
-    to count as as good: 0.25, in the metric's unit, or 1% (the default) of the unpruned model's value. The other
+    to count as as good: 0.25, in the metric's unit, or 1% (the default) of the unpruned model's value. `compensate`
+    refits the output projections where a ranking took heads out, before any tuning (see `RankConfig`). The other
     options are those of `prune l0`, `subset` and `rank`.
     """
 
@@ -46,6 +48,7 @@ class SweepConfig(PruningOptions):
     seeds: int = 3
     metric: str = ""
     score_sentences: int = 500
+    compensate: str = "none"
     updates: int = 1000
     gate_lr: float | None = None
     from_scratch: bool = False
@@ -72,6 +75,9 @@ class SweepConfig(PruningOptions):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
         _ = self.tolerance
+        RefitOptions(method=self.compensate)
+        if self.compensate != "none" and (self.source is None or not set(self.methods) - set(LEARNT)):
+            raise ConfigError(f"--compensate {self.compensate} is for rankings, and needs text: give --source FILE")
         self._check_sizes()
         self._check_texts()
 
