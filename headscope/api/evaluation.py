@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from headscope.api.options import configured, python_words
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, head_ids_of, heads_option
-from headscope.api.texts import Text, one_text, text_pair
+from headscope.api.texts import Text, TextPair, one_text
 from headscope.config import EvaluateOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.each_head import score_each_head
@@ -42,15 +42,14 @@ class TranslateMore(TypedDict, total=False):
 
 def evaluation_of(
     checkpoint: Checkpoint,
-    text: Text,
-    target: Text | None,
+    texts: TextPair,
     options: Mapping[str, Any],
     *,
     gates: str,
     progress: Report,
 ) -> Evaluation:
     """Scores of an open checkpoint on a text."""
-    opened = _open_evaluation(checkpoint, text, target, options, function="evaluate")
+    opened = _open_evaluation(checkpoint, texts, options, function="evaluate")
     with eval_mode(checkpoint.model):
         evaluation = score_corpus(opened, progress=progress_of(progress))
     evaluation.remarks = [python_words(remark) for remark in evaluation.remarks]
@@ -61,15 +60,14 @@ def evaluation_of(
 
 def head_scores_of(
     checkpoint: Checkpoint,
-    text: Text,
-    target: Text | None,
+    texts: TextPair,
     options: Mapping[str, Any],
     *,
     gates: str,
     progress: Report,
 ) -> pd.DataFrame:
     """Scores with each head masked by itself; the signature is in the table's `attrs`."""
-    opened = _open_evaluation(checkpoint, text, target, {**options, "each_head": True}, function="evaluate_heads")
+    opened = _open_evaluation(checkpoint, texts, {**options, "each_head": True}, function="evaluate_heads")
     with eval_mode(checkpoint.model):
         scores = score_each_head(opened, progress=progress_of(progress))
     signature = scores.signature.having(gates=gates) if gates else scores.signature
@@ -78,12 +76,12 @@ def head_scores_of(
 
 
 def _open_evaluation(
-    checkpoint: Checkpoint, text: Text, target: Text | None, options: Mapping[str, Any], *, function: str
+    checkpoint: Checkpoint, texts: TextPair, options: Mapping[str, Any], *, function: str
 ) -> OpenedEvaluation:
     heads: dict[str, Heads | None] = {name: options.get(name) for name in ("mask", "heads") if name in options}
     selected = {name: heads_option(selection, checkpoint.layout) for name, selection in heads.items()}
     checked = configured(EvaluateOptions, {**options, **selected}, function=function)
-    corpus = text_pair(text, target).corpus(max_sentences=checked.max_sentences)
+    corpus = texts.corpus(checkpoint, max_sentences=checked.max_sentences)
     return matched(checkpoint, corpus, checked)
 
 

@@ -14,7 +14,7 @@ from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_
 from headscope.api.removal import save_shrunk, shrunk_copy, sizes_of
 from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study, study_of
-from headscope.api.texts import Text, text_pair
+from headscope.api.texts import LabelList, Text, text_pair
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.overview import checkpoint_overview
@@ -48,6 +48,8 @@ class Model(OpenModel):
         text: Text | None = None,
         *,
         target: Text | None = None,
+        second: Text | None = None,
+        labels: LabelList | None = None,
         parse: PathName | None = None,
         only: str | Iterable[str] | None = None,
         importance: bool = False,
@@ -63,6 +65,9 @@ class Model(OpenModel):
         text: a file's path (one sentence a line, `.gz` too), a list of sentences, a list of pairs (sentence,
             translation), or a pair (source, target) of two texts. Files are read line by line and never held.
         target: the translations, for decoders with an encoder; without them the encoder alone is measured.
+        second: the other texts of pairs that an encoder reads together.
+        labels: what a classifier should say, which importances then explain: a file as `--labels` takes it, or the
+            class of every sentence, by name or number.
         parse: "stanza", or a CoNLL-U file with the parses of the sentences (or with the text, where there is none).
         only: names of analyses or groups of them; default: all that are cheap and fit. `skip` and `also` are further
             options, as are all that `headscope.config.AnalyzeOptions` lists (`max_sentences`, `seed`, `objective`, …)
@@ -78,8 +83,7 @@ class Model(OpenModel):
         settings = {**options, "only": () if only is None else only, "importance": importance, "parse": parse}
         return study_of(
             self.checkpoint,
-            text,
-            target,
+            text_pair(text, target, second=second, labels=labels),
             settings,
             mask=mask,
             gates=self.gates,
@@ -96,6 +100,8 @@ class Model(OpenModel):
         by: str,
         text: Text | None = None,
         target: Text | None = None,
+        second: Text | None = None,
+        labels: LabelList | None = None,
         parse: PathName | None = None,
         study: Study | None = None,
         sites: str | Iterable[str] = (),
@@ -111,8 +117,8 @@ class Model(OpenModel):
         """Rank heads by a criterion: what `headscope prune rank --by` does.
 
         by: a criterion ("gradient", "lrp", "confidence", "magnitude", "random", …) or a column of `study.heads`.
-        text, target, parse: what it is measured on, of which the first `max_sentences` are read; see `analyze`.
-            Criteria about parameters need none.
+        text, target, second, labels, parse: what it is measured on, of which the first `max_sentences` are read; see
+            `analyze`. Criteria about parameters need none.
         study: take the column of this study instead of measuring.
         sites: only heads of these sites may go; default: all. Heads to `protect` never go.
         keep_lowest, keep_highest: which heads stay; default: as is agreed for the criterion, which `Ranking.direction`
@@ -124,13 +130,14 @@ class Model(OpenModel):
         """
         gating = gating_of(self.checkpoint, sites=sites, protect=protect)
         keep = given_end(keep_lowest=keep_lowest, keep_highest=keep_highest)
+        texts = text_pair(text, target, second=second, labels=labels)
         if study is not None:
             return ranking_of_study(self.checkpoint, gating, study, by, keep=keep)
         return measured_ranking(
             self.checkpoint,
             gating,
             by,
-            None if text is None and parse is None else text_pair(text, target),
+            None if texts.empty and parse is None else texts,
             parse=parse,
             keep=keep,
             max_sentences=max_sentences,
@@ -192,9 +199,11 @@ class Model(OpenModel):
     @in_python
     def evaluate(
         self,
-        text: Text,
+        text: Text | None = None,
         *,
         target: Text | None = None,
+        second: Text | None = None,
+        labels: LabelList | None = None,
         metrics: str | Iterable[str] = (),
         tokenised: bool = False,
         mask: Heads | None = None,
@@ -203,21 +212,26 @@ class Model(OpenModel):
     ) -> Evaluation:
         """Score the model on a text: what `headscope evaluate` does; `["bleu"].value` of the result is a score.
 
-        text, target: see `analyze`; models that translate need the references.
-        metrics: "bleu", "chrf", "perplexity", "accuracy"; default: all that fit the model.
+        text, target, second, labels: see `analyze`; models that translate need the references, classifiers labels.
+        metrics: "bleu", "chrf", "perplexity", "accuracy", of classifiers "loss", "accuracy", "macro-f1", of every model
+            "cosine", "token-cosine", "l2", "token-l2" to the model without `mask`; default: all that fit the model,
+            the last ones for encoders without a head.
         tokenised: BLEU and chrF of tokenised text, whatever its case, instead of detokenised text as it is.
         mask: heads that are off meanwhile.
         options: further ones, of `headscope.config.EvaluateOptions` (`beam`, `max_sentences`, `seed`, …).
         """
         settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask}
-        return evaluation_of(self.checkpoint, text, target, settings, gates=self.gates, progress=progress)
+        texts = text_pair(text, target, second=second, labels=labels)
+        return evaluation_of(self.checkpoint, texts, settings, gates=self.gates, progress=progress)
 
     @in_python
     def evaluate_heads(
         self,
-        text: Text,
+        text: Text | None = None,
         *,
         target: Text | None = None,
+        second: Text | None = None,
+        labels: LabelList | None = None,
         heads: Heads | None = None,
         metrics: str | Iterable[str] = (),
         tokenised: bool = False,
@@ -231,7 +245,8 @@ class Model(OpenModel):
         and accuracy, of all heads in one pass; "bleu" and "chrf" translate the whole text for every head.
         """
         settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask, "heads": heads}
-        return head_scores_of(self.checkpoint, text, target, settings, gates=self.gates, progress=progress)
+        texts = text_pair(text, target, second=second, labels=labels)
+        return head_scores_of(self.checkpoint, texts, settings, gates=self.gates, progress=progress)
 
     @in_python
     def translate(self, text: Text, **options: Unpack[TranslateMore]) -> list[str]:

@@ -116,7 +116,7 @@ def measured_ranking(
     direction = criterion.direction(keep)
     if parse == "stanza":
         raise ConfigError("parse='stanza' is for analyze; rank by the study that it gives, study=")
-    corpus = None if text is None else text.corpus(parse=parse, max_sentences=max_sentences)
+    corpus = None if text is None else text.corpus(checkpoint, parse=parse, max_sentences=max_sentences)
     if criterion.reads_text and corpus is None:
         raise ConfigError(f"by={by!r} is measured on text: give text=, or a study= that has it")
     with eval_mode(checkpoint.model), progress_of(progress)("ranking", 1) as step:

@@ -40,8 +40,8 @@ def shrunk_copy(
     chosen = choose_export(export, checkpoint)
     if held_out.target is not None and held_out.source is None:
         raise ConfigError("valid_target is for valid_text; give that too")
-    measured = calibration.compensate != "none" or held_out.source is not None
-    corpus, valid = (pair.corpus() if measured and pair.source is not None else None for pair in (text, held_out))
+    measured = calibration.compensate != "none" or not held_out.empty
+    corpus, valid = (pair.corpus(checkpoint) if measured and not pair.empty else None for pair in (text, held_out))
     calibrated = calibration_text(calibration, corpus, valid)
     with eval_mode(checkpoint.model):
         data = texts(checkpoint, text.source, text.target, sentences=max_sentences)

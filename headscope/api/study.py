@@ -13,7 +13,7 @@ from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, 
 from headscope.api.options import PathName, analyze_options, in_python, python_words
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, heads_option
-from headscope.api.texts import Text, text_pair
+from headscope.api.texts import TextPair
 from headscope.bootstrap import Array
 from headscope.engine.result import LeftOut
 from headscope.engine.run_files import ANALYSIS
@@ -186,8 +186,7 @@ COMMAND = ("headscope.Model.analyze",)
 
 def study_of(
     checkpoint: Checkpoint,
-    text: Text | None,
-    target: Text | None,
+    texts: TextPair,
     options: Mapping[str, Any],
     *,
     mask: Heads | None,
@@ -203,12 +202,11 @@ def study_of(
     """
     settings = analyze_options({**options, "mask": heads_option(mask, checkpoint.layout)})
     chosen_analyses(settings)
-    texts = text_pair(text, target)
     if out is not None:
         read = sources(checkpoint.path, {**settings.settings(), **texts.settings()})
         check_folder(Path(out), ANALYSIS, inputs=read, force=force)
         check_writable(Path(out))
-    corpus = texts.corpus(parse=settings.parse, max_sentences=settings.max_sentences)
+    corpus = texts.corpus(checkpoint, parse=settings.parse, max_sentences=settings.max_sentences)
     about = {**texts.settings(), **({"gates": gates} if gates else {})}
     with eval_mode(checkpoint.model):
         measurement = measure_heads(

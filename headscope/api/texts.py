@@ -3,43 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import ConfigError, DataError
+from headscope.evaluation.labels import with_labels
 from headscope.files.lines import Lines
+from headscope.formats.base import Checkpoint
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any]"
 """A file's path (one sentence a line, `.gz` too), sentences, pairs of a sentence and its translation, or a pair
 `(source, target)` of two such texts, written as a tuple."""
+LabelList: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[int]"
+"""What a classifier should say: a file's path (as `--labels` takes it), or the class of every sentence, by name or
+number."""
 
 
 @dataclass(frozen=True)
 class TextPair:
-    """Source and target text, from which a corpus is opened."""
+    """Source and target text, the other texts of pairs and labels, from which a corpus is opened."""
 
     source: Lines | None
     target: Lines | None
+    second: Lines | None = None
+    labels: Lines | None = None
 
-    def corpus(self, *, parse: str | None = None, max_sentences: int | None = None) -> Corpus:
-        """Check the text and open it; a CoNLL-U file in `parse` is also the text where there is no other."""
+    @property
+    def empty(self) -> bool:
+        """Whether there is no text."""
+        return self.source is None and self.labels is None
+
+    def corpus(
+        self, checkpoint: Checkpoint | None = None, *, parse: str | None = None, max_sentences: int | None = None
+    ) -> Corpus:
+        """Check the text and open it, with the labels that a `checkpoint` should predict.
+
+        A CoNLL-U file in `parse`, or CoNLL columns with labels, is also the text where there is no other.
+        """
+        columns = self.labels if isinstance(self.labels, Path) and self.source is None else None
         parses = Path(parse) if parse is not None and parse != "stanza" else None
-        if self.source is None and parses is None:
+        if self.source is None and parses is None and columns is None:
             raise DataError(
                 "no text: give a file's path or a list of sentences, or parse='FILE.conllu', which has text"
             )
-        return open_corpus(self.source, target=self.target, parses=parses, max_sentences=max_sentences)
+        corpus = open_corpus(
+            self.source,
+            target=self.target,
+            second=self.second,
+            parses=parses,
+            columns=columns,
+            max_sentences=max_sentences,
+        )
+        return corpus if checkpoint is None else with_labels(checkpoint, corpus, self.labels)
 
     def settings(self) -> dict[str, str | None]:
         """Paths of the texts, None for a text in memory; for a run's record."""
-        return {name: _path(getattr(self, name)) for name in ("source", "target")}
+        names = {"source": "source", "target": "target", "source2": "second", "labels": "labels"}
+        return {option: _path(getattr(self, name)) for option, name in names.items()}
 
 
-def text_pair(text: Text | None, target: Text | None = None) -> TextPair:
-    """The texts of `text` and `target` arguments; DataError for an unsupported type."""
+def text_pair(
+    text: Text | None, target: Text | None = None, *, second: Text | None = None, labels: LabelList | None = None
+) -> TextPair:
+    """The texts of the arguments of those names; DataError for an unsupported type."""
+    pair = _source_and_target(text, target)
+    if labels is not None and not isinstance(labels, (str, PathLike)):
+        labels = [str(label) for label in labels]
+    return replace(
+        pair,
+        second=None if second is None else _lines(second),
+        labels=None if labels is None else _lines(labels),
+    )
+
+
+def _source_and_target(text: Text | None, target: Text | None) -> TextPair:
     if isinstance(text, tuple):
         if len(text) != 2:
             raise DataError(f"a tuple of {len(text)}: a tuple is a pair (source, target); sentences belong in a list")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import headscope as hs
 from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data.batching import Omissions, batches
@@ -237,3 +238,31 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         return int(ended.value.code or 0), capfd.readouterr().err
 
     return run
+
+
+def test_the_library_takes_the_same_texts(tmp_path: Path) -> None:
+    folder = classifiers.folder(tmp_path / "model", "bert")
+    first, second, wanted = classifiers.texts(COUNT), classifiers.texts(COUNT, seed=5), classifiers.labels(COUNT)
+    files: dict[str, Any] = {
+        "source": written(tmp_path, "a", first),
+        "source2": written(tmp_path, "b", second),
+        "labels": written(tmp_path, "labels", [NAMES[label] for label in wanted]),
+    }
+    model = hs.load(str(folder), dtype="float64")
+    names = [NAMES[label] for label in wanted]
+    given: dict[str, Any] = {"second": second, "labels": names, "bootstrap": 20}
+    found = model.evaluate(first, **given)
+    assert {score.metric: score.value for score in found.scores} == pytest.approx(scores(folder, **files))
+    assert str(found.signature).count("sha1") == 1 and len(model.evaluate_heads(first, **given)) == 7
+    by_file = model.evaluate(files["source"], second=files["source2"], labels=files["labels"], bootstrap=20)
+    assert str(by_file.signature) == str(found.signature)
+    study = model.analyze(first, second=second, labels=names, only="ablation", bootstrap=10)
+    ranking = model.rank(by="ablation", text=first, second=second, labels=names)
+    assert study.heads["ablation"].max() == pytest.approx(ranking.scores["score"].max())
+    numbers = [label for label in wanted if label != 2]
+    kept = [text for text, label in zip(first, wanted, strict=True) if label != 2]
+    assert model.evaluate(kept, labels=numbers)["loss"].value > 0
+    with pytest.raises(ConfigError, match="loss needs labels"):
+        model.evaluate(first)
+    with pytest.raises(DataError, match="have different numbers of sentences"):
+        model.evaluate(first, labels=names[:-1])
