@@ -141,6 +141,14 @@ def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) 
     assert "run/averaged · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
 
 
+def test_a_sweep_that_has_just_begun_has_one_size(tmp_path: Path) -> None:
+    sweep(tmp_path / "run")
+    table = pd.read_csv(tmp_path / "run" / "sweep.csv")
+    table.head(1).to_csv(tmp_path / "run" / "sweep.csv", index=False)
+    low, high = panels(pruning_figure(load_pruned([tmp_path / "run"])))["BLEU"].get_xlim()
+    assert low < 72 < high
+
+
 def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> None:
     both = [sweep(tmp_path / "a", controls=False), sweep(tmp_path / "b", metric="perplexity", controls=False)]
     figure = pruning_figure(load_pruned(both), "quality")

@@ -153,7 +153,7 @@ def _size_axis(axes: Axes, cells: pd.DataFrame) -> None:
         axes.set_xscale("log", base=2)
         axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
     else:
-        edge = 0.04 * (sizes[-1] - sizes[0])
+        edge = 0.04 * (sizes[-1] - sizes[0]) or 0.5
         axes.set_xlim(sizes[0] - edge, sizes[-1] + edge)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_locator(FixedLocator(_apart(axes, sizes)))
