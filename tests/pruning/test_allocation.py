@@ -28,6 +28,8 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.selection import Selection
 from tests.oracles import checkpoints, speakers
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("bert", "llama", "marian", "native-post", "native-pre")
 
 

@@ -32,6 +32,8 @@ from tests.oracles import speakers
 from tests.oracles.speakers import SPEAKERS, Speaker, V
 from tests.oracles.tiny import END, PAD, START
 
+pytestmark = pytest.mark.slow
+
 GONE = {
     "bert": "encoder-self.0.1,encoder-self.1.0,encoder-self.1.2",
     "gpt2": "decoder-self.0.*,decoder-self.1.1",

@@ -49,6 +49,7 @@ def model_for(name: str) -> tuple[Checkpoint, Corpus]:
     return checkpoints.small(self_mixing=mixing), Corpus("x", 3, "0" * 40, lambda: iter(sentences), True, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rankable_names())
 def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name: str) -> None:
     criterion = criterion_named(name)

@@ -37,6 +37,8 @@ from headscope.pruning.sweep.sweep import run_sweep
 from tests.oracles import classifiers
 from tests.oracles.classifiers import NAMES
 
+pytestmark = pytest.mark.slow
+
 COUNT = 29
 
 
