@@ -155,7 +155,7 @@ class Written:
 
 @takes(Text, LabelledText, Scores, Heads, Search, Masked, RunningOptions, Batches, CompanionOptions, Written, Ending)
 def evaluate(given: dict[str, Any]) -> None:
-    """Score translations of a text (BLEU, chrF), how well the model predicts it, or how near it is to the whole one."""
+    """Score translations, how well the model predicts a text, or how near it is to the intact one."""
     from headscope.config import EvaluateConfig
 
     json, settings = settings_of(given, lists=("metrics",))

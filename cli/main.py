@@ -15,12 +15,12 @@ from headscope.files import interrupts
 from headscope.model.process_settings import process_settings
 
 COMMANDS = {
-    "show": "Print format, architecture, sites × layers × heads, parameters by part, tokenizer, fitting analyses.",
+    "show": "Print format, architecture, heads, parameters by part, tokenizer, and the metrics and analyses that fit.",
     "analyze": "Measure every attention head of a checkpoint on a text, in one forward pass.",
     "train": "Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model.",
     "plot": "Draw figures from the files of finished runs.",
     "prune": "Take heads out of a model, and prove that nothing else changed.",
-    "evaluate": "Score translations of a text (BLEU, chrF) and how well the model predicts it (perplexity, accuracy).",
+    "evaluate": "Score translations, how well the model predicts a text, or how near it is to the intact one.",
     "translate": "Translate: headscope translate CKPT < text > text. Empty lines stay empty.",
     "convert": "Write a fairseq, MHR, story-of-heads or native Transformer as a native or Hugging Face directory.",
     "demo": "See what headscope does, on a small translation model that ships with it; needs no network.",

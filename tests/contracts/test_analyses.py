@@ -247,7 +247,8 @@ def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind:
 def _tensors(heads: HeadBatch) -> dict[str, Tensor]:
     found = {key: value for key, value in vars(heads).items() if isinstance(value, Tensor)}
     for side in ("query_side", "key_side"):
-        found |= {f"{side}.{key}": value for key, value in vars(getattr(heads, side)).items()}
+        values = vars(getattr(heads, side)).items()
+        found |= {f"{side}.{key}": value for key, value in values if isinstance(value, Tensor)}
     assert {"weights", "context", "queries", "keys", "visible", "key_side.ids"} <= set(found)
     return found
 
