@@ -193,7 +193,7 @@ def show_choice(choice: Selection, *, json: bool) -> None:
 def _lines(choice: Selection) -> list[str]:
     lines = [choice.facts["ranking"]["direction"]] if "ranking" in choice.facts else []
     if choice.quality:
-        values = ", ".join(f"{when} {value:.4f}" for when, value in choice.quality.items())
+        values = ", ".join(f"{when} {round(value, 4) + 0.0:.4f}" for when, value in choice.quality.items())
         lines.append(f"{choice.title}: {values}")
     learning = choice.facts.get("learning", {})
     if "lambda_paper" in learning:

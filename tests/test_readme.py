@@ -45,7 +45,8 @@ class Newcomer:
         self.folder = folder
         self.variables: dict[str, str] = {}
         self.typed: set[str] = set()
-        (folder / "headscope").symlink_to(ROOT / "headscope")
+        for name in ("headscope", "examples"):
+            (folder / name).symlink_to(ROOT / name)
 
     def types(self, title: str) -> None:
         """The commands of a section, after those before it; each once."""

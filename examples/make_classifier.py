@@ -1,0 +1,44 @@
+"""Make a small classifier and its labels, to try what headscope does with classifiers: which captions speak of an animal?
+
+    python examples/make_classifier.py
+
+Writes classifier (a BertForSequenceClassification on the small BERT of `pip install "headscope[demo]"`, of which the head
+alone is trained), classifier.txt and classifier.labels, and says how often the classifier is right.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, BertForSequenceClassification
+from transformers.utils import logging
+
+import headscope as hs
+
+ANIMALS = {"animal", "bird", "birds", "cat", "cats", "cow", "cows", "dog", "dogs", "duck", "ducks", "horse", "horses"}
+
+logging.set_verbosity_error()  # the head is new, as it should be
+path = hs.assets.demo_checkpoint()
+torch.manual_seed(1)
+classifier = BertForSequenceClassification.from_pretrained(path, id2label={0: "other", 1: "animal"}).eval()
+tokenizer = AutoTokenizer.from_pretrained(path)
+texts = Path(hs.assets.captions("en")).read_text(encoding="utf-8").splitlines()
+labels = torch.tensor([int(bool(ANIMALS & set(text.lower().rstrip(".").split()))) for text in texts])
+
+with torch.no_grad():
+    pooled = classifier.bert(**tokenizer(texts, padding=True, return_tensors="pt")).pooler_output
+adam = torch.optim.Adam(classifier.classifier.parameters(), lr=0.05)
+for _ in range(200):
+    loss = torch.nn.functional.cross_entropy(classifier.classifier(pooled), labels)
+    adam.zero_grad()
+    loss.backward()
+    adam.step()
+
+classifier.save_pretrained("classifier")
+tokenizer.save_pretrained("classifier")
+names = [classifier.config.id2label[label] for label in labels.tolist()]
+Path("classifier.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+Path("classifier.labels").write_text("\n".join(names) + "\n", encoding="utf-8")
+scores = hs.evaluate("classifier", "classifier.txt", labels="classifier.labels")
+print(f"accuracy {scores['accuracy'].value:.3f}, macro-F1 {scores['macro-f1'].value:.3f} on {len(texts)} captions")
