@@ -1,9 +1,9 @@
-"""Make a small classifier and its labels, to try what headscope does with classifiers: which captions speak of an animal?
+"""Make a small classifier and its labels, to try headscope on: which captions speak of an animal?
 
     python examples/make_classifier.py
 
-Writes classifier (a BertForSequenceClassification on the small BERT of `pip install "headscope[demo]"`, of which the head
-alone is trained), classifier.txt and classifier.labels, and says how often the classifier is right.
+Writes classifier (a BertForSequenceClassification on the small BERT of `pip install "headscope[demo]"`; its head alone
+is trained), classifier.txt and classifier.labels, and says how often the classifier is right.
 """
 
 from __future__ import annotations
