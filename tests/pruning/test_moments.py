@@ -19,6 +19,7 @@ from headscope.errors import ConfigError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.gating import gated
+from headscope.model.gradients import gradients_of
 from headscope.pruning.closed_form.moments import Moments, collect_moments, explained_values
 from headscope.pruning.closed_form.output_projections import output_projections
 from tests.contracts import architectures
@@ -299,3 +300,16 @@ def _by_hooks(checkpoint: Any, corpus: Corpus) -> dict[tuple[Site, int], Any]:
         for batch in batches(corpus, checkpoint, tokens=1, limit=50, losses=Omissions()):
             checkpoint.forward(batch)
     return {place: np.concatenate(rows) for place, rows in seen.inputs.items()}
+
+
+def test_gradients_that_are_no_numbers_are_refused_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss may be infinite, and its gradient is not a number then."""
+    checkpoint = speakers.checkpoint("gpt2")
+
+    def broken(values: Tensor, outputs: Any) -> list[Tensor]:
+        gradients = list(gradients_of(values, outputs))
+        return [gradients[0], gradients[1] * torch.nan, *gradients[2:]]
+
+    monkeypatch.setattr("headscope.pruning.closed_form.moments.gradients_of", broken)
+    with pytest.raises(NumericalError, match=r"gradients at the output of decoder-self\.1 are NaN or infinite"):
+        collect_moments(checkpoint, speakers.corpus("gpt2", count=3), objective="loss")

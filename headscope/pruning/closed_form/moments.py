@@ -24,7 +24,7 @@ from headscope.data.encoded import Batch
 from headscope.distributed import Processes
 from headscope.engine.gram_matrix import gram
 from headscope.engine.plan import ALONE, gives_labels, refuse_unread_target
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
 from headscope.heads import Site
@@ -301,7 +301,12 @@ class _Collector(ContextTap):
             refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
     def finished(self) -> Moments:
-        """The moments, on the CPU."""
+        """The moments, on the CPU; NumericalError where gradients are not finite."""
+        for (site, layer), sums in self.moments.sites.items():
+            if sums.fisher is not None and not bool(sums.fisher.isfinite().all()):
+                raise NumericalError(
+                    f"gradients at the output of {site}.{layer} are NaN or infinite; take a wider --dtype"
+                )
         sites = {place: sums.moved("cpu") for place, sums in self.moments.sites.items()}
         return Moments(sites, self.moments.sentences, self.moments.predictions)
 
