@@ -8,7 +8,7 @@ the order of `random`. `bert` is the pretrained sentence encoder of the extra `d
 sentence vectors to the intact model's, on 200 sentences, and Spearman's correlation of all pairs' similarities.
 `translation` is the model that ships; its metric is the loss on test_2016_flickr. A row for every seed, method, number
 of heads kept and compensation; `seconds` are those of ranking, `refit_seconds` those of refitting. Sequential refits,
-which are slow, are made of the first seed only.
+which are slow, are made of the first seed only. NAME:measured is `prune rank --by NAME --allocate measured`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headscope.heads import HeadId
 from headscope.pruning.closed_form.compensate import RefitOptions, compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments, collect_moments
-from headscope.pruning.closed_form.scoring import moments_of
+from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
@@ -43,7 +43,7 @@ from headscope.pruning.ranking.ranking import rank_heads
 
 METHODS = (
     *("random", "magnitude", "confidence", "entropy", "gradient", "taylor", "lrp"),
-    *("flap", "wanda", "output-norm", "obs", "obs-task", "obs-measured"),
+    *("flap", "wanda", "output-norm", "obs", "obs-task", "obs-measured", "obs-task:measured"),
 )
 KEPT = (60, 48, 36, 24, 12)
 COMPENSATIONS = ("none", "mean", "least-squares", "sequential")
@@ -97,7 +97,10 @@ def removed_by(
         checkpoint, calibration, BatchingOptions(), RunOptions(seed=seed), candidates=layout.gated_heads
     )
     context.kept["moments", False, ()] = moments
-    scores = criterion_named(method).scores(context)
+    name, _, allocation = method.partition(":")
+    scores = criterion_named(name).scores(context)
+    if allocation == "measured":
+        scores = measured_scores(context, orders_of(context, layout.units, scores))
     removed = {kept: layout.closed(kept_by(scores, layout, kept)) for kept in KEPT}
     return removed, time.monotonic() - began
 
