@@ -83,7 +83,7 @@ def test_other_analyses_on_sides_with_vocabularies_of_their_own() -> None:
 
 def test_nuclear_norms_are_those_of_the_original(shared: Path) -> None:
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/teacher_forced_reference.json").read_text())
-    its, _ = mhr.theirs(shared)
+    its, _ = mhr.theirs(shared / "oracles")
     modules = study(its, "alphas").tables["alphas_modules"]
     norms = reference[next(key for key in reference if key.startswith("nuclear"))]
     names = {
