@@ -56,6 +56,7 @@ def test_an_unknown_command_is_answered_with_the_nearest_one(headscope: Command)
     assert (status, len(said.splitlines())) == (2, 1) and "did you mean 'analyze'?" in said
 
 
+@pytest.mark.slow
 def test_analyze_writes_what_the_design_lists(headscope: Command, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     status, shown, _ = headscope("analyze", MODEL, "--source", text, "--out", out, "--detail", "--bootstrap", 100)
@@ -150,6 +151,7 @@ def test_source_and_target_of_different_lengths(headscope: Command, text: Path, 
     refused(ran, r"different numbers of lines; line i of one must belong to line i of the other")
 
 
+@pytest.mark.slow
 def test_a_very_long_line_is_cut_and_counted_or_refused(headscope: Command, tmp_path: Path) -> None:
     path = tmp_path / "long.en"
     path.write_text("word " * 20_000 + "\n", encoding="utf-8")

@@ -116,6 +116,7 @@ def ranked(folder: Path, out: Path, **options: Any) -> Any:
     return run_ranking(RankConfig(checkpoint=str(folder / "whole"), out=out, **given))
 
 
+@pytest.mark.slow
 def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) -> None:
     """What is written is the refitted masked model, of full size; what is cut out of it computes the same."""
     plain = ranked(folder, tmp_path / "plain", by="obs", keep=8)

@@ -24,7 +24,7 @@ from headscope.model.gating import closed, gated
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.training_examples import TrainingExamples
-from headscope.pruning.learning.training_loss import LabelLoss, TrainingLoss
+from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss
 from headscope.training.data.batches import Numbers
 
 BETAS, ADAM_EPSILON = (0.9, 0.98), 1e-9
@@ -85,7 +85,7 @@ class Tuner:
     parameters: Sequence[nn.Parameter]
     learner: GateLearner | None = None
     closed_heads: Sequence[HeadId] = ()
-    loss: TrainingLoss = field(default_factory=LabelLoss)
+    loss: PruningLoss = field(default_factory=LabelLoss)
     update: int = 0
     epoch: int = 0
     within: int = 0
@@ -231,7 +231,7 @@ def mean_loss(
     tokens: int,
     seed: int,
     gates: Mapping[tuple[Site, int], Tensor] | None,
-    loss: TrainingLoss = LabelLoss(),  # noqa: B008  (frozen)
+    loss: PruningLoss = LabelLoss(),  # noqa: B008  (frozen)
 ) -> float:
     """The mean of what a loss measures, under fixed gates.
 

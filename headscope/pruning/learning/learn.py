@@ -28,7 +28,7 @@ from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.subset import Subset, SubsetOptions
 from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
 from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
-from headscope.pruning.learning.training_loss import LabelLoss, TrainingLoss, training_loss
+from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss, training_loss
 from headscope.pruning.selection import (
     CHOICE,
     COMPANIONS,
@@ -217,7 +217,7 @@ def recipe_of(
     )
 
 
-def loss_of(config: PruningOptions, checkpoint: Checkpoint, corpus: Corpus) -> TrainingLoss:
+def loss_of(config: PruningOptions, checkpoint: Checkpoint, corpus: Corpus) -> PruningLoss:
     """What the options say is learnt by, with a teacher of its own where it needs one."""
     smoothing = config.label_smoothing
     return training_loss(
@@ -292,7 +292,7 @@ def _facts(
     learner: GateLearner,
     freeze: Freeze,
     recipe: Recipe,
-    loss: TrainingLoss,
+    loss: PruningLoss,
     data: TrainingExamples,
 ) -> dict[str, Any]:
     return {

@@ -24,7 +24,7 @@ from headscope.training.losses.cross_entropy import smoothed_cross_entropy
 QUANTITIES = ("nll", "damage")
 
 
-class TrainingLoss(ABC):
+class PruningLoss(ABC):
     """The loss of a batch. `quantity` is what records call the number that is measured, `title` what a user reads."""
 
     quantity: ClassVar[str]
@@ -41,7 +41,7 @@ class TrainingLoss(ABC):
 
 
 @dataclass(frozen=True)
-class LabelLoss(TrainingLoss):
+class LabelLoss(PruningLoss):
     """Label-smoothed cross-entropy of tokens, of hidden tokens, or of the labels of a classifier."""
 
     smoothing: float = 0.0
@@ -58,7 +58,7 @@ class LabelLoss(TrainingLoss):
 
 
 @dataclass(frozen=True)
-class Distillation(TrainingLoss):
+class Distillation(PruningLoss):
     """The damage by an objective that compares states with those of a teacher, the intact model; needs no labels."""
 
     objective: Objective
@@ -80,7 +80,7 @@ class Distillation(TrainingLoss):
 
 def training_loss(
     checkpoint: Checkpoint, corpus: Corpus, *, objective: str, smoothing: float | None, learns: bool, seed: int
-) -> TrainingLoss:
+) -> PruningLoss:
     """The loss by an objective ("" for what fits the model); where something `learns`, the teacher is a copy.
 
     `smoothing` None is 0.1 for translation, else 0. ConfigError as of `training_objective`, and for label smoothing

@@ -34,7 +34,7 @@ from headscope.pruning.learning.learn import (
 from headscope.pruning.learning.topk import tie_remarks
 from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
-from headscope.pruning.learning.training_loss import TrainingLoss, training_loss
+from headscope.pruning.learning.training_loss import PruningLoss, training_loss
 from headscope.pruning.ranking.config import RankConfig
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
@@ -251,7 +251,7 @@ def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None
     return counted
 
 
-def _loss(config: RankConfig, opened: OpenedSelection) -> TrainingLoss | None:
+def _loss(config: RankConfig, opened: OpenedSelection) -> PruningLoss | None:
     """What the model is tuned and measured by: the objective if that can be, else what fits; None where nothing does.
 
     ConfigError where it is to be tuned and cannot be.
@@ -286,7 +286,7 @@ def _tuned(
     checkpoint: Checkpoint,
     removed: list[HeadId],
     freeze: Freeze,
-    loss: TrainingLoss,
+    loss: PruningLoss,
     progress: Progress,
 ) -> dict[str, float]:
     """What the loss measures before, with the heads masked, and of `checkpoint`, refitted and after tuning."""
@@ -315,7 +315,7 @@ def _tune(
     checkpoint: Checkpoint,
     removed: list[HeadId],
     freeze: Freeze,
-    loss: TrainingLoss,
+    loss: PruningLoss,
     progress: Progress,
 ) -> None:
     assert opened.corpus is not None
