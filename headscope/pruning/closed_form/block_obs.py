@@ -47,14 +47,19 @@ class RemovalStep(NamedTuple):
     error: float
 
 
+def check_damping(share: float) -> None:
+    """ConfigError for a damping that is negative or not finite."""
+    if not 0 <= share < torch.inf:
+        raise ConfigError(f"--damping {share:g}: a share of the mean second moment, at least 0 and finite")
+
+
 def damp(second: Tensor, *, share: float = DAMPING) -> Damped:
     """H + λI for second moments H [m m], λ = `share` of H's mean diagonal, ten times more until it can be factorised.
 
     A matrix of zeros is damped as if its mean diagonal were one. ConfigError for a negative share, NumericalError for a
     matrix that is not finite.
     """
-    if not 0 <= share < torch.inf:
-        raise ConfigError(f"--damping {share:g}: a share of the mean second moment, at least 0 and finite")
+    check_damping(share)
     if not bool(second.isfinite().all()):
         raise NumericalError("second moments of contexts are NaN or infinite; take a wider --dtype")
     second = (second + second.T) / 2

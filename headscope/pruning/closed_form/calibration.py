@@ -40,9 +40,7 @@ class CalibrationOptions:
     sequential: bool = False
 
     def __post_init__(self) -> None:
-        RefitOptions(method=self.compensate)
-        if not self.damping >= 0:
-            raise ConfigError(f"--damping {self.damping:g}: a share of the mean second moment, at least 0")
+        RefitOptions(method=self.compensate, damping=self.damping)
         if self.sentences < 1:
             raise ConfigError(f"--calibration-sentences {self.sentences}: at least 1 is needed")
         for name, is_given in (("--damping", self.damping != DAMPING), ("--sequential", self.sequential)):

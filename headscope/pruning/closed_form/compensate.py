@@ -21,7 +21,7 @@ from headscope.heads import HeadId, describe_heads
 from headscope.model.native.folding import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias
-from headscope.pruning.closed_form.block_obs import DAMPING
+from headscope.pruning.closed_form.block_obs import DAMPING, check_damping
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
@@ -55,6 +55,7 @@ class RefitOptions:
     add_bias: bool = False
 
     def __post_init__(self) -> None:
+        check_damping(self.damping)
         if self.method not in COMPENSATIONS:
             raise ConfigError(unknown("compensation", self.method, list(COMPENSATIONS)))
 
@@ -101,9 +102,14 @@ def reached(moments: Moments, projection: OutputProjection) -> ContextMoments:
     """The moments of a module; ConfigError where the text did not reach it."""
     of_module = moments.of(projection)
     if of_module is None:
-        site, layer = projection.places[0]
-        raise ConfigError(f"the calibration text does not reach {site}.{layer}; give a --target where a decoder is")
+        raise unreached(projection)
     return of_module
+
+
+def unreached(projection: OutputProjection) -> ConfigError:
+    """The error of a module that the calibration text does not reach."""
+    site, layer = projection.places[0]
+    return ConfigError(f"the calibration text does not reach {site}.{layer}; give a --target where a decoder is")
 
 
 def refit_module(

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, ObjectiveOutput, choose_objective
-from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.plan import gives_labels, refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
 from headscope.model.threads import threads_for_pass
+from headscope.pruning.closed_form.moments import text_batches
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,9 @@ class DamageMeter:
 
         ConfigError for an objective that does not apply, and for a target that the model cannot read.
         """
-        refuse_unread_target(checkpoint, corpus)
+        stream = text_batches(checkpoint, corpus, batching, labels=True)
         given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
         name = choose_objective(objective, checkpoint, **given)
-        batching = batching or BatchingOptions()
-        stream = batches(
-            corpus,
-            checkpoint,
-            tokens=batching.tokens,
-            limit=sentence_limit(checkpoint, batching),
-            long=batching.long,
-            losses=Omissions(),
-            labels=gives_labels(checkpoint, corpus),
-        )
         meter = cls(checkpoint, OBJECTIVES.get(name)(seed=seed), corpus.count)
         with eval_mode(checkpoint.model), torch.no_grad():
             for batch in stream:

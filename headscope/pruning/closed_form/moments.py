@@ -110,6 +110,26 @@ class Moments:
         return reduce(ContextMoments.merge, sums) if sums else None
 
 
+def text_batches(
+    checkpoint: Checkpoint, corpus: Corpus, batching: BatchingOptions | None, *, labels: bool = False
+) -> Iterator[Batch]:
+    """The batches of a corpus, with `labels` where the model has something to predict.
+
+    ConfigError for a target that the model cannot read.
+    """
+    refuse_unread_target(checkpoint, corpus)
+    batching = batching or BatchingOptions()
+    return batches(
+        corpus,
+        checkpoint,
+        tokens=batching.tokens,
+        limit=sentence_limit(checkpoint, batching),
+        long=batching.long,
+        losses=Omissions(),
+        labels=labels and gives_labels(checkpoint, corpus),
+    )
+
+
 def collect_moments(
     checkpoint: Checkpoint,
     corpus: Corpus,
@@ -125,22 +145,12 @@ def collect_moments(
     two-sided model that is given no target shows its encoder only. ConfigError for a target that the model cannot
     read, NumericalError where contexts are not finite.
     """
-    refuse_unread_target(checkpoint, corpus)
     chosen = None
     if objective is not None:
         given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
         name = choose_objective(objective, checkpoint, **given)
         chosen = OBJECTIVES.get(name)(seed=seed)
-    batching = batching or BatchingOptions()
-    stream = batches(
-        corpus,
-        checkpoint,
-        tokens=batching.tokens,
-        limit=sentence_limit(checkpoint, batching),
-        long=batching.long,
-        losses=Omissions(),
-        labels=chosen is not None and gives_labels(checkpoint, corpus),
-    )
+    stream = text_batches(checkpoint, corpus, batching, labels=chosen is not None)
     collector = _Collector(checkpoint, chosen)
     with eval_mode(checkpoint.model), collector.observing():
         for number, batch in enumerate(stream):

@@ -7,13 +7,13 @@ lose none are refitted too. It does not always help: measure both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
@@ -21,8 +21,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.threads import threads_for_pass
-from headscope.pruning.closed_form.compensate import ModuleRefit, RefitOptions, RefittedCopy, heads_by_module
-from headscope.pruning.closed_form.moments import ContextTap, Place
+from headscope.pruning.closed_form.compensate import ModuleRefit, RefitOptions, RefittedCopy, heads_by_module, unreached
+from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import Refit, reconstruction_error, refit_to_targets, zeroed
 
@@ -89,8 +89,7 @@ def _refit(
     projection: OutputProjection, pair: PairMoments, heads: Collection[HeadId], options: RefitOptions
 ) -> ModuleRefit:
     if not pair.tokens:
-        site, layer = projection.places[0]
-        raise ConfigError(f"the calibration text does not reach {site}.{layer}; give a --target where a decoder is")
+        raise unreached(projection)
     weight, columns = projection.weight, projection.columns(heads)
     affine = projection.has_bias or options.add_bias
     mean, second, cross = pair.total / pair.tokens, pair.products / pair.tokens, pair.cross / pair.tokens
@@ -151,13 +150,8 @@ def _pair_moments(
 ) -> PairMoments:
     readers = [_Reader(model, projection.places) for model in (checkpoint, pruned)]
     pair = PairMoments.zero(projection.weight.shape[1])
-    for batch in _batches(checkpoint, corpus, batching or BatchingOptions()):
+    for batch in text_batches(checkpoint, corpus, batching):
         on_device = batch.to(checkpoint.device)
         for intact, altered in zip(*(reader.of(on_device) for reader in readers), strict=True):
             pair.add(intact, altered)
     return pair
-
-
-def _batches(checkpoint: Checkpoint, corpus: Corpus, batching: BatchingOptions) -> Iterator[Batch]:
-    limit = sentence_limit(checkpoint, batching)
-    return batches(corpus, checkpoint, tokens=batching.tokens, limit=limit, long=batching.long, losses=Omissions())

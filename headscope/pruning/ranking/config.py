@@ -65,9 +65,7 @@ class RankConfig(SelectionConfig):
             raise ConfigError(f"--per-layer is --allocate per-layer, which is {self.allocate} here; give one of them")
         if self.allocate == "measured" and (self.source is None or self.steps > 1):
             raise ConfigError("--allocate measured measures on text, in one step: give --source FILE, and no --steps")
-        if not self.damping >= 0:
-            raise ConfigError(f"--damping {self.damping:g}: a share of the mean second moment, at least 0")
-        RefitOptions(method=self.compensate)
+        RefitOptions(method=self.compensate, damping=self.damping)
         if self.compensate != "none" and self.source is None:
             raise ConfigError(f"--compensate {self.compensate} measures contexts on text: give --source FILE")
         if self.tune_updates and not self.has_text:
