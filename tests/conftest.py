@@ -80,3 +80,19 @@ def caption_files(tmp_path: Path) -> tuple[Path, Path]:
     for path, lines in zip(paths, (SOURCES, TARGETS), strict=True):
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return paths
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process: exit status, stdout, stderr."""
+    from headscope.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run

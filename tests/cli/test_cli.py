@@ -30,18 +30,8 @@ SENTENCES = "The old dog slept.\nA small bird sang loudly in the tall tree.\nWe 
 
 
 @pytest.fixture
-def headscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command in this process: exit status, stdout, stderr."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+def headscope(command: Command) -> Command:
+    return command
 
 
 @pytest.fixture

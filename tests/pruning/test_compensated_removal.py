@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from headscope.cli import main
 from headscope.config import Companions
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
@@ -278,20 +278,7 @@ def test_fewer_tokens_than_columns_and_dead_heads_are_damped_and_said_so() -> No
     (refit,) = done.compensated.refits
     assert refit.refit.raised > 0 and bool(refit.refit.weight.isfinite().all())
     assert "damping was raised" in " ".join(done.compensated.remarks())
-    assert done.compensated.performance["refitted"].value == done.compensated.performance["refitted"].value
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run_command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run_command
+    assert math.isfinite(done.compensated.performance["refitted"].value)
 
 
 @pytest.fixture

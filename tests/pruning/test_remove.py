@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headscope.cli import main
 from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.fairseq.checkpoint import FairseqCheckpoint
@@ -321,21 +319,6 @@ def test_keep_only_keeps_the_other_sites(tmp_path: Path) -> None:
 
 
 # What is refused, and what is left behind.
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command in this process: exit status, stdout, stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 @pytest.mark.parametrize(
