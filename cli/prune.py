@@ -123,7 +123,7 @@ class Calibrated:
         bool,
         typer.Option(
             "--sequential",
-            help="Refit module after module, for the contexts of the model pruned so far: two passes each.",
+            help="Refit module after module, so that later ones make up for earlier ones: two passes each.",
             rich_help_panel=COMPENSATION,
         ),
     ] = False

@@ -175,7 +175,7 @@ class Model(OpenModel):
             has the outputs of the refitted masked model, and its `compensation` says what that is worth on text that
             was held out: `valid_text` and `valid_target`, else the last fifth of `text`.
         damping: ridge of least squares, a share of the mean second moment of the contexts.
-        sequential: refit module after module, for the contexts of the model that is pruned so far.
+        sequential: refit module after module, so that later ones make up for what earlier ones changed.
 
         ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
         outputs differ.

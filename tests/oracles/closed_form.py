@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from headscope.data.corpus import Sentence
@@ -161,3 +162,31 @@ def output_gradients(
             seen.outputs.clear()
     checkpoint.model.zero_grad(set_to_none=True)
     return {where: np.concatenate(rows) for where, rows in seen.gradients.items()}, predictions
+
+
+AFTER_SUM = {
+    "attention.output.dense": "attention.output.LayerNorm",
+    "self_attn.o_proj": "post_attention_layernorm",
+    "attn.out_proj": "attn_layer_norm",
+    "_attention.output": "_attention_norm",
+}
+"""Output projections, and the norms that read what their outputs are added to, in models of these tests."""
+
+
+def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[tuple[Site, int], Array]:
+    """What the output of every output projection is added to [n d], sentence by sentence: a norm's input minus it."""
+    parts = dict(checkpoint.model.named_modules())
+    read: dict[tuple[Site, int], tuple[list[Array], list[Array]]] = {}
+    for name in parts:
+        for ending, norm in AFTER_SUM.items():
+            if OUTPUTS.search(name) and name.endswith(ending):
+                owner, rows = name.removesuffix(ending), read.setdefault(place_of(name, checkpoint), ([], []))
+                parts[name].register_forward_hook(lambda _, __, y, rows=rows[0]: rows.append(y[0].detach().numpy()))
+                parts[owner + norm].register_forward_pre_hook(lambda _, x, rows=rows[1]: rows.append(x[0][0].numpy()))
+    with torch.no_grad():
+        for sentence in sentences:
+            speakers.asked(kind, sentence, hide=False).logits(checkpoint)
+    for part in parts.values():
+        part._forward_hooks.clear()
+        part._forward_pre_hooks.clear()
+    return {where: np.concatenate(sums) - np.concatenate(outputs) for where, (outputs, sums) in read.items()}

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
+from headscope.pruning.closed_form.calibration import CalibrationOptions, CalibrationText, compensated
 from headscope.pruning.closed_form.compensate import RefitOptions, compensate, refitted_model
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
@@ -44,26 +46,30 @@ def texts(kind: str) -> Any:
     return speakers.corpus(kind, count=23)
 
 
+@pytest.mark.parametrize("residual", [False, True], ids=["output", "residual"])
 @pytest.mark.parametrize("kind", GONE)
-def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str) -> None:
+def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str, residual: bool) -> None:
     checkpoint = speakers.checkpoint(kind)
-    refits = sequential_refits(checkpoint, texts(kind), gone(kind), RefitOptions(damping=1e-3))
-    intact = contexts(checkpoint, kind)
+    refits = sequential_refits(checkpoint, texts(kind), gone(kind), RefitOptions(damping=1e-3), residual=residual)
+    intact, stream = contexts(checkpoint, kind), oracle.streams(kind, checkpoint, texts(kind).read())
     for number, refit in enumerate(refits):
         pruned = checkpoint.with_model(refitted_model(checkpoint, refits[:number]))
         (place,) = refit.projection.places
         inputs, weight = contexts(pruned, kind)[place], refit.projection.weight.numpy()
         columns = refit.projection.columns([head for head in gone(kind) if (head.site, head.layer) == place]).tolist()
-        affine = refit.projection.has_bias
+        targets = intact[place] @ weight.T
+        if residual:
+            targets += stream[place] - oracle.streams(kind, pruned, texts(kind).read())[place]
         wanted, shift = oracle.refitted_to(
-            inputs, intact[place] @ weight.T, weight, columns, damping=refit.refit.damping, affine=affine
+            inputs, targets, weight, columns, damping=refit.refit.damping, affine=refit.projection.has_bias
         )
         assert np.abs(refit.refit.weight.numpy() - wanted).max() < 1e-8
         assert np.abs(refit.refit.shift.numpy() - shift).max() < 1e-8
-        errors = intact[place] @ weight.T - inputs @ wanted.T - shift
+        errors = targets - inputs @ wanted.T - shift
         energy = (intact[place] @ weight.T) ** 2
         assert refit.error == pytest.approx(float(errors.__pow__(2).sum() / energy.sum()), rel=1e-7)
         assert bool(columns) is (refit.error_without > 0)
+        assert refit.residual is residual
 
 
 @pytest.mark.parametrize("kind", GONE)
@@ -103,3 +109,30 @@ def test_it_is_for_least_squares() -> None:
     with pytest.raises(ConfigError, match=r"does not reach decoder-self\.0"):
         encoder_only = replace(alone, has_target=False, read=lambda: (s._replace(target=None) for s in alone.read()))
         sequential_refits(speakers.checkpoint("t5"), encoder_only, [HeadId.parse("decoder-self.0.1")])
+
+
+def gemma2() -> Any:
+    """A model that norms the output of attention before it is added to the residual stream."""
+    config = transformers.Gemma2Config(
+        vocab_size=speakers.V,
+        hidden_size=12,
+        intermediate_size=11,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        max_position_embeddings=97,
+    )
+    return transformers.Gemma2ForCausalLM(config)
+
+
+def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
+    checkpoint = speakers.wrapped(gemma2, speakers.SPEAKERS["llama"])
+    heads = [HeadId.parse(f"decoder-self.0.{head}") for head in (0, 1)]
+    text = CalibrationText(texts("llama"), texts("llama").first(8))
+    options = CalibrationOptions(compensate="least-squares", sequential=True)
+    done = compensated(checkpoint, heads, text, options)
+    assert [refit.residual for refit in done.refits] == [False, False]
+    assert "2 of 2 attention modules are refitted to their own outputs only" in done.remarks()[0]
+    at_outputs = sequential_refits(checkpoint, texts("llama"), heads, residual=False)
+    assert torch.equal(at_outputs[1].refit.weight, done.refits[1].refit.weight)

@@ -30,8 +30,8 @@ class CalibrationOptions:
     """How the heads that stay make up for those that go: `compensate` is "none", "mean" or "least-squares".
 
     `damping` is λ as a share of the mean second moment of the contexts. `sentences` of the text are calibrated on.
-    `sequential`: module after module, for the contexts of the model that is pruned so far. ConfigError for an unknown
-    compensation, a negative damping, and for options that this compensation does not have.
+    `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
+    ConfigError for an unknown compensation, a negative damping, and for options that this compensation does not have.
     """
 
     compensate: str = "none"
@@ -135,7 +135,13 @@ class Compensated:
         """What the user should know of how modules were refitted."""
         linear = [refit for refit in self.refits if not refit.affine]
         raised = [refit for refit in self.refits if refit.refit.raised]
+        unfollowed = [refit for refit in self.refits if self.options.sequential and not refit.residual]
         remarks = []
+        if unfollowed:
+            remarks.append(
+                f"{len(unfollowed)} of {len(self.refits)} attention modules are refitted to their own outputs only: "
+                "something else than an addition to the residual stream reads these first"
+            )
         if linear and self.options.compensate == "least-squares":
             remarks.append(
                 f"{len(linear)} of {len(self.refits)} output projections have no bias, and this export adds none: "
@@ -154,6 +160,7 @@ def _module_record(refit: ModuleRefit) -> dict[str, Any]:
     return {
         "layers": [f"{site}.{layer}" for site, layer in refit.projection.places],
         "affine": refit.affine,
+        "residual": refit.residual,
         "error": refit.error,
         "error_without": refit.error_without,
         "lambda": refit.refit.damping,

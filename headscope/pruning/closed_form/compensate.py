@@ -32,7 +32,7 @@ from headscope.registry import unknown
 class ModuleRefit:
     """One module that loses heads: its refit, and E‖y − ŷ‖² of it and of removal alone, as shares of E‖W x‖².
 
-    `affine`: the bias was refitted too.
+    `affine`: the bias was refitted too. `residual`: what the residual stream has lost was counted in.
     """
 
     projection: OutputProjection
@@ -40,6 +40,7 @@ class ModuleRefit:
     error: float
     error_without: float
     affine: bool
+    residual: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

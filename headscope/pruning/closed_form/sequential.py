@@ -1,14 +1,17 @@
 """Refits module after module: each for the contexts of a model whose earlier modules are refitted already.
 
-What a refitted module must give is what the intact one gives at the same token (ZipLM, Kurtić et al. 2023, and others
-calibrate this way). Two passes over the text for every module, from the first that loses heads on; those after it that
-lose none are refitted too. It does not always help: measure both.
+The target of a refitted module is what the intact one gives at the same token (ZipLM, Kurtić et al. 2023, and others
+calibrate this way), plus what the residual stream there has lost, so that errors of earlier modules are made up for
+too. Two passes over the text for every module, from the first that loses heads on; those after it that lose none are
+refitted too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,36 +28,44 @@ from headscope.pruning.closed_form.compensate import ModuleRefit, RefitOptions, 
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import Refit, reconstruction_error, refit_to_targets, zeroed
+from headscope.pruning.closed_form.residual_stream import StreamTap
 
 
 @dataclass
 class PairMoments:
-    """Sums over `tokens` of contexts x of the intact model and x̃ of the pruned one, all [m] or [m m] in float64.
+    """Sums over `tokens` of contexts x of the intact model, x̃ of the pruned one and of targets t, in float64.
 
-    `total` Σ x, `products` Σ x xᵀ, `pruned` Σ x̃, `pruned_products` Σ x̃ x̃ᵀ, `cross` Σ x̃ xᵀ.
+    `total` Σ x [m], `products` Σ x xᵀ [m m], `pruned` Σ x̃ [m], `pruned_products` Σ x̃ x̃ᵀ [m m], `target` Σ t [d],
+    `cross` Σ x̃ tᵀ [m d], `target_energy` Σ ‖t‖². `streams`: tokens whose targets count the residual stream in.
     """
 
-    tokens: int
     total: Tensor
     products: Tensor
     pruned: Tensor
     pruned_products: Tensor
+    target: Tensor
     cross: Tensor
+    target_energy: float = 0.0
+    tokens: int = 0
+    streams: int = 0
 
     @classmethod
-    def zero(cls, width: int) -> PairMoments:
+    def zero(cls, m: int, d: int) -> PairMoments:
         """Sums over nothing."""
-        vector, matrix = torch.zeros(width, dtype=torch.float64), torch.zeros(width, width, dtype=torch.float64)
-        return cls(0, vector, matrix, vector.clone(), matrix.clone(), matrix.clone())
+        zeros = partial(torch.zeros, dtype=torch.float64)
+        return cls(zeros(m), zeros(m, m), zeros(m), zeros(m, m), zeros(d), zeros(m, d))
 
-    def add(self, intact: Tensor, pruned: Tensor) -> None:
-        """Contexts [n m] of the same tokens."""
+    def add(self, intact: Tensor, pruned: Tensor, target: Tensor, *, stream: bool) -> None:
+        """Contexts [n m] and targets [n d] of the same tokens."""
         self.tokens += len(intact)
+        self.streams += len(intact) if stream else 0
         self.total += intact.sum(dim=0).cpu()
         self.products += (intact.T @ intact).cpu()
         self.pruned += pruned.sum(dim=0).cpu()
         self.pruned_products += (pruned.T @ pruned).cpu()
-        self.cross += (pruned.T @ intact).cpu()
+        self.target += target.sum(dim=0).cpu()
+        self.cross += (pruned.T @ target).cpu()
+        self.target_energy += float(target.square().sum())
 
 
 def sequential_refits(
@@ -63,10 +74,12 @@ def sequential_refits(
     heads: Collection[HeadId],
     options: RefitOptions | None = None,
     *,
+    residual: bool = True,
     batching: BatchingOptions | None = None,
 ) -> list[ModuleRefit]:
     """Refits of every module from the first on that loses heads, in the order in which the model calls them.
 
+    With `residual` a module also makes up for what earlier refits left of the change of the residual stream.
     ConfigError where `options` are not for least squares, for heads that the model lacks or whose columns cannot be
     told, and for modules that the text does not reach.
     """
@@ -79,7 +92,8 @@ def sequential_refits(
     made = RefittedCopy(checkpoint, [projection for projection, _ in modules])
     refits = []
     for projection, of_module in modules[first:]:
-        pair = _pair_moments(checkpoint, checkpoint.with_model(made.model), corpus, projection, batching)
+        pruned = checkpoint.with_model(made.model)
+        pair = _pair_moments(checkpoint, pruned, text_batches(checkpoint, corpus, batching), projection, residual)
         refits.append(_refit(projection, pair, of_module, options))
         made.put(projection, refits[-1].refit)
     return refits
@@ -92,66 +106,75 @@ def _refit(
         raise unreached(projection)
     weight, columns = projection.weight, projection.columns(heads)
     affine = projection.has_bias or options.add_bias
-    mean, second, cross = pair.total / pair.tokens, pair.products / pair.tokens, pair.cross / pair.tokens
+    mean, second = pair.total / pair.tokens, pair.products / pair.tokens
     refit = refit_to_targets(
         weight,
         columns,
         mean=pair.pruned / pair.tokens,
         second=pair.pruned_products / pair.tokens,
-        target=weight @ mean,
-        cross=cross @ weight.T,
+        target=pair.target / pair.tokens,
+        cross=pair.cross / pair.tokens,
         affine=affine,
         share=options.damping,
     )
     energy = float(((weight @ second) * weight).sum()) or 1.0
     removal = zeroed(weight, columns, mean=mean, second=second, affine=False)
     without = reconstruction_error(weight, removal, mean=mean, second=second)
-    return ModuleRefit(projection, refit, _error(weight, refit, pair) / energy, without / energy, affine)
+    error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens
+    return ModuleRefit(projection, refit, error, without / energy, affine, residual)
 
 
-def _error(weight: Tensor, refit: Refit, pair: PairMoments) -> float:
-    """E‖W x − V x̃ − s‖² for the refitted V and the shift s."""
+def _error(refit: Refit, pair: PairMoments) -> float:
+    """E‖t − V x̃ − s‖² for the refitted V and the shift s."""
     n, made, shift = pair.tokens, refit.weight, refit.shift
-    lost = weight @ pair.total / n - made @ pair.pruned / n  # [d]
-    squares = ((weight @ pair.products) * weight).sum() + ((made @ pair.pruned_products) * made).sum()
-    both = ((made @ pair.cross) * weight).sum()
-    return float((squares - 2 * both) / n - 2 * shift @ lost + shift @ shift)
+    lost = (pair.target - made @ pair.pruned) / n  # [d]
+    squares = pair.target_energy + float(((made @ pair.pruned_products) * made).sum())
+    both = float((made.T * pair.cross).sum())
+    return (squares - 2 * both) / n + float(shift @ shift - 2 * shift @ lost)
 
 
 class _Reader(ContextTap):
-    """Keeps the contexts of one batch."""
+    """Keeps the contexts [n m] of one batch, and the residual streams [n d] that outputs are added to."""
 
-    def __init__(self, checkpoint: Checkpoint, places: Collection[Place]) -> None:
+    def __init__(self, checkpoint: Checkpoint, places: Collection[Place], *, residual: bool) -> None:
         super().__init__(checkpoint, places)
-        self.contexts: list[Tensor] = []
+        self.contexts: list[tuple[Place, Tensor]] = []
+        self.tap = StreamTap() if residual else None
 
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
         """Keep the contexts of this place."""
-        self.contexts.append(contexts)
+        self.contexts.append((place, contexts))
 
-    def of(self, batch: Batch) -> list[Tensor]:
-        """The contexts [n m] of a batch, one tensor for each place."""
+    def of(self, batch: Batch) -> list[tuple[Tensor, Tensor | None]]:
+        """Contexts and stream of every call in a batch; None where the stream cannot be told."""
         self.contexts = []
         with (
             self.observing(),
             eval_mode(self.checkpoint.model),
             threads_for_pass(self.checkpoint.model, batch.positions),
+            self.tap.observing(self.owners.values()) if self.tap else nullcontext(),
         ):
             self.read(batch)
-        return self.contexts
+        streams = self.tap.streams() if self.tap else [None] * len(self.contexts)
+        return [
+            (contexts, None if stream is None else self.rows(place, stream))
+            for (place, contexts), stream in zip(self.contexts, streams, strict=True)
+        ]
 
 
 def _pair_moments(
-    checkpoint: Checkpoint,
-    pruned: Checkpoint,
-    corpus: Corpus,
-    projection: OutputProjection,
-    batching: BatchingOptions | None,
+    checkpoint: Checkpoint, pruned: Checkpoint, texts: Iterable[Batch], projection: OutputProjection, residual: bool
 ) -> PairMoments:
-    readers = [_Reader(model, projection.places) for model in (checkpoint, pruned)]
-    pair = PairMoments.zero(projection.weight.shape[1])
-    for batch in text_batches(checkpoint, corpus, batching):
+    readers = [_Reader(model, projection.places, residual=residual) for model in (checkpoint, pruned)]
+    weight = projection.weight.to(readers[0].device)
+    pair = PairMoments.zero(weight.shape[1], weight.shape[0])
+    for batch in texts:
         on_device = batch.to(checkpoint.device)
-        for intact, altered in zip(*(reader.of(on_device) for reader in readers), strict=True):
-            pair.add(intact, altered)
+        calls = zip(*(reader.of(on_device) for reader in readers), strict=True)
+        for (intact, stream), (altered, altered_stream) in calls:
+            target = intact @ weight.T
+            told = stream is not None and altered_stream is not None
+            if stream is not None and altered_stream is not None:
+                target = target + stream - altered_stream
+            pair.add(intact, altered, target, stream=told)
     return pair
