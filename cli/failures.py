@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from headscope.errors import ConfigError, HeadscopeError
 
@@ -48,6 +49,29 @@ def in_one_line() -> Iterator[None]:
                 raise ConfigError(hint) from None
         see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
         raise ConfigError(f"{_one_line(refused.format_message()).rstrip('.')}{see_help}") from None
+
+
+class OnceEach(TyperCommand):
+    """A command that takes each option once: where one is repeated, click would take the last and drop the others."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments that are left; ConfigError for an option that is given more than once."""
+        if args or not self.no_args_is_help:
+            given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+            for option in given:
+                takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag)
+                if takes_one and given.count(option) > 1:
+                    name, count = max(option.opts, key=len), given.count(option)
+                    raise ConfigError(f"{name} is given {count} times; give it once, a list as a,b,c")
+        return super().parse_args(ctx, args)
+
+
+class Application(typer.Typer):
+    """An application of `OnceEach` commands."""
+
+    def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
+        """As typer's, with another class of commands."""
+        return super().command(*names, **{"cls": OnceEach, **options})
 
 
 def reports_error() -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from headscope.cli.failures import described, in_one_line, one_process, reports_error
+from headscope.cli.failures import Application, described, in_one_line, one_process, reports_error
 from headscope.errors import ConfigError, options_as_flags
 from headscope.files import interrupts
 from headscope.model.process_settings import process_settings
@@ -77,7 +77,7 @@ class Commands(Summaries):
         module = import_module(f"headscope.cli.{cmd_name}")
         target = getattr(module, "app", None)
         if target is None:
-            target = typer.Typer(add_completion=False)
+            target = Application(add_completion=False)
             target.command()(getattr(module, cmd_name))
         command = typer.main.get_command(target)
         command.name = cmd_name

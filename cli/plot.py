@@ -14,9 +14,10 @@ import typer
 from typer.core import TyperGroup
 
 from headscope.bounds import WHOLE
+from headscope.cli.failures import Application
 from headscope.cli.options import declared, option_of, parameter, value_of
 from headscope.engine.declarations import AnalysisFigure, analysis_figures, imported
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, check_one_given
 
 if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside the commands
     from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ class Figures(TyperGroup):
         return _command(figure)
 
 
-app = typer.Typer(
+app = Application(
     cls=Figures, help="Draw figures from the files of finished runs.", no_args_is_help=True, add_completion=False
 )
 
@@ -161,8 +162,7 @@ def attention(
     as_json: AsJson = False,
 ) -> None:
     """Attention maps of chosen heads over one sentence."""
-    if (sentence is None) == (index is None):
-        raise ConfigError("plot attention needs either --sentence TEXT or --index N, one of the two")
+    check_one_given({"--sentence TEXT": sentence, "--index N, a sentence of the run": index})
     from headscope.report.figures.attention import attention_figure
     from headscope.report.layout.save import check_path, write_figure
     from headscope.report.readers.checkpoint import read_run
@@ -282,7 +282,7 @@ def _command(figure: AnalysisFigure) -> Any:
     none = inspect.Parameter.empty
     parameters = [parameter("runs", runs, none), parameter("out", Out, none), *declared_options]
     parameters += [parameter("force", Force, False), parameter("dpi", Dpi, DPI), parameter("as_json", AsJson, False)]
-    group = typer.Typer(add_completion=False)
+    group = Application(add_completion=False)
     group.command(name=figure.name, help=figure.summary)(declared(command, parameters))
     return typer.main.get_command(group)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.failures import one_process
+from headscope.cli.failures import Application, one_process
 from headscope.cli.options import (
     DATA,
     MODEL,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headscope.pruning.closed_form.calibration import Compensated
     from headscope.pruning.removal.remove import Removed
 
-app = typer.Typer(
+app = Application(
     name="prune",
     help="Take heads out of a model, and prove that nothing else changed.",
     no_args_is_help=True,

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from headscope.cli import console
+from headscope.cli.failures import Application
 from headscope.cli.options import Config, Force, Json, check_config, declared, option_of, parameter, value_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def train() -> None:
 def _command(variant: type[Variant]) -> Any:
     from headscope.training.config import TrainConfig
 
-    group = typer.Typer(add_completion=False)
+    group = Application(add_completion=False)
     group.command(name=variant.name, help=_help(variant), short_help=variant.summary)(
         _callback(variant, {"shared": TrainConfig, "own": variant.Options})
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -30,6 +30,13 @@ class HeadscopeError(Exception):
 
 class ConfigError(HeadscopeError):
     """A value of an option or config file is not allowed."""
+
+
+def check_one_given(choices: Mapping[str, object]) -> None:
+    """ConfigError unless exactly one value is not None; the keys say what to give, such as `--keep N, how many`."""
+    given = sum(value is not None for value in choices.values())
+    if given != 1:
+        raise ConfigError(f"give {', or '.join(choices)}" + ("; not both" if given else ""))
 
 
 class CheckpointError(HeadscopeError):

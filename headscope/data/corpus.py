@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from headscope.data.columns import read_columns
 from headscope.data.parses import Parse, read_conllu
 from headscope.errors import DataError
-from headscope.files.lines import Lines, read_lines, text_name
+from headscope.files.lines import Lines, in_step, read_lines, text_name
 from headscope.files.reading import exists, is_regular
 
 
@@ -112,11 +112,13 @@ def open_corpus(
         lines = _split(_texts(source, parses, columns), name) if pairs else _texts(source, parses, columns)
         if target is not None:
             lines = (
-                sentence._replace(target=text) for sentence, text in _paired(lines, read_lines(target), name, target)
+                sentence._replace(target=text)
+                for sentence, text in in_step(lines, read_lines(target), (name, text_name(target)))
             )
         if second is not None:
             lines = (
-                sentence._replace(second=text) for sentence, text in _paired(lines, read_lines(second), name, second)
+                sentence._replace(second=text)
+                for sentence, text in in_step(lines, read_lines(second), (name, text_name(second)))
             )
         return _parsed(lines, read_conllu(parses), name) if parses is not None and source is not None else lines
 
@@ -146,15 +148,6 @@ def _texts(source: Lines | None, parses: Path | None, columns: Path | None) -> I
     return (Sentence(i, " ".join(rows.words)) for i, rows in enumerate(read_columns(columns)))
 
 
-def _paired(
-    lines: Iterator[Sentence], others: Iterator[str], name: str, other_lines: Lines
-) -> Iterator[tuple[Sentence, str]]:
-    for sentence, text in zip_longest(lines, others):
-        if sentence is None or text is None:
-            raise DataError(_counts_differ("lines", name, text_name(other_lines)))
-        yield sentence, text
-
-
 def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:
     """Pairs of texts with a tab between."""
     for sentence in lines:
@@ -166,9 +159,7 @@ def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:
 
 def _labelled(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, other: str) -> Iterator[Sentence]:
     """Sentences with their labels; the words of tags must spell the text, whitespace aside."""
-    for sentence, label in zip_longest(lines, labels):
-        if sentence is None or label is None:
-            raise DataError(_counts_differ("sentences", name, other))
+    for sentence, label in in_step(lines, labels, (name, other), unit="sentences"):
         if label.words and "".join(label.words) != "".join(sentence.source.split()):
             raise DataError(
                 f"line {sentence.number + 1} of {name} is not the text of sentence {sentence.number + 1} of {other}: "
@@ -179,16 +170,10 @@ def _labelled(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, ot
 
 def _parsed(lines: Iterator[Sentence], parses: Iterator[Parse], name: str) -> Iterator[Sentence]:
     """Sentences with their parses; where only whitespace differs, the text of the parse is taken (its spans)."""
-    for sentence, parse in zip_longest(lines, parses):
-        if sentence is None or parse is None:
-            raise DataError(_counts_differ("sentences", name, "its parses"))
+    for sentence, parse in in_step(lines, parses, (name, "its parses"), unit="sentences"):
         if sentence.source.split() != parse.text.split():
             raise DataError(
                 f"line {sentence.number + 1} of {name} is not the text of parse {sentence.number + 1}: "
                 f"{sentence.source[:60]!r} against {parse.text[:60]!r}; parses must follow the lines"
             )
         yield sentence._replace(source=parse.text, parse=parse)
-
-
-def _counts_differ(unit: str, name: str, other: str) -> str:
-    return f"{name} and {other} have different numbers of {unit}; line i of one must belong to line i of the other"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 from headscope.errors import DataError
 from headscope.files.reading import lines_of
 
+A = TypeVar("A")
+B = TypeVar("B")
 Lines = str | Path | Sequence[str]
 """A text: the path of a file with one sentence a line (`.gz` too), or the sentences themselves."""
 
@@ -22,6 +26,23 @@ def text_name(text: Lines | None) -> str:
 def read_lines(text: Lines) -> Iterator[str]:
     """Lines of a UTF-8 file (`.gz` too), split at line feeds only, or of a list; DataError for an unusable text."""
     return _file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text)
+
+
+def in_step(
+    first: Iterable[A], second: Iterable[B], names: tuple[str, str], *, unit: str = "lines"
+) -> Iterator[tuple[A, B]]:
+    """What belongs together, one of each; DataError with both counts where one has more `unit` than the other."""
+    missing = object()
+    rest = zip_longest(first, second, fillvalue=missing)
+    for done, (one, other) in enumerate(rest):
+        if one is missing or other is missing:
+            longer = done + 1 + sum(1 for _ in rest)
+            counts = (done, longer) if one is missing else (longer, done)
+            raise DataError(
+                f"{names[0]} and {names[1]} have different numbers of {unit}, {counts[0]:,} and {counts[1]:,}; "
+                "line i of one must belong to line i of the other"
+            )
+        yield one, other  # type: ignore[misc]
 
 
 def _list_lines(sentences: Sequence[str]) -> Iterator[str]:

@@ -200,8 +200,8 @@ def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--heads", "cross.0.0"], "needs either --sentence TEXT or --index N"),
-        (["--heads", "cross.0.0", "--sentence", "a", "--index", "1"], "one of the two"),
+        (["--heads", "cross.0.0"], "give --sentence TEXT, or --index N, a sentence of the run$"),
+        (["--heads", "cross.0.0", "--sentence", "a", "--index", "1"], "; not both$"),
         (
             ["--heads", "cross.0.0,encoder-self.0.0", "--index", "1"],
             "are of cross, encoder-self; .* one site",

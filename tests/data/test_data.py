@@ -160,7 +160,7 @@ def test_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ours", "theirs"), [(3, 2), (2, 3), (1, 9)])
 def test_sides_of_different_lengths(tmp_path: Path, ours: int, theirs: int) -> None:
     source, target = write(tmp_path / "a.en", "x\n" * ours), write(tmp_path / "a.de", "y\n" * theirs)
-    with pytest.raises(DataError, match=r"a\.en and .*a\.de have different numbers of lines"):
+    with pytest.raises(DataError, match=rf"a\.en and .*a\.de have different numbers of lines, {ours} and {theirs};"):
         open_corpus(source, target=target)
     assert open_corpus(source, target=target, max_sentences=min(ours, theirs)).count == min(ours, theirs)
 
@@ -192,10 +192,10 @@ def test_source_that_is_not_the_text_of_the_parses(tmp_path: Path) -> None:
         open_corpus(source, parses=parses)
 
 
-@pytest.mark.parametrize("text", ["Dogs bark .\n", "Dogs bark .\nGo!\nmore\n"])
-def test_parses_and_source_of_different_lengths(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(("text", "count"), [("Dogs bark .\n", 1), ("Dogs bark .\nGo!\nmore\n", 3)])
+def test_parses_and_source_of_different_lengths(tmp_path: Path, text: str, count: int) -> None:
     parses, source = write(tmp_path / "a.conllu", CONLLU), write(tmp_path / "a.en", text)
-    with pytest.raises(DataError, match="different numbers of sentences"):
+    with pytest.raises(DataError, match=f"different numbers of sentences, {count} and 2;"):
         open_corpus(source, parses=parses)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.bounds import check_numbers
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, check_one_given
 from headscope.model.mixing.gates import TEMPERATURE
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.hard_concrete import (
@@ -47,8 +47,7 @@ class L0Options:
 
     def __post_init__(self) -> None:
         check_numbers(self, flags={"strength": "--lambda"})
-        if (self.strength is None) is (self.keep is None):
-            raise ConfigError("give --lambda L (or a list), or --keep N to have it searched; not both")
+        check_one_given({"--lambda L (or a list)": self.strength, "--keep N to have it searched": self.keep})
         if self.strength is not None and not 0 <= self.strength < float("inf"):
             raise ConfigError(f"--lambda {self.strength:g}: it must not be negative; 0 is no penalty")
         if not self.temperature > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, check_one_given
 from headscope.files.reading import is_file
 from headscope.pruning.closed_form.block_obs import DAMPING
 from headscope.pruning.closed_form.compensate import RefitOptions
@@ -47,8 +47,9 @@ class RankConfig(SelectionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
-        if (self.keep is None) is (self.fraction is None):
-            raise ConfigError("give --keep N, the heads that stay, or --fraction F, the share that stays; not both")
+        check_one_given(
+            {"--keep N, the heads that stay": self.keep, "--fraction F, the share that stays": self.fraction}
+        )
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise ConfigError(f"--fraction {self.fraction:g}: the share that stays is from 0 to 1")
         if self.steps < 1 or self.tune_updates < 0:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headscope.assets import sample
 from headscope.data.encoded import Side, pad_side
 from headscope.errors import CheckpointError, DataError
-from headscope.files.lines import Lines, read_lines, text_name
+from headscope.files.lines import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import probe_inputs, text_config
 from headscope.model.native.transformer import Transformer
@@ -117,12 +117,14 @@ def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
 def _read(
     checkpoint: Checkpoint, source: Lines | None, target: Lines | None, sentences: int
 ) -> tuple[list[str], Sequence[str]]:
-    sources = list(islice(read_lines(sample("en") if source is None else source), sentences))
-    targets = sources
+    source_text = sample("en") if source is None else source
     if checkpoint.two_sided and (target is not None or source is None):
-        targets = list(islice(read_lines(sample("de") if target is None else target), sentences))
-    if len(targets) != len(sources):
-        raise DataError(f"{text_name(source)} and {text_name(target)} have different numbers of lines")
+        target_text = sample("de") if target is None else target
+        names = text_name(source_text), text_name(target_text)
+        pairs = islice(in_step(read_lines(source_text), read_lines(target_text), names), sentences)
+        sources, targets = map(list, zip(*pairs, strict=True))
+    else:
+        sources = targets = list(islice(read_lines(source_text), sentences))
     checkpoint.encode(sources[:1], side="source", limit=LONGEST)
     return sources, targets
 

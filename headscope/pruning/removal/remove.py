@@ -19,7 +19,7 @@ from torch import Tensor
 from headscope.bounds import check_numbers
 from headscope.config import CheckpointOptions, ValidatedTextFiles
 from headscope.data.corpus import Corpus
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, check_one_given
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
@@ -87,8 +87,9 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
         for name in ("source2", "pairs", "labels"):
             if getattr(self, name) and not measured:
                 raise ConfigError(f"--{name} is of text that is measured on; give --compensate or --valid-source")
-        if (self.heads is None) is (self.keep_only is None):
-            raise ConfigError("give --heads LIST, the heads that go, or --keep-only LIST, those that stay; not both")
+        check_one_given(
+            {"--heads LIST, the heads that go": self.heads, "--keep-only LIST, those that stay": self.keep_only}
+        )
         if len(self.kinds) > 1:
             raise ConfigError(f"--export {','.join(self.export)}: one kind of folder at a time, and onnx besides")
 
