@@ -9,6 +9,7 @@ attention; a model that bypasses the interface, or comes out different, is refus
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -214,11 +215,39 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
     except CheckpointError:
         raise
     except Exception as error:  # anything that a model's own code may raise
+        if beside := _read_beside_text(model):
+            raise CheckpointError(
+                f"model type {kind!r} reads {beside} beside the text, and headscope gives it text alone, with which it "
+                f"cannot run; {_advice(model)}"
+            ) from error
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
             f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason[:200]}; it cannot be analysed"
         ) from error
     return output.float()
+
+
+def _read_beside_text(model: nn.Module) -> str:
+    """What else than ids a model takes, if anything: pictures or sound."""
+    taken = inspect.signature(base_of(model).forward).parameters
+    kinds = {"pixel_values": "pictures", "input_features": "sound", "input_values": "sound"}
+    return " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in taken))
+
+
+def _advice(model: nn.Module) -> str:
+    """What may be opened instead: a part of the model that transformers can save by itself."""
+    parts = [name for name, part in base_of(model).named_children() if _stands_alone(part)]
+    if not parts:
+        return "it is not supported"
+    others = "".join(f" or model.{name}" for name in parts[1:])
+    return f"open a part of it: save model.{parts[0]}{others} with save_pretrained, and the tokenizer"
+
+
+def _stands_alone(part: nn.Module) -> bool:
+    config: Any = getattr(part, "config", None)
+    attends_outside = getattr(config, "add_cross_attention", False)
+    readable = getattr(part, "main_input_name", "") in ("input_ids", "pixel_values")
+    return hasattr(part, "save_pretrained") and readable and not attends_outside
 
 
 def _compare(output: Tensor, expected: Tensor, kind: str, *, half: bool) -> None:
@@ -237,13 +266,22 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
     device = next(model.parameters()).device
     main = getattr(model, "main_input_name", "input_ids")
     if main == "pixel_values":
-        size = getattr(config, "image_size", 224)
+        if config.is_encoder_decoder:
+            raise CheckpointError(
+                f"model type {config.model_type!r} writes text for a picture, and headscope's texts come without "
+                f"pictures; {_advice(model)}"
+            )
+        vision = getattr(config, "vision_config", config)
+        size = getattr(vision, "image_size", 224)
         height, width = (size, size) if isinstance(size, int) else size
         noise = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
-        picture = torch.randn(1, getattr(config, "num_channels", 3), height, width, generator=noise)
+        picture = torch.randn(1, getattr(vision, "num_channels", 3), height, width, generator=noise)
         return {"pixel_values": picture.to(device, next(model.parameters()).dtype)}
     if main != "input_ids":
-        raise CheckpointError(f"model type {config.model_type!r} takes {main}, not text; text models are supported")
+        raise CheckpointError(
+            f"model type {config.model_type!r} takes {main}, not text, so headscope has nothing to give it; models "
+            "that read text, and encoders of pictures, are supported"
+        )
     if getattr(config, "add_cross_attention", False) and not config.is_encoder_decoder:
         raise CheckpointError(
             f"this {config.model_type!r} model is a decoder that attends to an encoder, and the encoder is not "

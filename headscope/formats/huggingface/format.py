@@ -30,6 +30,7 @@ from headscope.formats.base import FORMATS, MASKED, SAME, CheckpointFormat, Expo
 from headscope.formats.digest import file_digest
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.conversion import converted
+from headscope.formats.huggingface.layouts import is_adapter, model_folder, refuse_adapter
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.writing import in_plain_class, write_folder
 from headscope.formats.probe import Conversion, Probe
@@ -63,10 +64,13 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
     converts = True
 
     def recognise(self, path: Path) -> bool:
-        if not is_file(path / "config.json"):
+        if is_adapter(path):
+            return True  # `load` says what to do
+        config_file = model_folder(path) / "config.json"
+        if not is_file(config_file):
             return False
         try:
-            config = read_json(path / "config.json")
+            config = read_json(config_file)
         except DataError:
             return True  # not JSON: `load` says so
         return isinstance(config, dict) and "model_type" in config
@@ -75,10 +79,15 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
 
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> HuggingFaceCheckpoint:
+        if exists(path):
+            refuse_adapter(Path(path))
+            inner = model_folder(Path(path))
+            path = path if inner == Path(path) else str(inner)
         options = {"trust_remote_code": False, "local_files_only": not _hub_answers(path)}
         with _quiet(path):
             config = AutoConfig.from_pretrained(path, **options)
             _check_depth(config)
+            _forget_kernels(config)
             plain = _model_class(path, config)
             model, info = (narrowed_class(plain) if is_narrowed(config) else plain).from_pretrained(
                 path,
@@ -116,6 +125,18 @@ def _check_depth(config: Any) -> None:
         layers = getattr(config, name, None)
         if isinstance(layers, int) and layers > MOST_LAYERS:
             raise CheckpointError(f"config.json says {name} {layers}; at most {MOST_LAYERS} are believed")
+
+
+def _forget_kernels(config: Any) -> None:
+    """Let transformers choose the attention where a config asks for a kernel: headscope's replaces either.
+
+    A stored "flash_attention_2" would ask for a package that nothing here calls.
+    """
+    if config._attn_implementation not in ("eager", "sdpa"):
+        config._attn_implementation_internal = None
+    for name in config.sub_configs:
+        if (part := getattr(config, name, None)) is not None:
+            _forget_kernels(part)
 
 
 def _hub_answers(path: str) -> bool:
@@ -253,6 +274,11 @@ def _one_line(error: Exception) -> str:
         )
     if "Safetensor" in type(error).__name__ or _while_unpickling(error):
         return f"its weights file is truncated or broken ({text.rpartition('error: ')[2][:100]}); fetch it again"
+    if "file named config.json" in text:
+        return (
+            "there is no config.json in it, so it is no model of transformers; where it is an adapter (PEFT), merge "
+            "it into its base model, and of a sentence-transformers model open the folder 0_Transformer"
+        )
     if "no file named" in text:
         return "there is no weights file; put model.safetensors or pytorch_model.bin beside config.json"
     if isinstance(error, OSError) and "connect" in text.lower():
