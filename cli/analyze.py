@@ -286,9 +286,7 @@ def _show(finished: Finished) -> None:
     """The summary on the terminal: functions, the sharpest heads, what was left out and why."""
     from headscope.cli.summary import summary
 
-    screen = console.out()
-    for part in summary(finished):
-        screen.print(part)
+    console.show(summary(finished))
 
 
 analyze.__doc__ = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,27 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+WIDE = 10_000
+"""Columns where there is no terminal: a file has no edge at which paths, digests and tables had to be cut."""
+
+
 def out() -> Console:
-    """The console for results."""
+    """The console for results: as wide as the terminal or COLUMNS says, and as what it shows where there is neither."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        console = Console(highlight=False, width=WIDE)
+    return console
+
+
+def show(parts: Iterable[Any]) -> None:
+    """Print tables and lines of text; lines are not broken, so that what is in them can be copied whole."""
+    from rich.text import Text
+
+    screen = out()
+    for part in parts:
+        screen.print(part, soft_wrap=isinstance(part, (str, Text)))
 
 
 def err() -> Console:
@@ -47,34 +64,44 @@ def _without_nan(value: Any) -> Any:
 
 @contextmanager
 def progress(title: str, total: int, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
-    """A progress bar with rate and time left on stderr; nothing where stderr is no terminal."""
-    from headscope.progress import bar
+    """Rate and time left on stderr: as a bar, and where stderr is no terminal as a line now and then."""
+    from headscope.progress import bar, lines
 
-    console = err()
-    with bar(title, total, unit=unit, console=console, shown=console.is_terminal) as step:
-        yield step
+    screen = err()
+    if screen.is_terminal:
+        with bar(title, total, unit=unit, console=screen) as step:
+            yield step
+    else:
+        with lines(title, total, unit=unit, say=say) as step:
+            yield step
 
 
 @contextmanager
 def counter(title: str, *, unit: str = "lines") -> Iterator[Callable[[int], None]]:
-    """A count with its rate on stderr, for a stream of unknown length; nothing where stderr is no terminal."""
+    """A count with its rate on stderr, for a stream of unknown length; lines where stderr is no terminal."""
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
+    from headscope.progress import lines
+
     console = err()
+    if not console.is_terminal:
+        with lines(title, None, unit=unit, say=say) as step:
+            yield step
+        return
     columns = (
         SpinnerColumn(),
         TextColumn(title),
         TextColumn("{task.completed:.0f} " + unit),
         TextColumn("{task.fields[rate]}"),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, rate="")
 
-        def step(count: int) -> None:
+        def spin(count: int) -> None:
             speed = bar.tasks[0].speed
             bar.update(task, advance=count, rate=f"{speed:.0f} {unit}/s" if speed else "")
 
-        yield step
+        yield spin
 
 
 @contextmanager

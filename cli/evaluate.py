@@ -211,7 +211,7 @@ def _show(evaluation: Evaluation) -> None:
     screen.print(table)
     if evaluation.tokens is not None:
         what = "tokens" if any(score.metric == "perplexity" for score in evaluation.scores) else "labels"
-        screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} {what}"))
+        screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} {what}"), soft_wrap=True)
     for remark in evaluation.remarks:
         screen.print(Text(f" {remark}"), soft_wrap=True)
     for score in evaluation.scores:
@@ -249,7 +249,7 @@ def _show_heads(heads: EachHead, out: Path | None) -> None:
     screen.print(table)
     if len(heads.table) > SHOWN + 1:
         where = f"all are in {out}" if out else "--out FILE.csv writes them all"
-        screen.print(Text(f" … {len(heads.table) - SHOWN - 1} more heads; {where}"))
+        screen.print(Text(f" … {len(heads.table) - SHOWN - 1} more heads; {where}"), soft_wrap=True)
     for remark in heads.remarks:
         screen.print(Text(f" {remark}"), soft_wrap=True)
     screen.print(Text(str(heads.signature), style="dim"), soft_wrap=True)

@@ -51,27 +51,35 @@ def in_one_line() -> Iterator[None]:
         raise ConfigError(f"{_one_line(refused.format_message()).rstrip('.')}{see_help}") from None
 
 
-class OnceEach(TyperCommand):
-    """A command that takes each option once: where one is repeated, click would take the last and drop the others."""
+class ListsOnce(TyperCommand):
+    """A command that takes each list (`--heads`, `--only`, …) once: click would take the last and drop the others.
+
+    Of other options the last one counts, as everywhere: so a script's own options can be changed behind them.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments that are left; ConfigError for an option that is given more than once."""
+        """The arguments that are left; ConfigError for a list that is given more than once."""
         if args or not self.no_args_is_help:
             given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-            for option in given:
-                takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag)
-                if takes_one and given.count(option) > 1:
-                    name, count = max(option.opts, key=len), given.count(option)
-                    raise ConfigError(f"{name} is given {count} times; give it once, a list as a,b,c")
+            for option in filter(_is_list, given):
+                if (count := given.count(option)) > 1:
+                    name = max(option.opts, key=len)
+                    raise ConfigError(f"{name} is given {count} times; give it once, as a list: {name} a,b,c")
         return super().parse_args(ctx, args)
 
 
+def _is_list(option: Any) -> bool:
+    """Whether an option's value is a list with commas, as its help writes it."""
+    metavar = option.metavar or ""
+    return option.param_type_name == "option" and (metavar in ("LIST", "NAMES") or "," in metavar)
+
+
 class Application(typer.Typer):
-    """An application of `OnceEach` commands."""
+    """An application whose commands take each list once."""
 
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
         """As typer's, with another class of commands."""
-        return super().command(*names, **{"cls": OnceEach, **options})
+        return super().command(*names, **{"cls": ListsOnce, **options})
 
 
 def reports_error() -> bool:

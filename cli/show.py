@@ -40,6 +40,8 @@ def _print(overview: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name in ("path", "format", "architecture", "model_type", "dtype", "limit", "digest"):
         table.add_row(name.replace("_", " "), str(overview[name]))
     if "mask" in overview:

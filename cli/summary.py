@@ -17,7 +17,6 @@ MOST = 8
 
 def summary(finished: Finished) -> Iterator[Any]:
     """The parts of the summary, for a rich console."""
-    from rich.padding import Padding
     from rich.text import Text
 
     study = finished.study
@@ -28,7 +27,7 @@ def summary(finished: Finished) -> Iterator[Any]:
     if "faithfulness_rankings" in study.tables:
         yield _rankings(finished)
     for line in _remarks(finished):
-        yield Padding(Text(line), (0, 0, 0, 1))
+        yield Text(f" {line}")
     yield Text(str(finished.signature), style="dim")
     yield Text(f"results: {finished.folder}", style="bold")
 

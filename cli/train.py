@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +18,7 @@ from headscope.cli.failures import Application
 from headscope.cli.options import Config, Force, Json, check_config, declared, option_of, parameter, value_of
 
 if TYPE_CHECKING:
+    from headscope.progress import Timer
     from headscope.training.config import TrainConfig
     from headscope.training.trainer import TrainingResult
     from headscope.training.variant import Variant
@@ -121,11 +124,15 @@ def _configured(cls: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:
+    from headscope.training.config import without_validation
     from headscope.training.trainer import train as run_training
 
-    with _Display() as display:
+    main = os.environ.get("RANK", "0") == "0"
+    with _display(main) as display:
+        for text in without_validation(config):
+            display.remarked(text)
         result = run_training(config, variant, resume=resume, force=force, listener=display, command=command)
-    if display.main:
+    if main:
         _show(result, json=json)
         if resume and result.update == result.begun_at and result.reason != "interrupted":
             console.say(
@@ -149,12 +156,15 @@ def _show(result: TrainingResult, *, json: bool) -> None:
     scores = [f"validation nll {result.nll:.4f}" if result.nll is not None else ""]
     scores.append(f"BLEU {result.bleu:.2f}" if result.bleu is not None else "")
     shown = "  ".join(part for part in scores if part)
-    screen.print(Text(f"{result.update} updates, {result.seconds:.0f} s, {result.parameters:,} parameters  {shown}"))
+    screen.print(
+        Text(f"{result.update} updates, {result.seconds:.0f} s, {result.parameters:,} parameters  {shown}"),
+        soft_wrap=True,
+    )
     if result.best is not None:
-        screen.print(Text(f"best at update {result.best_update}: {result.best:.4f}"))
+        screen.print(Text(f"best at update {result.best_update}: {result.best:.4f}"), soft_wrap=True)
     for remark in result.remarks:
         screen.print(Text(f"note: {remark}"), soft_wrap=True)
-    screen.print(Text(f"checkpoints in {result.folder}: " + ", ".join(_written(result.folder))))
+    screen.print(Text(f"checkpoints in {result.folder}: " + ", ".join(_written(result.folder))), soft_wrap=True)
     screen.print(Text(result.signature, style="dim"), soft_wrap=True)
 
 
@@ -162,16 +172,64 @@ def _written(folder: Path) -> list[str]:
     return [name for name in ("last", "best", "averaged") if (folder / name).is_dir()]
 
 
-class _Display:
-    """A bar of updates with tokens/s, loss and time left on stderr; nothing where that is no terminal."""
+def _display(main: bool) -> _Bar | _Lines:
+    """Where training is shown, by the first of several processes only."""
+    return _Bar() if main and console.err().is_terminal else _Lines(console.say if main else lambda text: None)
+
+
+class _Lines:
+    """A line on stderr now and then: update, loss, rate, time left. For logs, where a bar cannot be."""
+
+    def __init__(self, say: Callable[[str], None], timer: Timer | None = None) -> None:
+        from headscope.progress import Timer
+
+        self.say = say
+        self.timer = timer or Timer()
+        self.updates = self.tokens = self.since = 0
+        self.loss, self.valid = 0.0, ""
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def updated(self, run: Any, sums: Any) -> None:
+        """After every update."""
+        from headscope.progress import duration
+
+        self.updates, self.since = self.updates + 1, self.since + sums.tokens
+        self.tokens, self.loss = self.tokens + sums.tokens, self.loss + sums.loss
+        if not self.timer.due():
+            return
+        update, total, seconds = run.position.update, _length(run), max(self.timer.passed(), 1e-9)
+        left = [f"{duration(max(total - update, 0) * seconds / self.updates)} left"] if total else []
+        shown = [
+            f"update {update:,}" + (f" of {total:,}" if total else ""),
+            f"epoch {run.position.epoch}",
+            f"loss {self.loss / max(self.since, 1):.3f}",
+            *([self.valid] if self.valid else []),
+            f"{self.tokens / seconds:,.0f} tokens/s",
+            *left,
+        ]
+        self.say("training: " + ", ".join(shown))
+        self.loss, self.since = 0.0, 0
+
+    def validated(self, run: Any, validation: Any, *, best: bool) -> None:
+        """After every validation."""
+        self.valid = _scores(validation)
+
+    def remarked(self, text: str) -> None:
+        """Before the first update."""
+        self.say(f"note: {text}")
+
+
+class _Bar:
+    """A bar of updates with tokens/s, loss and time left on stderr."""
 
     def __init__(self) -> None:
-        import os
-
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        screen = console.err()
-        self.main = os.environ.get("RANK", "0") == "0"
         columns = (
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
@@ -179,11 +237,13 @@ class _Display:
             TextColumn("{task.fields[rate]}  {task.fields[scores]}"),
             TimeRemainingColumn(),
         )
-        self.bar = Progress(*columns, console=screen, transient=True, disable=not (screen.is_terminal and self.main))
+        self.bar = Progress(*columns, console=console.err(), transient=True)
         self.task = self.bar.add_task("train", total=None, epoch=1, rate="", scores="")
         self.valid = ""
+        self.began: float | None = None
+        self.tokens = 0
 
-    def __enter__(self) -> _Display:
+    def __enter__(self) -> _Bar:
         self.bar.start()
         return self
 
@@ -192,29 +252,34 @@ class _Display:
 
     def updated(self, run: Any, sums: Any) -> None:
         """After every update."""
-        import time
-
-        from headscope.training.position import length
-
         now = time.monotonic()
-        before, tokens = getattr(self, "_since", (now, 0))
-        tokens += sums.tokens
-        self._since = (before, tokens)
-        speed = f"{tokens / (now - before):,.0f} tokens/s" if now > before else ""
-        position = run.position
-        total = length(run.config.max_updates, run.config.epochs, position.updates_per_epoch)
+        self.began = now if self.began is None else self.began
+        self.tokens += sums.tokens
+        speed = f"{self.tokens / (now - self.began):,.0f} tokens/s" if now > self.began else ""
         scores = f"loss {sums.loss / max(sums.tokens, 1):.3f}  {self.valid}"
+        position = run.position
         self.bar.update(
-            self.task, completed=position.update, total=total, epoch=position.epoch, rate=speed, scores=scores
+            self.task, completed=position.update, total=_length(run), epoch=position.epoch, rate=speed, scores=scores
         )
 
     def validated(self, run: Any, validation: Any, *, best: bool) -> None:
         """After every validation."""
-        shown = [f"valid {validation.nll:.3f}" if validation.nll is not None else ""]
-        shown.append(f"BLEU {validation.bleu:.1f}" if validation.bleu is not None else "")
-        self.valid = " ".join(part for part in shown if part)
+        self.valid = _scores(validation)
 
     def remarked(self, text: str) -> None:
-        """Before the first update, on stderr."""
-        if self.main:
-            self.bar.console.print(f"note: {text}", markup=False, soft_wrap=True)
+        """Before the first update."""
+        self.bar.console.print(f"note: {text}", markup=False, soft_wrap=True)
+
+
+def _length(run: Any) -> int | None:
+    """Updates until the end, if that is known."""
+    from headscope.training.position import length
+
+    total: int | None = length(run.config.max_updates, run.config.epochs, run.position.updates_per_epoch)
+    return total
+
+
+def _scores(validation: Any) -> str:
+    shown = [f"valid {validation.nll:.3f}" if validation.nll is not None else ""]
+    shown.append(f"BLEU {validation.bleu:.1f}" if validation.bleu is not None else "")
+    return " ".join(part for part in shown if part)

@@ -120,6 +120,8 @@ def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: 
         done, complete = _write(translations, options, window)
     for warning in unknown_counts.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
         console.say(warning)
+    if not done and complete:
+        console.say("there is nothing on stdin to translate: headscope translate CKPT < text > translation")
     if not complete:
         console.say(f"interrupted: {done} lines are translated")
         raise typer.Exit(130)

@@ -1,7 +1,8 @@
-"""Progress reports of long work: callbacks, and a bar."""
+"""Progress reports of long work: callbacks, a bar for a terminal, and lines for where there is none."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Called with a title and a total; within the context manager, call its value with the size of each step."""
+
+INTERVAL = 30.0
+"""Seconds between lines of progress."""
 
 
 def no_progress(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
@@ -59,3 +63,56 @@ def bar(
             display.update(task, advance=count, rate=f"{speed:.0f} {unit}/s" if speed else "")
 
         yield step
+
+
+class Timer:
+    """Says when a line of progress is due: `interval` seconds after the one before; `clock` gives seconds."""
+
+    def __init__(self, *, interval: float = INTERVAL, clock: Callable[[], float] = time.monotonic) -> None:
+        self.interval = interval
+        self.clock = clock
+        self.begun = self.reported = clock()
+
+    def due(self) -> bool:
+        """Whether it is time; if so, the next line is due an interval from now."""
+        now = self.clock()
+        if now - self.reported < self.interval:
+            return False
+        self.reported = now
+        return True
+
+    def passed(self) -> float:
+        """Seconds since the beginning."""
+        return self.clock() - self.begun
+
+
+@contextmanager
+def lines(
+    title: str, total: int | None, *, unit: str, say: Callable[[str], None], timer: Timer | None = None
+) -> Iterator[Callable[[int], None]]:
+    """Progress as plain lines with rate and time left, for logs; none for work that is done before one is due."""
+    timer, done = timer or Timer(), 0
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        if timer.due():
+            of_total = "" if total is None else f" of {total:,}"
+            say(f"{title}: {done:,}{of_total} {unit}, {pace(done, total, timer.passed(), unit)}")
+
+    yield step
+
+
+def pace(done: float, total: float | None, seconds: float, unit: str) -> str:
+    """Rate and time left: `12 sentences/s, 4 min left`; without a total the rate alone."""
+    rate = done / seconds if seconds > 0 else 0.0
+    shown = f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
+    return shown if total is None or not rate else f"{shown}, {duration(max(total - done, 0) / rate)} left"
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min` or `3 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

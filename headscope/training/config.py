@@ -212,6 +212,14 @@ def _check_kind(config: TrainConfig) -> None:
         raise ConfigError("validation needs both --valid-source and --valid-target, or neither")
 
 
+def without_validation(config: TrainConfig) -> list[str]:
+    """What the user of a run should know where nothing is validated."""
+    if config.valid_source is not None:
+        return []
+    needed = "--valid-source and --valid-target" if config.kind == "translation" else "--valid-source"
+    return [f"without validation text the checkpoint best is last; give {needed} to have the best one kept"]
+
+
 TINY: Mapping[str, Any] = {
     "encoder_layers": 4,
     "decoder_layers": 4,

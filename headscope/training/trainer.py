@@ -27,7 +27,7 @@ from headscope.model.parameter_counts import parameters_by_part
 from headscope.model.threads import threads_for_pass
 from headscope.results import Signature, signature_of
 from headscope.training.architecture import build_model, open_init
-from headscope.training.config import TrainConfig
+from headscope.training.config import TrainConfig, without_validation
 from headscope.training.data.prepare import Prepared, prepare
 from headscope.training.files.history import History
 from headscope.training.files.outputs import TRAINING, cleaned, training_workspace
@@ -328,5 +328,7 @@ def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> TrainingRe
         seconds=progress.seconds,
         parameters=int(about["parameters"]["total"]),
         signature=str(about["signature"]),
-        remarks=() if reason == "interrupted" else tuple(loop.variant.remarks(run, ended=True)),
+        remarks=()
+        if reason == "interrupted"
+        else (*without_validation(run.config), *loop.variant.remarks(run, ended=True)),
     )

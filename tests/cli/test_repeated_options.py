@@ -1,4 +1,4 @@
-"""An option that is given twice is refused: no value is dropped without a word."""
+"""A list that is given twice is refused: no part of it is dropped without a word."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ Command = Callable[..., tuple[int, str, str]]
     [
         ("analyze x --out y --only confidence --only entropy", "--only"),
         ("analyze x --out y --skip confidence --seed 1 --skip entropy", "--skip"),
+        ("analyze x --out y --also lrp --also gradient", "--also"),
         ("prune remove x --out y --heads cross.0.0 --heads cross.0.1", "--heads"),
         ("prune rank x --out y --by random --protect a --protect=b", "--protect"),
-        ("evaluate x --source a --source b", "--source"),
+        ("prune sweep x --out y --keep 4 --keep 8", "--keep"),
+        ("evaluate x --source a --metrics bleu --metrics chrf", "--metrics"),
         ("translate x --mask a --mask b", "--mask"),
         ("show x --mask a --mask b", "--mask"),
-        ("train mixing+swap --out y --seed 1 --seed 2", "--seed"),
         ("plot attention x --out y --index 1 --heads a --heads b", "--heads"),
-        ("plot positional x --out y --out z", "--out"),
     ],
 )
-def test_an_option_given_twice_is_refused(command: Command, words: str, name: str) -> None:
+def test_a_list_given_twice_is_refused(command: Command, words: str, name: str) -> None:
     status, out, err = command(*words.split())
     assert (status, out) == (2, "")
-    assert err == f"error: {name} is given 2 times; give it once, a list as a,b,c\n"
+    assert err == f"error: {name} is given 2 times; give it once, as a list: {name} a,b,c\n"
+
+
+def test_the_last_of_other_options_counts(command: Command) -> None:
+    assert "there is no file or directory a/b/c" in command("show", "a/b/c", "--device", "none", "--device", "cpu")[2]
 
 
 def test_a_flag_may_be_repeated_and_an_argument_may_be_many(command: Command) -> None:

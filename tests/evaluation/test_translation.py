@@ -188,7 +188,8 @@ def test_the_command_translates_lines(run: Callable[..., Ran], model: Path) -> N
     rows = [line.split("\t") for line in shown.splitlines()]
     assert [row[0] for row in rows] == ["0", "0", "1", "2", "2"]
     assert rows[0][2] == one and float(rows[0][1]) >= float(rows[1][1]) and rows[2][1:] == ["0.0000", ""]
-    assert run(b"", model) == (0, "", "")
+    nothing = "there is nothing on stdin to translate: headscope translate CKPT < text > translation\n"
+    assert run(b"", model) == (0, "", nothing)
 
 
 def test_the_command_masks_heads(run: Callable[..., Ran], model: Path, tmp_path: Path) -> None:
