@@ -138,7 +138,7 @@ def test_source_and_target_of_different_lengths(headscope: Command, text: Path, 
     target = tmp_path / "text.de"
     target.write_text("Eins.\nZwei.\n", encoding="utf-8")
     ran = headscope("analyze", MODEL, "--source", text, "--target", target, "--out", tmp_path / "run")
-    refused(ran, r"different numbers of lines; line i of one must belong to line i of the other")
+    refused(ran, r"different numbers of lines, 3 and 2; line i of one must belong to line i of the other")
 
 
 @pytest.mark.slow
