@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio, interval
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis, head_ids
+from headscope.config import LabelOptions
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
+from headscope.engine.evidence import LabelTests, evidence_signature, share_p
 from headscope.heads import Site
 
 THRESHOLD = 0.9
@@ -20,13 +23,15 @@ THRESHOLD = 0.9
 class Positional(Analysis):
     """Share of queries whose largest weight lies at each offset (key − query, in subwords); self attention.
 
-    A head is positional if one offset holds at least 90 % of the queries (Voita et al. 2019, §5.1).
+    A head is positional if one offset holds at least 90 % of the queries (Voita et al. 2019, §5.1), on the evidence of
+    `headscope.engine.evidence`: one test a head, since no two offsets can hold more than half.
     Where several offsets tie, `offset` is the smallest; where no query counts, it is no number.
     Special tokens are left out as queries and as keys. Causal heads have offset 0 as a trivial place at
     the first position; it counts as everywhere else.
     """
 
     name = "positional"
+    version = 2
     order = 40
     summary = "histogram of argmax offsets; positional if one holds 90 %"
     measures = (Measure("offset", unit="tokens"), Measure("offset_share", "share of the modal offset"))
@@ -50,6 +55,7 @@ class Positional(Analysis):
         ),
     )
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
+    Options = LabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t = heads.argmax_position.shape
@@ -64,7 +70,7 @@ class Positional(Analysis):
         report = AnalysisReport()
         offset: dict[tuple[Site, int], Estimate] = {}
         share: dict[tuple[Site, int], Estimate] = {}
-        tables = []
+        tables, tests = [], LabelTests(self.options.min_instances)
         for site, layer in aggregates.site_layers("offsets"):
             sums = aggregates.sums["offsets", site, layer]
             total, count = aggregates.bootstrap.sums(sums)  # [1+r h o], [1+r 1 1]
@@ -75,12 +81,24 @@ class Positional(Analysis):
             offset[site, layer] = interval((modal - middle).double().masked_fill(count[..., 0] == 0, torch.nan))
             share[site, layer] = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
             tables.append(_table((site, layer), total[0], shares))
-            for head in head_ids((site, layer), total.shape[1]):
-                if share[site, layer].value[head.head] >= THRESHOLD:
-                    report.label(head, f"positional:{int(offset[site, layer].value[head.head]):+d}")
+            by_sentence, queries = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 1]
+            hits = by_sentence.gather(-1, modal[:1, :, None].expand(len(queries), -1, 1))[..., 0]
+            tests.add(
+                (site, layer),
+                "offset_share",
+                np.array([f"positional:{cell - middle:+d}" for cell in modal[0].tolist()]),
+                share[site, layer],
+                share_p(hits, queries[..., 0], threshold=THRESHOLD),
+                threshold=THRESHOLD,
+                counts=queries[..., 0],
+            )
+        tests.conclude(report)
         report.columns = [Column("offset", offset), Column("offset_share", share)]
         report.tables["positional"] = pd.concat(tables, ignore_index=True)
         return report
+
+    def signature(self) -> dict[str, str]:
+        return evidence_signature(self.options)
 
 
 def _table(site_layer: tuple[Site, int], counts: Tensor, shares: Tensor) -> pd.DataFrame:

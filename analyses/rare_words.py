@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
+from headscope.config import LabelOptions
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.declarations import HeadFunction, Measure
+from headscope.engine.evidence import LabelTests, above_chance, evidence_signature
 
 FREQUENT = 500
 SHARE, TIMES_CHANCE = 0.5, 2.0
@@ -24,11 +26,13 @@ class RareWords(Analysis):
     (count, descending; then the subword, ascending), so every subword has its own rank; all occurrences of the
     rarest subword are hits. `…_chance` is the mean share of the keys a query sees that are hits.
 
-    A head is labelled `rare` if at least half of the queries pick one of the two rarest and the interval's
-    lower end is above twice chance (the paper reports 50 % and more, and sets no threshold).
+    A head is labelled `rare` if at least half of the queries pick one of the two rarest, and twice as many as by chance
+    (the paper reports 50 % and more, and sets no threshold), on the evidence of `headscope.engine.evidence`: one
+    test a head, whose p is the larger of both.
     """
 
     name = "rare_words"
+    version = 2
     order = 60
     summary = "share of queries whose largest weight is on the rarest token"
     measures = (
@@ -39,6 +43,7 @@ class RareWords(Analysis):
     )
     functions = (HeadFunction("rare", "★", "r", "#009e73", "rare: looks at the rarest token", order=3),)
     needs = frozenset({"frequencies"})
+    Options = LabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if heads.key_side is not heads.batch.source or self.run.ranks is None:
@@ -60,18 +65,20 @@ class RareWords(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         columns = {column.name: column.estimates for column in report.columns}
+        tests = LabelTests(self.options.min_instances)
         for site_layer, share in columns.get("rarest_two", {}).items():
-            chance = columns["rarest_two_chance"][site_layer]
-            for head_id in head_ids(site_layer, len(share.value)):
-                head = head_id.head
-                if share.value[head] >= SHARE and share.low[head] > TIMES_CHANCE * chance.value[head]:
-                    report.label(head_id, "rare")
+            hits, count = aggregates.by_sentence("rarest_two", site_layer)  # [g h], [g 1]
+            by_chance, _ = aggregates.by_sentence("rarest_two_chance", site_layer)
+            p, threshold = above_chance(hits, by_chance, count, threshold=SHARE, times=TIMES_CHANCE)
+            chance = columns["rarest_two_chance"][site_layer].value
+            tests.add(site_layer, "rarest_two", "rare", share, p, threshold=threshold, counts=count, baseline=chance)
+        tests.conclude(report)
         if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
         return report
 
     def signature(self) -> dict[str, str]:
-        return {"freq": self.run.frequencies}
+        return {"freq": self.run.frequencies, **evidence_signature(self.options)}
 
 
 def _ranks(heads: HeadBatch, ranks: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Estimate, Ratio, interval
-from headscope.config import option
+from headscope.bootstrap import Array, Estimate, Ratio, interval
+from headscope.config import LabelOptions, option
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus
 from headscope.engine.base import (
@@ -27,6 +27,7 @@ from headscope.engine.base import (
     max_and_position,
 )
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
+from headscope.engine.evidence import LabelTests, evidence_signature, p_values
 from headscope.heads import HeadId, Site
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
@@ -37,13 +38,12 @@ DIRECTIONS = {">": "head-to-dependent", "<": "dependent-to-head"}
 
 
 @dataclass(frozen=True)
-class SyntacticOptions:
+class SyntacticOptions(LabelOptions):
     """Options of `syntactic`: relations are those of UD 2, without subtypes."""
 
     relations: str = option(
         "default", "UD relations: a list, all, or default (nsubj,obj,amod,advmod).", metavar="NAMES"
     )
-    min_instances: int = option(30, "With --relations all: leave rarer ones out.", minimum=1)
 
 
 @analysis
@@ -54,12 +54,15 @@ class Syntactic(Analysis):
     al. 2019, §4.1); special tokens are no words. Accuracy: share of the relation's instances in which the
     largest word-level weight at one word lies on the other. Baseline: accuracy of always choosing the
     relation's most frequent word offset (the smallest one where several tie; intervals keep it fixed).
-    `syntactic_relation` is the one of the largest margin, the first in the order asked for where several tie.
-    A head is syntactic where it beats the baseline by at least 10 points (Voita et al. 2019, §5.2).
+    `syntactic_relation` is the one of the largest margin among those that have `--min-instances` (among all where none
+    has), the first in the order asked for where several tie. A head is syntactic where it beats the baseline by at
+    least 10 points (Voita et al. 2019, §5.2), on the evidence of `headscope.engine.evidence`: a test for every head,
+    relation and direction, of the difference between head and baseline instance by instance.
     `nsubj>` is read from head to dependent, `nsubj<` from dependent to head. UD 2 calls Voita's dobj `obj`.
     """
 
     name = "syntactic"
+    version = 2
     order = 50
     summary = "accuracy on dependency relations, against the best fixed offset"
     measures = (Measure("syntactic_margin", "syntactic margin over baseline"),)
@@ -109,73 +112,124 @@ class Syntactic(Analysis):
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report = AnalysisReport()
-        best: dict[HeadId, tuple[float, float, float, str]] = {}
-        tables = []
-        for site_layer in aggregates.site_layers("accuracy"):
-            table = self._site_layer_table(aggregates, site_layer)
-            tables.append(table)
-            row: Any
-            for row in table.itertuples():
-                head = HeadId(*site_layer, row.head)
-                if row.margin == row.margin and row.margin > best.get(head, (-2.0,))[0]:
-                    best[head] = (row.margin, row.margin_low, row.margin_high, row.label)
-            for row in table[table.margin >= MARGIN].sort_values("margin", ascending=False, kind="stable").itertuples():
-                report.label(HeadId(*site_layer, row.head), f"syntactic:{row.label}")
-        if tables:
+        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
+        measured = [self._margins(aggregates, place) for place in aggregates.site_layers("accuracy")]
+        for margins in measured:
+            margins.test(tests)
+        adjusted = tests.conclude(report)
+        if measured:
+            least = self.options.min_instances if self.options.relations == "all" else 1
+            tables = [margins.table(p, least=least) for margins, p in zip(measured, adjusted, strict=True)]
             if self.options.relations != "all":
                 report.remarks = _not_found(self.names, tables)
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
-            report.columns = [_margin_column(aggregates.site_layers("accuracy"), aggregates, best)]
-            report.texts = {"syntactic_relation": {head: row[3] for head, row in best.items()}}
+            best = {margins.site_layer: margins.best(self.options.min_instances) for margins in measured}
+            report.columns = [Column("syntactic_margin", {place: found[0] for place, found in best.items()})]
+            report.texts = {
+                "syntactic_relation": {head: text for _, texts in best.values() for head, text in texts.items()}
+            }
         return report
 
-    def _site_layer_table(self, aggregates: Aggregates, site_layer: tuple[Site, int]) -> pd.DataFrame:
-        """One row per head, relation and direction that has instances enough, for one site and layer."""
+    def _margins(self, aggregates: Aggregates, site_layer: tuple[Site, int]) -> _Margins:
+        """Accuracies of one site and layer, beside the baselines, which are kept once for all layers of the site."""
         hits, count = aggregates.bootstrap.sums(aggregates.group_sums("accuracy", site_layer))  # [1+r h c], [1+r 1 c]
         first = next(pair for pair in aggregates.site_layers("offsets") if pair[0] is site_layer[0])
         offsets, _ = aggregates.bootstrap.sums(aggregates.group_sums("offsets", first))  # [1+r c o]
-        accuracy = hits / count
         modal = offsets[0].argmax(dim=-1)  # [c]
         modal_counts = offsets.gather(-1, modal[None, :, None].expand(len(offsets), -1, 1))[..., 0]  # [1+r c]
-        base = (modal_counts / count[:, 0])[:, None]  # [1+r 1 c]
-        estimates = {
-            "accuracy": interval(accuracy),
-            "baseline": interval(base.expand_as(accuracy)),
-            "margin": interval(accuracy - base),
-        }
-        enough = self.options.min_instances if self.options.relations == "all" else 1
-        rows = []
-        for cell in range(count.shape[-1]):
-            if count[0, 0, cell] >= enough:
-                rows.append(self._rows(site_layer, cell, int(count[0, 0, cell]), int(modal[cell]) - REACH, estimates))
-        return pd.concat(rows, ignore_index=True) if rows else _no_rows(site_layer, estimates)
-
-    def _rows(
-        self, site_layer: tuple[Site, int], cell: int, count: int, offset: int, estimates: Mapping[str, Estimate]
-    ) -> pd.DataFrame:
-        sign = "><"[cell % 2]
-        relation = self.names[cell // 2]
-        columns: dict[str, Any] = {
-            "site": site_layer[0].value,
-            "layer": site_layer[1],
-            "head": np.arange(estimates["accuracy"].value.shape[0]),
-            "relation": relation,
-            "direction": DIRECTIONS[sign],
-            "label": relation + sign,
-            "count": count,
-            "baseline_offset": offset,
-        }
-        for name, estimate in estimates.items():
-            columns[name] = estimate.value[:, cell]
-            columns[f"{name}_low"] = estimate.low[:, cell]
-            columns[f"{name}_high"] = estimate.high[:, cell]
-        return pd.DataFrame(columns)
+        accuracy, baseline = hits / count, (modal_counts / count[:, 0])[:, None]
+        by_sentence, instances = aggregates.by_sentence("accuracy", site_layer)  # [g h c], [g 1 c]
+        of_offsets, _ = aggregates.by_sentence("offsets", first)  # [g c o]
+        of_modal = of_offsets.gather(-1, modal[None, :, None].expand(len(of_offsets), -1, 1))[..., 0]
+        return _Margins(
+            site_layer,
+            [name + sign for name in self.names for sign in DIRECTIONS],
+            modal.numpy() - REACH,
+            interval(accuracy),
+            interval(baseline.expand_as(accuracy)),
+            interval(accuracy - baseline),
+            by_sentence - of_modal[:, None],
+            instances,
+        )
 
     def signature(self) -> dict[str, str]:
         enough = f"(min={self.options.min_instances})" if self.options.relations == "all" else ""
         rel = self.options.relations + enough
-        return {"parse": self.run.parse, "rel": rel, "word": "sum-keys,mean-queries"}
+        word = {"parse": self.run.parse, "rel": rel, "word": "sum-keys,mean-queries"}
+        return word | evidence_signature(self.options)
+
+
+@dataclass(frozen=True)
+class _Margins:
+    """Accuracies [h c] of one site and layer for every relation and direction c, against the best fixed offset.
+
+    `offsets` [c] are those; `gains` [g h c] are the hits of every sentence less those of the baseline, of so many
+    `instances` [g 1 c].
+    """
+
+    site_layer: tuple[Site, int]
+    labels: list[str]
+    offsets: Array
+    accuracy: Estimate
+    baseline: Estimate
+    margin: Estimate
+    gains: Tensor
+    instances: Tensor
+
+    def test(self, tests: LabelTests) -> None:
+        """Test all margins."""
+        p = p_values(
+            self.gains - MARGIN * self.instances,
+            self.instances,
+            share=self.accuracy.value,
+            null=self.baseline.value + MARGIN,
+        )
+        labels = np.broadcast_to(np.array([f"syntactic:{label}" for label in self.labels]), p.shape)
+        tests.add(
+            self.site_layer,
+            "syntactic_margin",
+            labels,
+            self.margin,
+            p,
+            threshold=MARGIN,
+            counts=self.instances,
+            baseline=self.baseline.value,
+        )
+
+    def best(self, min_instances: int) -> tuple[Estimate, dict[HeadId, str]]:
+        """The largest margin of each head with its interval, and the relation that it is of."""
+        counts = self.instances.sum(dim=(0, 1)).numpy()  # [c]
+        enough = counts >= (min_instances if (counts >= min_instances).any() else 1)
+        value = np.where(enough, self.margin.value, -np.inf)
+        cell = value.argmax(axis=1)[:, None]
+        ends = (self.margin.value, self.margin.low, self.margin.high)
+        parts = (np.take_along_axis(part, cell, axis=1)[:, 0] for part in ends)
+        best = Estimate(*(np.where(enough.any(), part, np.nan) for part in parts))
+        heads = head_ids(self.site_layer, len(cell)) if enough.any() else []
+        return best, {head: self.labels[number] for head, number in zip(heads, cell[:, 0], strict=False)}
+
+    def table(self, adjusted: Array, *, least: int) -> pd.DataFrame:
+        """One row per relation, direction and head, of those that have instances enough."""
+        counts = self.instances.sum(dim=(0, 1)).numpy()  # [c]
+        cells = np.flatnonzero(counts >= least)
+        heads = len(self.accuracy.value)
+        cell, head = np.repeat(cells, heads), np.tile(np.arange(heads), len(cells))
+        labels = [self.labels[number] for number in cell]
+        columns: dict[str, Any] = {
+            "site": self.site_layer[0].value,
+            "layer": self.site_layer[1],
+            "head": head,
+            "relation": [label[:-1] for label in labels],
+            "direction": [DIRECTIONS[label[-1]] for label in labels],
+            "label": labels,
+            "count": counts[cell].astype(int),
+            "baseline_offset": self.offsets[cell],
+        }
+        for name, estimate in (("accuracy", self.accuracy), ("baseline", self.baseline), ("margin", self.margin)):
+            columns[name] = estimate.value[head, cell]
+            columns[f"{name}_low"] = estimate.low[head, cell]
+            columns[f"{name}_high"] = estimate.high[head, cell]
+        return pd.DataFrame(columns | {"threshold": MARGIN, "p_adjusted": adjusted[head, cell]})
 
 
 def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> list[str]:
@@ -184,27 +238,6 @@ def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> list[str
     if not missing:
         return []
     return [f"syntactic: the parses have no {', '.join(missing)} (relations are those of UD 2, without subtypes)"]
-
-
-def _no_rows(site_layer: tuple[Site, int], estimates: Mapping[str, Estimate]) -> pd.DataFrame:
-    numbers = [f"{name}{end}" for name in estimates for end in ("", "_low", "_high")]
-    texts = ["site", "layer", "head", "relation", "direction", "label", "count", "baseline_offset"]
-    return pd.DataFrame(columns=[*texts, *numbers])
-
-
-def _margin_column(
-    site_layers: Sequence[tuple[Site, int]],
-    aggregates: Aggregates,
-    best: Mapping[HeadId, tuple[float, float, float, str]],
-) -> Column:
-    """The best margin of each head with its interval."""
-    estimates = {}
-    for site_layer in site_layers:
-        count = aggregates.group_sums("accuracy", site_layer).total.shape[1]
-        rows = [best.get(head, (np.nan, np.nan, np.nan, ""))[:3] for head in head_ids(site_layer, count)]
-        value, low, high = np.array(rows, dtype=float).reshape(-1, 3).T
-        estimates[site_layer] = Estimate(value, low, high)
-    return Column("syntactic_margin", estimates)
 
 
 class _Plan:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
+from headscope.config import LabelOptions
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.declarations import HeadFunction, Measure
+from headscope.engine.evidence import LabelTests, evidence_signature, share_p
 from headscope.heads import Site
 
 THRESHOLD = 0.5
@@ -20,10 +22,13 @@ class _Pattern(Analysis):
 
     The column without a suffix is measured on the corpus, `…_random` on random tokens that are repeated
     once (Olsson et al. 2022, §"Induction heads"). Only queries for which the pattern names a key count. A
-    head is labelled if the score on random tokens, where content cannot help, is at least 0.5.
+    head is labelled if the score on random tokens, where content cannot help, is at least 0.5, on the evidence of
+    `headscope.engine.evidence`: one test a head.
     """
 
+    version = 2
     order = 70
+    Options = LabelOptions
     sites = frozenset({Site.DECODER_SELF})
     passes = frozenset({"text", "random"})
 
@@ -39,12 +44,18 @@ class _Pattern(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
+        tests, label = LabelTests(self.options.min_instances), self.name.removesuffix("_token")
         for column in report.columns:
-            for site_layer, estimate in column.estimates.items():
-                for head in head_ids(site_layer, len(estimate.value)):
-                    if column.name.endswith("_random") and estimate.value[head.head] >= THRESHOLD:
-                        report.label(head, self.name.removesuffix("_token"))
+            if column.name.endswith("_random"):
+                for site_layer, score in column.estimates.items():
+                    total, count = aggregates.by_sentence(column.name, site_layer)
+                    p = share_p(total, count, threshold=THRESHOLD)
+                    tests.add(site_layer, column.name, label, score, p, threshold=THRESHOLD, counts=count)
+        tests.conclude(report)
         return report
+
+    def signature(self) -> dict[str, str]:
+        return evidence_signature(self.options)
 
 
 def same_token(heads: HeadBatch) -> Tensor:

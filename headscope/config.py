@@ -37,6 +37,18 @@ class NoOptions:
     """For what takes no options. Options classes check themselves in `__post_init__` (ConfigError)."""
 
 
+@dataclass(frozen=True)
+class LabelOptions:
+    """Options of analyses that label heads (`headscope.engine.evidence`); their own may inherit them."""
+
+    min_instances: int = option(
+        20,
+        "Instances that a label of a head needs; with --relations all rarer relations are left out.",
+        metavar="N",
+        minimum=1,
+    )
+
+
 def check_choices(options: Any) -> None:
     """ConfigError for a value of a Literal field (or one of several) that is not among its words."""
     for name, allowed, strange in _strange_choices(options):

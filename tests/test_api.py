@@ -171,7 +171,7 @@ def test_what_a_study_leaves_out_is_said_in_the_words_of_python(pair: hs.Model) 
 
 def test_tables_arrays_and_labels_of_a_study(pair: hs.Model) -> None:
     study = pair.analyze(SOURCES, target=TARGETS, **CHEAP)
-    assert study.tables == ["heads", "positional"] and study.table("heads") is study.heads
+    assert study.tables == ["heads", "positional", "labels"] and study.table("heads") is study.heads
     assert len(study.heads) == 72 and study.sentences == N and study.complete and not study.left_out
     assert study.array("similarity/cross/1/cka").shape == (8, 8)
     assert "similarity/encoder-self/0/cosine_low" in study.arrays

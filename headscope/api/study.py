@@ -38,7 +38,8 @@ class Study:
     """The result of `Model.analyze`, in memory until `save` writes it; independent of the model.
 
     `heads` has a row per head: site, layer, head, every measure with its 95 % interval (`…_low`, `…_high`), and
-    `functions`, the labels of the head. `complete` is False where Ctrl-C ended the analysis early.
+    `functions`, the labels of the head, and `functions_unsupported`, those that lack evidence. `complete` is False
+    where Ctrl-C ended the analysis early.
     """
 
     def __init__(self, measurement: Measurement) -> None:
@@ -89,6 +90,11 @@ class Study:
     def labels(self) -> dict[HeadId, list[str]]:
         """The labels of the heads that have any."""
         return self._measurement.study.labels
+
+    @property
+    def unsupported(self) -> dict[HeadId, list[str]]:
+        """Labels that the estimates alone would give, each with what its evidence lacks; `table("labels")` has both."""
+        return self._measurement.study.unsupported
 
     @property
     def left_out(self) -> list[LeftOut]:

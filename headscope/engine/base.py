@@ -131,7 +131,9 @@ class Column:
 class AnalysisReport:
     """What an analysis found: columns of heads.csv, its own tables and arrays, labels, and remarks.
 
-    `detail` has arrays of single sentences beside those that the driver collects, by file and by name in it.
+    `unsupported` are labels that the estimates alone would give, with the reason why the evidence does not suffice;
+    `evidence` is that of both, a row of labels.csv each (see `headscope.engine.evidence`). `detail` has arrays of
+    single sentences beside those that the driver collects, by file and by name in it.
     """
 
     columns: list[Column] = field(default_factory=list)
@@ -140,6 +142,8 @@ class AnalysisReport:
     arrays: dict[str, Array] = field(default_factory=dict)
     detail: dict[str, dict[str, Array]] = field(default_factory=dict)
     labels: dict[HeadId, list[str]] = field(default_factory=dict)
+    unsupported: dict[HeadId, list[str]] = field(default_factory=dict)
+    evidence: list[dict[str, Any]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def label(self, head: HeadId, text: str) -> None:
@@ -169,6 +173,11 @@ class Aggregates:
     def ratio(self, name: str, site: Site, layer: int) -> Estimate:
         """A statistic's mean with its interval."""
         return self.bootstrap.ratio(self.sums[name, site, layer])
+
+    def by_sentence(self, name: str, site_layer: tuple[Site, int]) -> tuple[Tensor, Tensor]:
+        """Totals and counts of every sentence [g *cells], or of groups of them where the corpus has many."""
+        sums = self.group_sums(name, site_layer)
+        return sums.total[: sums.used], sums.count[: sums.used]
 
     def column(self, name: str) -> Column:
         """A statistic of one number a head as a column."""

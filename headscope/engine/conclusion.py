@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from headscope.bootstrap import Array, Bootstrap
 from headscope.data.batching import Omissions
 from headscope.engine.aggregate import Aggregator
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
+from headscope.engine.evidence import evidence_table
 from headscope.engine.heads_table import heads_table, stacked
 from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.heads import HeadId, Layout, all_heads
 from headscope.model.threads import parallel_map
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def conclude(
@@ -28,15 +33,14 @@ def conclude(
     reports = parallel_map(
         lambda analysis: analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap)), reporting
     )
-    labels: dict[HeadId, list[str]] = {}
-    for report in reports:
-        for head, texts in report.labels.items():
-            labels.setdefault(head, []).extend(texts)
+    labels = _joined([report.labels for report in reports])
+    unsupported = _joined([report.unsupported for report in reports])
     return AnalysisResult(
-        heads=heads_table(_measured(aggregator, layout), reports, labels),
-        tables={name: frame for report in reports for name, frame in report.tables.items()},
+        heads=heads_table(_measured(aggregator, layout), reports, labels, unsupported),
+        tables=_tables(reporting, reports),
         arrays={name: array for report in reports for name, array in report.arrays.items()},
         labels=labels,
+        unsupported=unsupported,
         left_out=[*refused, *(LeftOut(analysis.name, "found nothing to measure") for analysis in empty)],
         remarks=[remark for report in reports for remark in report.remarks],
         signatures={analysis.name: _signature(analysis) for analysis in reporting},
@@ -46,6 +50,23 @@ def conclude(
         complete=True,
         seconds=0.0,
     )
+
+
+def _joined(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, list[str]]:
+    """The texts of every head, in the order of the analyses."""
+    texts: dict[HeadId, list[str]] = {}
+    for part in parts:
+        for head, added in part.items():
+            texts.setdefault(head, []).extend(added)
+    return texts
+
+
+def _tables(reporting: Sequence[Analysis], reports: Sequence[AnalysisReport]) -> dict[str, pd.DataFrame]:
+    """The tables of the analyses, and the evidence of all labels where any analysis gives some."""
+    tables = {name: frame for report in reports for name, frame in report.tables.items()}
+    if any(analysis.functions for analysis in reporting):
+        tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
+    return tables
 
 
 def _signature(analysis: Analysis) -> dict[str, str]:

@@ -15,9 +15,12 @@ from headscope.heads import HeadId, Site
 
 
 def heads_table(
-    heads: Sequence[HeadId], reports: Sequence[AnalysisReport], labels: Mapping[HeadId, list[str]]
+    heads: Sequence[HeadId],
+    reports: Sequence[AnalysisReport],
+    labels: Mapping[HeadId, list[str]],
+    unsupported: Mapping[HeadId, list[str]],
 ) -> pd.DataFrame:
-    """One row per head: site, layer, head, every measure with its interval, the labels."""
+    """One row per head: site, layer, head, every measure with its interval, the labels, and those without evidence."""
     columns: dict[str, list[Any]] = {
         "site": [head.site.value for head in heads],
         "layer": [head.layer for head in heads],
@@ -30,6 +33,7 @@ def heads_table(
             for end, part in (("", "value"), ("_low", "low"), ("_high", "high")):
                 columns[column.name + end] = _entries(column.estimates, heads, part)
     columns["functions"] = [";".join(labels.get(head, [])) for head in heads]
+    columns["functions_unsupported"] = [";".join(unsupported.get(head, [])) for head in heads]
     return pd.DataFrame(columns)
 
 

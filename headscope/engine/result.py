@@ -21,12 +21,15 @@ class LeftOut:
 
 @dataclass
 class AnalysisResult:
-    """Everything measured: a row per head, the analyses' own tables and arrays, labels, and what was left out."""
+    """Everything measured: a row per head, the analyses' own tables and arrays, labels, and what was left out.
+
+    `unsupported` are labels that lack evidence, each with the reason."""
 
     heads: pd.DataFrame
     tables: dict[str, pd.DataFrame]
     arrays: dict[str, Array]
     labels: dict[HeadId, list[str]]
+    unsupported: dict[HeadId, list[str]]
     left_out: list[LeftOut]
     remarks: list[str]
     signatures: dict[str, dict[str, str]]

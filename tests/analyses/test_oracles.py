@@ -31,6 +31,7 @@ from tests.oracles import (
     distance,
     distinctness,
     entropy,
+    evidence,
     positional,
     rare_words,
     similarity,
@@ -231,6 +232,51 @@ def test_relations(trial: Trial) -> None:
         best[key] = max(best.get(key, -2.0), row.margin)
     for (site, layer, head), largest in best.items():
         assert trial.found("syntactic_margin", (site, layer), head)[0] == largest
+
+
+def test_evidence_of_labels(trial: Trial) -> None:
+    """A row for every label that the estimates alone would give; p by loops over sentences."""
+    rows: list[dict[Any, Any]] = trial.study.tables["labels"].to_dict("records")
+    relations = trial.study.tables["syntactic"]
+    passing = [f"syntactic:{label}" for label in relations[relations.margin >= 0.1].label]
+    heads: list[Any] = list(trial.study.heads.itertuples())
+    passing += ["sink"] * sum(_sinks(trial, name, head) for name in ("sink", "sink_special") for head in heads)
+    passing += [f"positional:{head.offset:+.0f}" for head in heads if head.offset_share >= 0.9]
+    mine = [row for row in rows if row["label"].startswith(("syntactic:", "positional:", "sink"))]
+    assert sorted(row["label"] for row in mine) == sorted(passing)
+    for row in mine:
+        place, head = (Site(row["site"]), row["layer"]), row["head"]
+        terms: list[evidence.Row] = []
+        against_chance: list[evidence.Row] = []
+        for one in trial.seen:
+            if row["measure"] == "syntactic_margin":
+                relation, direction = row["label"][10:-1], row["label"][-1]
+                at = (relations.label == row["label"][10:]) & (relations.site == row["site"])
+                base = syntactic.offsets(one, relation, direction)[relations[at].baseline_offset.iloc[0]]
+                hits, count = syntactic.hits(one, place, head, relation, direction)
+            elif row["measure"] == "offset_share":
+                found = positional.histogram(one, place, head, trial.keep)
+                hits, count, base = found[int(row["label"][11:])], found.total(), 0
+            else:
+                hits, count, base = *ORACLES[row["measure"]](one, place, head, trial.keep), 0
+                by_chance, _ = sink.chance(one, place, head, trial.keep, only_special=row["measure"] == "sink_special")
+                against_chance.append((hits, 2 * by_chance, count))
+            terms.append((hits, base, count))
+        p = evidence.p_value(terms, 0.5 if against_chance else row["threshold"])
+        if against_chance:
+            p = max(p, evidence.p_value(against_chance, 0.0))
+        assert row["instances"] == sum(count for *_, count in terms) and row["units"] == sum(n > 0 for *_, n in terms)
+        assert row["p"] == pytest.approx(p, rel=1e-3, abs=1e-9)
+        enough = row["instances"] >= 20 and row["units"] >= 10
+        assert row["given"] == (enough and row["value_low"] >= row["threshold"] and row["p_adjusted"] <= 0.05)
+        assert row["missing"] or row["given"]
+
+
+def _sinks(trial: Trial, name: str, head: Any) -> bool:
+    """Whether a head has half of the weight there, and twice as much as by chance."""
+    place = Site(head.site), head.layer
+    found = [sink.chance(one, place, head.head, trial.keep, only_special=name == "sink_special") for one in trial.seen]
+    return bool(getattr(head, name) >= max(0.5, 2 * sum(term[0] for term in found) / sum(term[1] for term in found)))
 
 
 @pytest.mark.parametrize(

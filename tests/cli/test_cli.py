@@ -55,7 +55,7 @@ def test_analyze_writes_what_the_design_lists(headscope: Command, text: Path, tm
     assert {"run.json", "heads.csv", "positional.csv", "distinctness.csv", "similarity.npz"} <= names
     assert {"figures/heads.png", "pickles/confidence.pkl", "detail/confidence.npz"} <= names
     heads = pd.read_csv(out / "heads.csv")
-    assert len(heads) == 72 and heads.columns[-1] == "functions"
+    assert len(heads) == 72 and list(heads.columns[-2:]) == ["functions", "functions_unsupported"]
     for measure in ("confidence", "entropy", "distance", "sink", "offset", "offset_share", "similarity_cka"):
         assert {measure, f"{measure}_low", f"{measure}_high"} <= set(heads.columns)
     meta = json.loads((out / "run.json").read_text(encoding="utf-8"))

@@ -20,3 +20,16 @@ def special(seen: Seen, place: Place, head: int, keep: bool) -> Term:
     _, special = seen.key_side(place[0])
     rows = _later(seen, place, head, keep)
     return sum(row[s] for row in rows for s in range(len(row)) if special[s]), len(rows)
+
+
+def chance(seen: Seen, place: Place, head: int, keep: bool, *, only_special: bool) -> Term:
+    """The weight on them of queries that look at all they see alike."""
+    _, special = seen.key_side(place[0])
+    total, count = 0.0, 0
+    for t, _, _ in seen.rows(place, head, keep):
+        if t > 0 or place[0] is Site.CROSS:
+            sees = seen.calls[place].visible[t]
+            wanted = special if only_special else [s == 0 for s in range(len(special))]
+            total += sum(sees[s] for s in range(len(sees)) if wanted[s]) / sum(sees)
+            count += 1
+    return total, count

@@ -27,7 +27,7 @@ COLUMNS = {
     "faithfulness": ("ranking", "order", "removed", "share", "metric", "harm", "harm_low", "harm_high"),
     "faithfulness_rankings": ("place", "ranking", "area", "area_low", "area_high", "area_random", "area_random_sd"),
 }
-TEXTS = ("site", "relation", "direction", "label", "ranking", "order", "metric")
+TEXTS = ("site", "relation", "direction", "label", "ranking", "order", "metric", "measure", "missing")
 
 
 class RunError(HeadscopeError):
@@ -193,7 +193,7 @@ def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
 
 def read_table(file: Path | TextIO, *, columns: tuple[str, ...], name: str) -> pd.DataFrame:
     """One table; RunError says of `name`, in one line, what is wrong with it."""
-    texts = (*TEXTS, "functions", "syntactic_relation")
+    texts = (*TEXTS, "functions", "functions_unsupported", "syntactic_relation")
     return read_csv(file, columns=columns, texts=texts, error=RunError, name=name, advice="analyse again")
 
 

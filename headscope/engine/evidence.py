@@ -1,0 +1,257 @@
+"""What a label needs: evidence that a head's true value passes the threshold, not only that its estimate does.
+
+A test asks whether the value over all text of this kind is at most the threshold. The units are sentences: the value
+is a ratio of sums over them, and its variance that of a ratio (Cochran 1977, §6; CR1 of Cameron & Miller 2015), with
+Student's t and as many degrees of freedom as there are sentences of effect, (Σn)² / Σn² − 1 (Kish 1965). For shares
+near 1 sentences that all agree would give no variance at all; so it is taken where the null hypothesis puts the share,
+with the design effect that is observed, and is never less than that of independent instances: Wilson's score test
+(1927) with the effective sample size, which holds its level where Wald's does not (Franco et al. 2019). Percentile
+intervals of few sentences are too narrow (Hesterberg 2015), so below ten there are no labels.
+
+All tests of one analysis, of every head and relation and direction that has instances enough, are one family, and
+labels go to those that Benjamini & Hochberg's procedure (1995) rejects at 5 %: of the labels given one in twenty at
+most is expected to be wrong, and in a model that has no such head the chance of a single label is at most 5 %. Tests
+share sentences, so that they are dependent; the procedure holds where that is positively so (Benjamini & Yekutieli
+2001). Not the simultaneous bootstrap: its p-values end at one part in `--bootstrap`, which thousands of tests use up,
+and it needs a variance where sentences agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headscope.bootstrap import Array, Estimate
+from headscope.heads import HeadId, Site
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from headscope.config import LabelOptions
+    from headscope.engine.base import AnalysisReport
+
+FALSE_DISCOVERIES = 0.05
+LEAST_UNITS = 10
+POINTS, WEIGHTS = np.polynomial.legendre.leggauss(96)
+
+Texts = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Tests at one (site, layer), a cell for each head and whatever else is looked at [h c].
+
+    `value` with its interval is compared with `threshold`; `baseline` is what the threshold is made of, where it is
+    (NaN elsewhere). `p` is one-sided, of `instances` in so many `units`: sentences, or groups of them where a corpus
+    has more than are kept apart. `labels` are what each cell stands for.
+    """
+
+    site_layer: tuple[Site, int]
+    measure: str
+    labels: Texts
+    value: Estimate
+    threshold: Array
+    baseline: Array
+    instances: Array
+    units: Array
+    p: Array
+
+
+@dataclass
+class LabelTests:
+    """The tests of one analysis: labels for heads whose evidence suffices, reasons for those whose does not."""
+
+    min_instances: int
+    parts: list[Evidence] = field(default_factory=list)
+
+    def add(
+        self,
+        site_layer: tuple[Site, int],
+        measure: str,
+        labels: Texts | str,
+        value: Estimate,
+        p: Array,
+        *,
+        threshold: Array | float,
+        counts: Tensor,
+        baseline: Array | float = np.nan,
+    ) -> None:
+        """Tests of heads [h] or of heads and cells [h c]; `counts` [g h|1 (c)] are the instances of every sentence."""
+        shape = (*value.value.shape, 1)[:2]
+        counts = counts.reshape(len(counts), -1, shape[1])
+
+        def cells(values: Any, kind: Any = np.float64) -> Any:
+            array = np.asarray(values, dtype=kind)
+            return np.broadcast_to(array.reshape(shape) if array.size == shape[0] * shape[1] else array, shape)
+
+        self.parts.append(
+            Evidence(
+                site_layer,
+                measure,
+                cells(labels, object),
+                Estimate(*(cells(part) for part in (value.value, value.low, value.high))),
+                cells(threshold),
+                cells(baseline),
+                cells(counts.sum(dim=0).numpy()),
+                cells((counts > 0).sum(dim=0).numpy()),
+                cells(p),
+            )
+        )
+
+    def conclude(self, report: AnalysisReport) -> list[Array]:
+        """Put the labels into a report, with the reasons against others and the evidence for all of them.
+
+        Returns the adjusted p [h c] of each part; NaN where there are too few instances to test.
+        """
+        adjusted = self._adjusted()
+        tests = sum(int((~np.isnan(part)).sum()) for part in adjusted)
+        rows: list[dict[str, Any]] = []
+        for part, corrected in zip(self.parts, adjusted, strict=True):
+            passing = part.value.value >= part.threshold
+            for head, cell in sorted(
+                np.argwhere(passing).tolist(), key=lambda at: (at[0], -part.value.value[tuple(at)])
+            ):
+                missing = self._missing(part, float(corrected[head, cell]), (head, cell), tests)
+                rows.append(_row(part, (head, cell), float(corrected[head, cell]), tests, missing))
+        _label(report, rows)
+        return adjusted
+
+    def _adjusted(self) -> list[Array]:
+        """Adjusted p of every part, over all tests that have instances and units enough."""
+        testable = [(part.instances >= self.min_instances) & (part.units >= LEAST_UNITS) for part in self.parts]
+        p = [np.where(tested, part.p, np.nan) for part, tested in zip(self.parts, testable, strict=True)]
+        flat = adjust(np.concatenate([part.ravel() for part in p])) if p else np.empty(0)
+        ends = np.cumsum([part.size for part in p])[:-1]
+        return [part.reshape(its.shape) for part, its in zip(np.split(flat, ends), p, strict=True)] if p else []
+
+    def _missing(self, part: Evidence, adjusted: float, at: tuple[int, int], tests: int) -> str:
+        """Why a cell whose estimate passes has no label; empty where it has one."""
+        instances, units, low = int(part.instances[at]), int(part.units[at]), float(part.value.low[at])
+        if instances < self.min_instances:
+            return f"{instances} instances, {self.min_instances} are needed"
+        if units < LEAST_UNITS:
+            return f"{instances} instances are in {units} sentences, {LEAST_UNITS} are needed"
+        if not low >= part.threshold[at]:
+            return f"interval from {low:.3f}, below {part.threshold[at]:.3g}"
+        if not adjusted <= FALSE_DISCOVERIES:
+            return f"p {float(part.p[at]):.2g} is {adjusted:.2g} among {tests} tests"
+        return ""
+
+
+def p_values(excess: Tensor, counts: Tensor, *, share: Tensor | Array, null: Tensor | Array | float) -> Array:
+    """One-sided p of Σ excess / Σ counts ≤ 0, for sums of sentences [g *cells].
+
+    `excess` is what each sentence has above the threshold, times its instances. `share` in [0, 1] is the share that is
+    observed and `null` what it would be at the threshold: the variance is that of the null hypothesis.
+    """
+    total = counts.sum(dim=0)
+    mean = excess.sum(dim=0) / total
+    units = (counts > 0).sum(dim=0)
+    squares = (excess - mean * counts).square().sum(dim=0)
+    variance = units / (units - 1).clamp(min=1) * squares / total**2
+    observed = torch.as_tensor(share, dtype=torch.float64).clamp(0, 1)
+    expected = torch.as_tensor(null, dtype=torch.float64).clamp(0, 1)
+    at_null, at_share = expected * (1 - expected), observed * (1 - observed)
+    scaled = variance * torch.where(at_share > 0, at_null / at_share, 1.0).clamp(min=1)
+    error = torch.maximum(scaled, at_null / total).sqrt()
+    statistic = torch.where(mean > 0, mean / error, torch.where(mean < 0, mean / error, 0.0))
+    freedom = (total**2 / counts.square().sum(dim=0) - 1).clamp(min=1).expand(statistic.shape)
+    return student_upper_tail(statistic.numpy(), freedom.numpy())
+
+
+def share_p(total: Tensor, counts: Tensor, *, threshold: float) -> Array:
+    """One-sided p of the mean of numbers in [0, 1] being at most `threshold`, for sums of sentences [g *cells]."""
+    share = total.sum(dim=0) / counts.sum(dim=0)
+    return p_values(total - threshold * counts, counts, share=share, null=threshold)
+
+
+def above_chance(
+    total: Tensor, by_chance: Tensor, counts: Tensor, *, threshold: float, times: float
+) -> tuple[Array, Array]:
+    """One-sided p of a mean of numbers in [0, 1] being at most `threshold`, or at most so many `times` chance.
+
+    Both must be rejected, so it is the larger p (Berger 1982). Sums of sentences [g *cells]; with p comes the threshold
+    that was the higher one.
+    """
+    share, chance = total.sum(dim=0) / counts.sum(dim=0), (times * by_chance).sum(dim=0) / counts.sum(dim=0)
+    against_chance = p_values(total - times * by_chance, counts, share=share, null=chance)
+    p = np.maximum(share_p(total, counts, threshold=threshold), against_chance)
+    return p, np.maximum(threshold, chance.numpy())
+
+
+def student_upper_tail(statistic: Array, freedom: Array) -> Array:
+    """P(T > t) for Student's T with ν degrees of freedom: with t = √ν cot φ the integral of sin^(ν−1) from 0 to φ.
+
+    By 96 points of Gauss and Legendre, below 0 by symmetry; NaN for NaN.
+    """
+    end = np.maximum(np.arctan2(np.sqrt(freedom), np.abs(statistic)), 1e-300)[..., None]  # 0 … π/2
+    power = freedom[..., None] - 1
+    integral = (end / 2 * WEIGHTS * np.exp(power * np.log(np.sin(end / 2 * (POINTS + 1))))).sum(axis=-1)
+    half = torch.from_numpy(np.asarray(freedom)) / 2
+    constant = (torch.lgamma(half + 0.5) - torch.lgamma(half)).exp().numpy() / np.sqrt(np.pi)
+    tail: Array = np.where(statistic < 0, 1 - constant * integral, constant * integral)
+    return tail
+
+
+def adjust(p: Array) -> Array:
+    """Benjamini & Hochberg's adjusted p: at most α exactly where their procedure at α rejects; NaN are no tests."""
+    adjusted = np.full_like(p, np.nan)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    scaled = p[order] * len(order) / np.arange(1, len(order) + 1)
+    adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
+    return adjusted
+
+
+def evidence_signature(options: LabelOptions) -> dict[str, str]:
+    """How labels were given, for the signature of an analysis."""
+    return {"labels": f"bh{FALSE_DISCOVERIES}(min={options.min_instances},sentences={LEAST_UNITS})"}
+
+
+def _row(part: Evidence, at: tuple[int, int], adjusted: float, tests: int, missing: str) -> dict[str, Any]:
+    """A line of labels.csv."""
+    return {
+        "site": part.site_layer[0].value,
+        "layer": part.site_layer[1],
+        "head": at[0],
+        "label": part.labels[at],
+        "given": not missing,
+        "measure": part.measure,
+        "value": float(part.value.value[at]),
+        "value_low": float(part.value.low[at]),
+        "value_high": float(part.value.high[at]),
+        "threshold": float(part.threshold[at]),
+        "baseline": float(part.baseline[at]),
+        "instances": int(part.instances[at]),
+        "units": int(part.units[at]),
+        "p": float(part.p[at]),
+        "p_adjusted": adjusted,
+        "tests": tests,
+        "missing": missing,
+    }
+
+
+def _label(report: AnalysisReport, rows: list[dict[str, Any]]) -> None:
+    """Labels of heads, each once; what one measure does not support is of no account where another does."""
+    supported = {(row["site"], row["layer"], row["head"], row["label"]) for row in rows if row["given"]}
+    for row in rows:
+        head, label = HeadId(Site(row["site"]), row["layer"], row["head"]), row["label"]
+        if row["given"] and label not in report.labels.get(head, []):
+            report.label(head, label)
+        elif (row["site"], row["layer"], row["head"], label) not in supported:
+            report.unsupported.setdefault(head, []).append(f"{label} ({row['missing']})")
+    report.evidence = rows
+
+
+def evidence_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """`labels.csv`: every label that the estimates alone would give, with its evidence, and what is missing."""
+    import pandas as pd
+
+    names = "site layer head label given measure value value_low value_high threshold baseline instances units p"
+    return pd.DataFrame(list(rows), columns=[*names.split(), "p_adjusted", "tests", "missing"])

@@ -1,0 +1,132 @@
+"""Labels need evidence: the test against its re-derivation, its level, and random models, which have no functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
+from headscope.engine.base import AnalysisReport
+from headscope.engine.evidence import LabelTests, adjust, p_values, share_p, student_upper_tail
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.heads import HeadId, Site
+from tests.oracles import evidence, tiny
+from tests.oracles.run_options import run_options
+
+PLACE = (Site.ENCODER_SELF, 0)
+LABELLING = ("positional", "syntactic", "rare_words", "sink", "previous_token", "duplicate_token", "induction")
+
+
+def labelled(hits: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], threshold: float, **options: Any) -> Any:
+    """The report on heads of one layer with hits [g h] among counts [g 1], by default with 20 instances needed."""
+    sums = GroupSums()
+    sums.add(torch.arange(len(hits)), Ratio(torch.from_numpy(hits).double(), torch.from_numpy(counts).double()))
+    estimate = options.pop("estimate", None) or Bootstrap(seed=1, replicates=200).ratio(sums)
+    report, tests = AnalysisReport(), LabelTests(options.pop("min_instances", 20))
+    p = share_p(sums.total[: sums.used], sums.count[: sums.used], threshold=threshold)
+    tests.add(PLACE, "share", "does", estimate, p, threshold=threshold, counts=sums.count[: sums.used])
+    adjusted = tests.conclude(report)
+    return report, adjusted
+
+
+@pytest.mark.parametrize("freedom", [1.0, 2.0, 3.7, 19.0, 255.0, 1023.0])
+def test_tail_of_student(freedom: float) -> None:
+    t = np.array([-3.0, -0.4, 0.0, 0.7, 1.9, 4.0, 9.0])
+    found = student_upper_tail(t, np.full_like(t, freedom))
+    expected = [evidence.tail(value, freedom, steps=20_000) for value in t]
+    np.testing.assert_allclose(found, expected, rtol=5e-4)
+    if freedom == 1:
+        np.testing.assert_allclose(found, [0.5 - math.atan(value) / math.pi for value in t], rtol=1e-10)
+    if freedom == 2:
+        np.testing.assert_allclose(found, [(1 - value / math.sqrt(2 + value**2)) / 2 for value in t], rtol=1e-10)
+    ends = student_upper_tail(np.array([np.inf, -np.inf, np.nan]), np.full(3, freedom))
+    assert (round(ends[0], 99), ends[1]) == (0, 1) and np.isnan(ends[2])
+
+
+def test_step_up_procedure() -> None:
+    luck = np.random.default_rng(3)
+    for power in (1, 3, 8):
+        p = luck.random(60) ** power
+        for level in (0.01, 0.05, 0.2):
+            assert set(np.flatnonzero(adjust(p) <= level)) == evidence.rejected(p.tolist(), level)
+    with_gaps = np.array([0.01, np.nan, 0.04, np.nan])
+    np.testing.assert_allclose(adjust(with_gaps), [0.02, np.nan, 0.04, np.nan])
+
+
+def test_p_is_that_of_its_re_derivation() -> None:
+    """Of differences to a baseline too, with sentences that have no instance, and where sentences agree."""
+    luck = np.random.default_rng(5)
+    counts = luck.poisson(2.0, 30)
+    hits = luck.binomial(counts[:, None], [0.3, 0.6, 0.9, 1.0])  # the last head never misses
+    base = luck.binomial(counts, 0.4)
+    for baseline, threshold in ((base, 0.1), (np.zeros(30, dtype=int), 0.5), (np.zeros(30, dtype=int), 0.9)):
+        instances = torch.from_numpy(counts[:, None]).double()
+        gains = torch.from_numpy(hits - baseline[:, None]).double()
+        null = baseline.sum() / counts.sum() + threshold
+        share = torch.from_numpy(hits.sum(axis=0) / counts.sum())
+        found = p_values(gains - threshold * instances, instances, share=share, null=null)
+        for head, p in enumerate(found):
+            rows = list(zip(hits[:, head].tolist(), baseline.tolist(), counts.tolist(), strict=True))
+            assert p == pytest.approx(evidence.p_value(rows, threshold), rel=1e-3), (threshold, head)
+
+
+def test_a_label_needs_instances_sentences_an_interval_and_more_than_luck() -> None:
+    counts = np.full((19, 1), 1)
+    report, adjusted = labelled(np.ones((19, 2)), counts, 0.5)
+    assert not report.labels and np.isnan(adjusted[0]).all()
+    assert report.unsupported[HeadId(*PLACE, 1)] == ["does (19 instances, 20 are needed)"]
+    report, _ = labelled(np.ones((19, 2)), counts, 0.5, min_instances=19)
+    assert report.labels == {HeadId(*PLACE, head): ["does"] for head in (0, 1)} and not report.unsupported
+    report, _ = labelled(np.full((9, 1), 30), np.full((9, 1), 30), 0.5)
+    assert report.unsupported == {HeadId(*PLACE, 0): ["does (270 instances are in 9 sentences, 10 are needed)"]}
+    hits = np.tile([[1], [0]], (60, 1))
+    hits[::10] = 1  # 0.55 of 120
+    report, _ = labelled(hits, np.ones((120, 1)), 0.5)
+    assert report.unsupported[HeadId(*PLACE, 0)][0].startswith("does (interval from 0.4")
+    sure = Estimate(*(np.array([value]) for value in (0.55, 0.54, 0.56)))
+    report, adjusted = labelled(hits, np.ones((120, 1)), 0.5, estimate=sure)
+    p = adjusted[0][0, 0]
+    assert report.unsupported[HeadId(*PLACE, 0)] == [f"does (p {p:.2g} is {p:.2g} among 1 tests)"]
+    row = report.evidence[0]
+    assert (row["given"], row["threshold"], row["instances"], row["units"], row["tests"]) == (False, 0.5, 120, 120, 1)
+
+
+def test_sentences_that_all_agree_are_not_certain() -> None:
+    """Twenty hits in twenty are no proof of more than nine in ten; of more than a half they are."""
+    ones, counts = np.ones((20, 1)), np.ones((20, 1))
+    assert not labelled(ones, counts, 0.9)[0].labels
+    assert labelled(ones, counts, 0.5)[0].labels
+
+
+@pytest.mark.parametrize(("share", "sentences", "per_sentence"), [(0.5, 40, 3), (0.9, 60, 20), (0.2, 30, 1)])
+def test_at_the_threshold_one_study_in_twenty_has_a_label(share: float, sentences: int, per_sentence: int) -> None:
+    """A hundred heads whose true share is the threshold: the chance of any label is at most 5 % (here with noise)."""
+    luck = np.random.default_rng(11)
+    studies, heads = 150, 100
+    counts = 1 + luck.poisson(per_sentence - 1, (sentences, 1))
+    certainly = Estimate(*(np.ones(heads) for _ in range(3)))  # the interval objects to nothing: the test is alone
+    given = 0
+    for _ in range(studies):
+        clustered = luck.beta(share * 19, (1 - share) * 19, (sentences, heads))  # correlated within a sentence
+        report, _ = labelled(luck.binomial(counts, clustered), counts, share, estimate=certainly)
+        given += bool(report.labels)
+    assert given / studies <= 0.10  # 0.05 and two and a half standard deviations
+
+
+@pytest.mark.parametrize(("kind", "models"), [("bert", 10), ("mistral", 10), ("t5", 3)])
+def test_random_models_have_no_functions(kind: str, models: int) -> None:
+    """Ten models of random weights on random text, with every analysis that labels: no label."""
+    for seed in range(models):
+        study = analyze(
+            tiny.checkpoint(kind, 40 + seed),
+            tiny.corpus(seed, count=25, target=kind == "t5"),
+            analyses=choose_analyses(only=LABELLING),
+            options=run_options(ranks=torch.arange(451, 504), seed=seed, relations="all", min_instances=5),
+            replicates=20,
+        )
+        assert len(study.tables["syntactic"]) and study.tables["syntactic"]["p_adjusted"].notna().any()
+        assert not study.labels, (seed, study.tables["labels"].to_string())
