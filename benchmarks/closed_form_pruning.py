@@ -46,7 +46,9 @@ METHODS = (
     *("flap", "wanda", "output-norm", "obs", "obs-task", "obs-measured", "obs-task:measured"),
 )
 KEPT = (60, 48, 36, 24, 12)
-COMPENSATIONS = ("none", "mean", "least-squares", "sequential")
+SEQUENTIAL = {"sequential": False, "residual": True}
+"""Sequential refits, to the intact outputs alone and with what the residual stream has lost."""
+COMPENSATIONS = ("none", "mean", "least-squares", *SEQUENTIAL)
 
 
 def lines(path: Path, count: int | None = None) -> list[str]:
@@ -107,8 +109,8 @@ def removed_by(
 
 def refitted(name: str, checkpoint: Checkpoint, calibration: Corpus, moments: Moments, heads: Sequence[HeadId]) -> Any:
     """The masked model, with what makes up for the heads."""
-    if name == "sequential":
-        return refitted_model(checkpoint, sequential_refits(checkpoint, calibration, heads))
+    if name in SEQUENTIAL:
+        return refitted_model(checkpoint, sequential_refits(checkpoint, calibration, heads, residual=SEQUENTIAL[name]))
     return refitted_model(checkpoint, compensate(checkpoint, moments, heads, RefitOptions(method=name)))
 
 
@@ -127,7 +129,7 @@ def study(
         removed, ranking = removed_by(method, checkpoint, calibration, moments, seed)
         for kept, heads in removed.items():
             for name in COMPENSATIONS:
-                if name == "sequential" and (seed > 1 or not method.startswith("obs") or kept not in (48, 24)):
+                if name in SEQUENTIAL and (seed > 1 or not method.startswith("obs") or kept not in (48, 24)):
                     continue
                 began = time.monotonic()
                 model = refitted(name, checkpoint, calibration, moments, heads)
