@@ -26,8 +26,8 @@ def demo(
     before and after.
     """
     from headscope.api.demo import run_demonstration
-    from headscope.cli.prune import show_removed
     from headscope.cli.prune_options import show_choice
+    from headscope.cli.prune_remove import show_removed
     from headscope.cli.summary import summary
 
     result = run_demonstration(out, force=force, progress=console.progress)

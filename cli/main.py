@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
-from headscope.cli.failures import Application, described, in_one_line, one_process, reports_error
-from headscope.errors import ConfigError, options_as_flags
+from headscope.cli.failures import described, in_one_line, one_process, reports_error
+from headscope.cli.lazy import LazyGroup, help_context
+from headscope.errors import options_as_flags
 from headscope.files import interrupts
 from headscope.model.process_settings import process_settings
 
@@ -36,52 +35,23 @@ Your own:  headscope show CKPT,  headscope analyze CKPT --source text.en --out r
 headscope plot heads run --out heads.pdf"""
 
 
-class Summaries(TyperGroup):
-    """The commands as their group's help shows them: name and first line."""
+class Commands(LazyGroup):
+    """What click refuses becomes a ConfigError in one line; for options of the MHR fork and fairseq it names ours."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the help."""
-        return list(COMMANDS)
+    summaries = COMMANDS
 
-    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand:
-        """The command with its first line of help and nothing else."""
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name])
-
-
-class Commands(Summaries):
-    """The commands; each is imported on first use, so that a help text does not wait for the imports of the others.
-
-    What click refuses becomes a ConfigError in one line; for options of the MHR fork and fairseq it names headscope's.
-    """
-
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        """The context of the whole command line, as typer makes it."""
+    def make_context(self, info_name: str | None, args: list[str], *others: Any, **options: Any) -> Any:
+        """The context of the whole command line, as typer makes it; a help text is printed here."""
         with in_one_line():
-            return super().make_context(*args, **options)
+            if context := help_context(self, info_name or "headscope", args):
+                typer.echo(context.get_help(), color=context.color)
+                raise typer.Exit
+            return super().make_context(info_name, args, *others, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Parse the rest of the command line and run the command."""
         with in_one_line():
             return super().invoke(ctx)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The help text, for which no command is imported."""
-        Summaries(name=self.name, params=self.params, help=self.help, epilog=self.epilog).format_help(ctx, formatter)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name; ConfigError with the nearest one where there is none."""
-        if cmd_name not in COMMANDS:
-            from headscope.registry import unknown
-
-            raise ConfigError(unknown("command", cmd_name, list(COMMANDS)))
-        module = import_module(f"headscope.cli.{cmd_name}")
-        target = getattr(module, "app", None)
-        if target is None:
-            target = Application(add_completion=False)
-            target.command()(getattr(module, cmd_name))
-        command = typer.main.get_command(target)
-        command.name = cmd_name
-        return command
 
 
 app = typer.Typer(

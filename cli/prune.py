@@ -2,236 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
 import typer
 
-from headscope.cli import console
 from headscope.cli.failures import Application, one_process
-from headscope.cli.options import (
-    DATA,
-    MODEL,
-    OUTPUT,
-    CheckpointName,
-    CompanionOptions,
-    Ending,
-    LabelledText,
-    RunningOptions,
-    settings_of,
-    takes,
-)
-from headscope.cli.prune_learn import l0, subset
-from headscope.cli.prune_options import ValidLabels, ValidSource2
-from headscope.cli.prune_rank import rank
-from headscope.cli.prune_sweep import sweep
+from headscope.cli.lazy import LazyGroup
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from headscope.pruning.closed_form.calibration import Compensated
-    from headscope.pruning.removal.remove import Removed
-
-app = Application(
-    name="prune",
-    help="Take heads out of a model, and prove that nothing else changed.",
-    no_args_is_help=True,
-    add_completion=False,
-)
-
-HEADS, COMPENSATION = "Which heads", "Compensation"
-
-
-@app.callback()
-def prune(context: typer.Context) -> None:
-    """Take heads out of a model, and prove that nothing else changed."""
-    one_process(context, shared=("sweep",))
-
-
-app.command()(l0)
-app.command()(subset)
-app.command()(rank)
-app.command()(sweep)
-
-
-class Removal:
-    """Which heads go, where to, and what the result is compared on."""
-
-    checkpoint: CheckpointName
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.", rich_help_panel=OUTPUT)]
-    heads: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.",
-            rich_help_panel=HEADS,
-        ),
-    ] = None
-    keep_only: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Heads that stay, of the sites that the list names.", rich_help_panel=HEADS),
-    ] = None
-    export: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Hugging Face: self-contained (default), native or masked; other formats: their own, or masked. "
-            "Add onnx for a graph besides: self-contained,onnx.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
-            rich_help_panel=DATA,
-        ),
-    ] = None
-    target: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its translation, for the decoder.", rich_help_panel=DATA)
-    ] = None
-    max_sentences: Annotated[int, typer.Option(min=1, help="Lines to compare on.", rich_help_panel=DATA)] = 32
-    batch: Annotated[
-        int, typer.Option(min=1, help="Sentences in the large batch that is timed.", rich_help_panel=MODEL)
-    ] = 64
-    rounds: Annotated[
-        int, typer.Option(min=0, help="Runs of each model that are timed; 0: none.", rich_help_panel=MODEL)
-    ] = 5
-
-
-class Calibrated:
-    """How the heads that stay make up for those that go."""
-
-    compensate: Annotated[
-        str,
-        typer.Option(
-            metavar="none|mean|least-squares",
-            help="Refit what is left of the output projections on --source, in closed form: least-squares refits "
-            "weights and bias, mean moves the mean of removed heads into the bias.",
-            rich_help_panel=COMPENSATION,
-        ),
-    ] = "none"
-    calibration_sentences: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Sentences of --source to refit on.", rich_help_panel=COMPENSATION)
-    ] = 1000
-    damping: Annotated[
-        float,
-        typer.Option(help="Ridge of least-squares, a share of the mean second moment.", rich_help_panel=COMPENSATION),
-    ] = 1e-4
-    sequential: Annotated[
-        bool,
-        typer.Option(
-            "--sequential",
-            help="Refit module after module, so that later ones make up for earlier ones: two passes each.",
-            rich_help_panel=COMPENSATION,
-        ),
-    ] = False
-    valid_source: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text to measure intact, pruned and refitted model on; default: the last fifth of --source, "
-            "which is then not refitted on.",
-            rich_help_panel=COMPENSATION,
-        ),
-    ] = None
-    valid_target: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its translation.", rich_help_panel=COMPENSATION)
-    ] = None
-    valid_source2: ValidSource2 = None
-    valid_labels: ValidLabels = None
-
-
-@app.command()
-@takes(Removal, LabelledText, Calibrated, RunningOptions, CompanionOptions, Ending)
-def remove(given: dict[str, Any]) -> None:
-    """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
-
-    The output has the input's format. A Hugging Face class has one number of heads for all layers, so its
-    folder is self-contained: headscope opens it, and transformers does with trust_remote_code=True, without
-    headscope. Differences, savings and times are printed and kept in pruning.json. With --compensate the masked model
-    is the one whose output projections are refitted.
-    """
-    from headscope.pruning.removal.remove import RemoveConfig, removal_record, run_removal
-
-    json, settings = settings_of(given, lists=("export",))
-    config = RemoveConfig(**settings)
-    removed = run_removal(config)
-    if json:
-        console.print_json({"out": str(removed.path), **removal_record(removed, config)})
-        return
-    show_removed(removed)
-
-
-def show_removed(removed: Removed) -> None:
-    """Print what a removal saved and how it was proved."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    screen = console.out()
-    proof = removed.verified
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for column in ("before", "after", "less"):
-        table.add_column(column, justify="right")
-    for title, name in _SIZES.items():
-        old, new = getattr(removed.before, name), getattr(removed.after, name)
-        if old:
-            table.add_row(title, f"{old:,}", f"{new:,}", f"{100 * (1 - new / old):.1f} %")
-    for each in removed.paces:
-        title = f"{each.what}, {each.sentences} sentence{'s' if each.sentences > 1 else ''}, ms"
-        faster = f"{each.speedup:.2f} × faster"
-        table.add_row(title, f"{1e3 * each.before:.2f}", f"{1e3 * each.after:.2f}", faster)
-    screen.print(table)
-    masked = "masked"
-    if removed.compensated is not None:
-        screen.print(_performance_table(removed.compensated))
-        masked = "masked" if removed.compensated.options.compensate == "none" else "refitted masked"
-    lines = [
-        f"{removed.path}: {len(removed.removal.removed)} heads removed ({removed.format}, {removed.export})",
-        f"{masked} and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
-        f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})",
-    ]
-    if proof.cached is not None:
-        lines.append(f"through the key/value cache: {proof.cached:.1e}")
-    if proof.searches:
-        lines.append(f"beam search: {proof.searched} of {proof.searches} results are the same")
-    if removed.onnx is not None:
-        lines.append(f"model.onnx: {removed.onnx:.1e} against onnxruntime")
-    if removed.compensated is not None and removed.compensated.refits:
-        calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds
-        lines.append(f"moments and refits: {seconds:.1f} s on {calibration.count} sentences ({calibration.name})")
-    for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
-        screen.print(Text(line), soft_wrap=True)
-    screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
-
-
-def _performance_table(compensated: Compensated) -> Table:
-    """The objective on held-out text of the intact, the pruned and the refitted model."""
-    from rich import box
-    from rich.table import Table
-
-    performance, held_out = compensated.performance, compensated.text.held_out
-    objective = performance["intact"].objective
-    title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    table.add_column("", no_wrap=True)
-    table.add_column({"representation": "cosine to the intact model"}.get(objective, objective), justify="right")
-    table.add_column("worse than intact by", justify="right")
-    rows = {"intact": "intact", "removed": "heads removed", "refitted": f"and {compensated.options.compensate}"}
-    for name, row in rows.items():
-        if name in performance:
-            table.add_row(row, f"{performance[name].value:.4f}", f"{performance[name].damage:.4f}")
-    return table
-
-
-_SIZES = {
-    "attention heads": "attention_heads",
-    "parameters": "parameters",
-    "bytes": "bytes",
-    "FLOPs of the text": "flops",
-    "cache bytes per token": "cache",
-    "cache bytes per source token": "cross_cache",
+SUMMARY = "Take heads out of a model, and prove that nothing else changed."
+COMMANDS = {
+    "l0": "Learn hard concrete gates under a price for open ones, from a trained checkpoint (Voita et al. 2019).",
+    "subset": "Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021).",
+    "rank": "Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.",
+    "sweep": "Prune by several methods, to several sizes, with several seeds, and measure every result: one table.",
+    "remove": "Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.",
 }
+"""The first line of each command's help."""
+
+
+class Methods(LazyGroup):
+    """The ways to prune."""
+
+    summaries = COMMANDS
+    modules = {"l0": "prune_learn", "subset": "prune_learn"} | {
+        name: f"prune_{name}" for name in ("rank", "sweep", "remove")
+    }
+
+
+app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True, add_completion=False)
+
+
+@app.callback(help=SUMMARY)
+def prune(context: typer.Context) -> None:
+    """Refuse torchrun where a method does not share its work."""
+    one_process(context, shared=("sweep",))

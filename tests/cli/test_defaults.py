@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headscope.cli import analyze, evaluate, prune, prune_learn, prune_rank, prune_sweep
+from headscope.cli import analyze, evaluate, prune_learn, prune_rank, prune_remove, prune_sweep
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.engine.base import ANALYSES
 from headscope.pruning.learning.l0 import L0Options
@@ -27,7 +27,7 @@ RENAMED = {"temperature": "first", "end_temperature": "last"}
     [
         (analyze.analyze, [AnalyzeConfig, *(cls.Options for _, cls in ANALYSES)]),
         (evaluate.evaluate, [EvaluateConfig]),
-        (prune.remove, [RemoveConfig]),
+        (prune_remove.remove, [RemoveConfig]),
         (prune_learn.l0, [LearnConfig, L0Options]),
         (prune_learn.subset, [LearnConfig, SubsetOptions]),
         (prune_rank.rank, [RankConfig]),
