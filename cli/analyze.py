@@ -195,6 +195,21 @@ class Written:
         bool,
         typer.Option("--figures/--no-figures", help="Draw the standard figures.", rich_help_panel=OUTPUT),
     ] = True
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report", help="Also write report.html: everything in one page, for a browser.", rich_help_panel=OUTPUT
+        ),
+    ] = False
+    examples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Keep the attention on the first N short sentences, for the page; default: 12 with --report, or 0.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
     mhr_pickles: Annotated[
         bool,
         typer.Option(

@@ -1,4 +1,4 @@
-"""`headscope plot`: redraw the figures of finished runs as PNG, SVG or PDF."""
+"""`headscope plot`: redraw the figures of finished runs as PNG, SVG or PDF, or all of them as one HTML page."""
 
 from __future__ import annotations
 
@@ -255,6 +255,26 @@ def pruning(
     pruned = load_pruned(runs, functions=functions)
     written = write_figure(pruning_figure(pruned, figure), out, dpi=dpi, force=force)
     _say("pruning", [([run.name for run in pruned], written)], as_json=as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN…", help="Directories that `headscope analyze`, `prune` or `train` wrote, in any order."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="PAGE.html", help="The page to write.")],
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """One HTML page about runs, which works from disk: findings, maps, table, detail of every head, comparison."""
+    from headscope.report.page.write import check_page, write_page
+
+    check_page(out, force=force)
+    written = write_page(runs, out, force=force)
+    _say("report", [([path.resolve().name for path in runs], written)], as_json=as_json)
 
 
 def _command(figure: AnalysisFigure) -> Any:

@@ -32,6 +32,7 @@ MOST: Mapping[str, float] = {
     "d_model": 2**18,
     "decoder_layers": 1000,
     "encoder_layers": 1000,
+    "examples": 1000,
     "faithfulness_seeds": 1000,
     "faithfulness_steps": 10_000,
     "gate_hidden": 2**18,

@@ -188,14 +188,20 @@ class TextOptions:
         _one_of("--long", self.long, "truncate", "refuse")
 
 
+EXAMPLES = 12
+"""Sentences whose attention a run with a page keeps, unless it is said."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeOptions(TextOptions):
     """How heads are measured, whatever the checkpoint and the text.
 
     `only`, `skip` and `also` name analyses or groups of them, `importance` adds that group, `faithfulness` tests the
     rankings; `objective` is what importances explain (empty: what fits the model); `parse` is "stanza" or a CoNLL-U
-    file. `analysis_options` are values of options that analyses declare (`Analysis.Options`), by name; they are checked
-    when the analyses are known (`headscope.engine.declarations.checked_options`).
+    file. With `report` the run gets its page, report.html, and keeps the attention of `examples` short sentences for
+    it (None: 12 with `report`, else none). `analysis_options` are values of options that analyses declare
+    (`Analysis.Options`), by name; they are checked when the analyses are known
+    (`headscope.engine.declarations.checked_options`).
     """
 
     only: tuple[str, ...] = ()
@@ -215,6 +221,8 @@ class AnalyzeOptions(TextOptions):
     frequency_corpus: Path | None = None
     keep_special: bool = False
     detail: bool = False
+    report: bool = False
+    examples: int | None = None
     mhr_pickles: bool = False
     mhr_rows: Literal["corpus", "batch", "generate"] = "corpus"
     mhr_batch_size: int | None = None
@@ -231,12 +239,19 @@ class AnalyzeOptions(TextOptions):
                 raise ConfigError(f"{name} {size}: at least 1 is needed")
             if size is not None and self.mhr_rows == "corpus":
                 raise ConfigError(f"{name} is about batches; give --mhr-rows batch or generate too")
+        if self.examples is not None and self.examples < 0:
+            raise ConfigError(f"--examples {self.examples}: at least 0 is needed")
         if self.faithfulness_bleu and not self.faithfulness:
             raise ConfigError("--faithfulness-bleu is about --faithfulness; give that too")
         if self.faithfulness and (self.faithfulness_steps < 2 or self.faithfulness_seeds < 1):
             raise ConfigError("--faithfulness-steps must be at least 2 and --faithfulness-seeds at least 1")
         if self.frequencies and self.frequency_corpus:
             raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
+
+    @property
+    def examples_kept(self) -> int:
+        """How many sentences' attention a run keeps."""
+        return self.examples if self.examples is not None else EXAMPLES * self.report
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values, those of analyses beside the others."""

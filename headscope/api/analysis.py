@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from headscope.data.corpus import Corpus
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import Processes, process_group
+from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions, needs_objective
 from headscope.engine.declarations import checked_options, refuse_idle_options
+from headscope.engine.examples import Example
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
@@ -58,13 +60,14 @@ class Finished:
 class Measurement:
     """What came of the passes over a text, before anything is written.
 
-    `description` says what shapes the numbers, `pickles` are further files in the layout of the MHR fork. In those of
-    several processes that write nothing `description` is None.
+    `description` says what shapes the numbers, `pickles` are further files in the layout of the MHR fork, `examples`
+    sentences whose attention is kept. In those of several processes that write nothing `description` is None.
     """
 
     study: AnalysisResult
     description: Description | None
     pickles: Mapping[str, Any]
+    examples: Sequence[Example] = ()
 
 
 def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> Finished:
@@ -93,7 +96,7 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build:
     measurement = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
     if measurement.description is None or build is None:
         return Finished(measurement.study, config.out, Signature({}), [], main=False)
-    out, figures = save_measurement(measurement, build, figures=config.figures)
+    out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
     return Finished(measurement.study, out, measurement.description.signature, figures)
 
 
@@ -142,11 +145,15 @@ def measure_heads(
             pickles = mhr_pickles(
                 checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=options.batch_tokens, size=batch
             )
+        kept = options.examples_kept if study.complete else 0
+        sentences = short_examples(checkpoint, corpus, kept, limit=limit, off=off) if kept else []
     settings = {**options.settings(), **(about or {}), "limit": limit, "mask": ",".join(map(str, off)) or None}
-    return Measurement(study, describe_run(study, checkpoint, corpus, settings, command), pickles)
+    return Measurement(study, describe_run(study, checkpoint, corpus, settings, command), pickles, sentences)
 
 
-def save_measurement(measurement: Measurement, build: Build, *, figures: bool) -> tuple[Path, list[Path]]:
+def save_measurement(
+    measurement: Measurement, build: Build, *, figures: bool, report: bool = False
+) -> tuple[Path, list[Path]]:
     """Write the files of a run; the directory, and the figures that were drawn in it.
 
     A run that was interrupted replaces nothing (see `Build.finish`).
@@ -154,8 +161,10 @@ def save_measurement(measurement: Measurement, build: Build, *, figures: bool) -
     assert measurement.description is not None, "one process writes"
     record, partial = measurement.description.record, not measurement.study.complete
     with build.writing() as temporary:
-        write_run(temporary, measurement.study, measurement.description, measurement.pickles)
-    drawn = _figures(build, record, partial=partial) if figures else []
+        write_run(temporary, measurement.study, measurement.description, measurement.pickles, measurement.examples)
+    drawn = _shown(build, record, _figures, partial=partial) if figures else []
+    if report:
+        _shown(build, record, lambda folder: _page(folder, build.out.resolve().name), partial=partial)
     out = build.finish(record, partial=partial)
     return out, [out / "figures" / path.name for path in drawn]
 
@@ -278,15 +287,25 @@ def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limi
     return count_subwords(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
 
 
-def _figures(build: Build, record: Mapping[str, Any], *, partial: bool) -> list[Path]:
-    """Draw the figures; where that fails for other reasons than the disk, the numbers are kept without them."""
-    from headscope.report.named import draw_standard
-
+def _shown(build: Build, record: Mapping[str, Any], draw: Callable[[Path], list[Path]], *, partial: bool) -> list[Path]:
+    """Draw figures or the page; where that fails for other reasons than the disk, the numbers are kept without them."""
     with build.writing() as temporary:
         try:
-            return draw_standard(temporary)
+            return draw(temporary)
         except (OutputError, OSError, KeyboardInterrupt):
             raise
         except Exception:
             build.finish(record, partial=partial)
             raise
+
+
+def _figures(folder: Path) -> list[Path]:
+    from headscope.report.named import draw_standard
+
+    return draw_standard(folder)
+
+
+def _page(folder: Path, name: str) -> list[Path]:
+    from headscope.report.page.write import write_page
+
+    return [write_page([folder], folder / "report.html", names=[name])]

@@ -68,6 +68,8 @@ class AnalyzeMore(AnalysisOptions, total=False):
     bootstrap: int
     seed: int
     detail: bool
+    report: bool
+    examples: int | None
     mhr_pickles: bool
     mhr_rows: Literal["corpus", "batch", "generate"]
     mhr_batch_size: int | None

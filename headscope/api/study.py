@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headscope.report.readers.run import AnalysisRun
-
-SHOWN = 12  # rows of the table in a notebook
 
 
 class Study:
@@ -146,33 +143,40 @@ class Study:
         return study_run(self._record, study.heads, study.tables, study.arrays)
 
     @in_python
-    def save(self, folder: PathName, *, figures: bool = True, force: bool = False) -> Path:
-        """Write the files that `headscope analyze --out FOLDER` writes, and return the folder.
+    def save(self, folder: PathName, *, figures: bool = True, report: bool = False, force: bool = False) -> Path:
+        """Write the files that `headscope analyze --out FOLDER` writes, and return the folder; `report` the page too.
 
         OutputError where the folder is not empty, unless `force` allows to replace a run in it, and where it is or
         contains an input of the study. An incomplete study goes to FOLDER.new rather than replace a run.
         """
         checkpoint = str(self._record["checkpoint"]["path"])
         with Build(Path(folder), ANALYSIS, inputs=sources(checkpoint, self._record["options"]), force=force) as build:
-            out, _ = save_measurement(self._measurement, build, figures=figures)
+            out, _ = save_measurement(self._measurement, build, figures=figures, report=report)
         return out
+
+    @in_python
+    def report(self, out: PathName, *, force: bool = False) -> Path:
+        """Write the page that `headscope plot report` makes of a run: one HTML file, which needs nothing else.
+
+        With `analyze(…, report=True)` it shows the attention on example sentences, too.
+        """
+        from headscope.report.page.gather import analysis_report, report_of
+        from headscope.report.page.write import check_page, save_page
+
+        check_page(Path(out), force=force)
+        return save_page(report_of([analysis_report(self.run(), self._measurement.examples)]), Path(out), force=force)
 
     def __repr__(self) -> str:
         status = "" if self.complete else ", interrupted"
         return f"<Study of {len(self.heads)} heads on {self.sentences} sentences{status}: {', '.join(self.tables)}>"
 
     def _repr_html_(self) -> str:
-        """The first rows without intervals, the analyses that were left out, and the signature."""
-        columns = [name for name in self.heads.columns if not name.endswith(("_low", "_high"))]
-        shown = self.heads[columns].head(SHOWN)
-        lines = [f"{len(self.heads)} heads, {self.sentences} sentences" + ("" if self.complete else " (interrupted)")]
-        lines += [f"left out: {left_out.analysis} ({left_out.why})" for left_out in self.left_out] + self.remarks
-        rows = shown.to_html(index=False, border=0, float_format=lambda value: f"{value:.3f}")
-        hidden = (
-            f"<p>… {len(self.heads) - SHOWN} more heads in <code>.heads</code></p>" if len(self.heads) > SHOWN else ""
-        )
-        text = "".join(f"<p>{escape(line)}</p>" for line in lines)
-        return f"<div>{text}{rows}{hidden}<p><small>{escape(self.signature)}</small></p></div>"
+        """Findings, head maps, the first rows without intervals, what was left out, and the signature."""
+        from headscope.report.page.compact import compact_html
+        from headscope.report.page.gather import analysis_report
+
+        left_out = [f"left out: {entry.analysis} ({entry.why})" for entry in self.left_out]
+        return compact_html(analysis_report(self.run(), ()), self.heads, [*left_out, *self.remarks])
 
 
 def sources(checkpoint: str, options: Mapping[str, Any]) -> list[Input]:
@@ -220,5 +224,5 @@ def study_of(
         )
     study = Study(measurement)
     if out is not None:
-        study.save(out, figures=figures, force=force)
+        study.save(out, figures=figures, report=settings.report, force=force)
     return study

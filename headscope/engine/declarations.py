@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -108,9 +109,15 @@ class AnalysisFigure:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What one analysis declares: class attributes of `headscope.engine.base.Analysis`, which says what they mean."""
+    """What one analysis declares: class attributes of `headscope.engine.base.Analysis`, which says what they mean.
+
+    `about` is its docstring: formula, source and limits of its measures.
+    """
 
     name: str
+    summary: str = ""
+    about: str = ""
+    group: str = ""
     order: int = 100
     needs: frozenset[str] = frozenset()
     Options: type[Any] = NoOptions
@@ -126,6 +133,8 @@ class Declaration:
             for attribute in fields(cls)
             if hasattr(analysis, attribute.name)
         }
+        if isinstance(analysis, type):
+            attributes["about"] = inspect.cleandoc(analysis.__doc__ or "")
         return cls(**attributes)
 
 
@@ -285,7 +294,8 @@ def _read(module: str, sources: Mapping[str, Path]) -> dict[str, Any]:
             }
         elif isinstance(node, ast.ClassDef) and "dataclass" not in _names(node.decorator_list):
             inherited = [vars(classes[base]) for base in _names(node.bases) if base in classes]
-            classes[node.name] = SimpleNamespace(**ChainMap(_attributes(node, names), *inherited))
+            about = {"about": ast.get_docstring(node) or ""}
+            classes[node.name] = SimpleNamespace(**ChainMap(_attributes(node, names), about, *inherited))
             if "analysis" in _names(node.decorator_list):
                 names["analyses"].append(classes[node.name])
         elif isinstance(node, ast.FunctionDef):

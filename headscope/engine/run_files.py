@@ -14,6 +14,7 @@ import pandas as pd
 
 from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
+from headscope.engine.examples import Example, as_arrays
 from headscope.engine.result import AnalysisResult
 from headscope.files.output_kind import OutputKind
 from headscope.files.writing import write_json
@@ -26,7 +27,7 @@ ANALYSIS = OutputKind(
     "analysis",
     "run of `headscope analyze`",
     "run.json",
-    ("*.csv", "similarity.npz", "pickles/*.pkl", "detail/*.npz", "figures/*.png"),
+    ("*.csv", "similarity.npz", "examples.npz", "report.html", "pickles/*.pkl", "detail/*.npz", "figures/*.png"),
 )
 LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
 _LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
@@ -75,9 +76,13 @@ def describe_run(
 
 
 def write_run(
-    folder: Path, study: AnalysisResult, description: Description, pickles: Mapping[str, Any] | None = None
+    folder: Path,
+    study: AnalysisResult,
+    description: Description,
+    pickles: Mapping[str, Any] | None = None,
+    examples: Sequence[Example] = (),
 ) -> None:
-    """Write everything but the figures, with the record of the run.
+    """Write everything but the figures and the page, with the record of the run.
 
     `pickles` are further files for the folder of that name (see `headscope.engine.fork.pickles`).
     """
@@ -87,6 +92,8 @@ def write_run(
         ResultTable(name, frame, signature).to_csv(folder)
     if study.arrays:
         write_arrays(folder / "similarity.npz", study.arrays)
+    if examples:
+        write_arrays(folder / "examples.npz", as_arrays(examples))
     nested_files = {f"{measure}.pkl": value for measure, value in nested_measures(study).items()}
     for name, value in {**nested_files, **(pickles or {})}.items():
         write_pickle(folder / "pickles" / name, value)

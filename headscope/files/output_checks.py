@@ -74,7 +74,7 @@ def check_folder(
 def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None:
     """OutputError where a command must not write a file, as for directories.
 
-    A file that a run's record names is part of that run; only its figures may be replaced.
+    A file that a run's record names is part of that run; only its figures and its page may be replaced.
     """
     if path.is_dir():
         raise OutputError(f"{path} is a directory; give a file name")
@@ -117,7 +117,7 @@ def _run_of(path: Path) -> Path | None:
             if name == record and "kind" in read_record(path):
                 return folder
             files = read_record(folder / record).get("files") if (folder / record).is_file() else None
-            if isinstance(files, list) and name in files and not name.startswith("figures/"):
+            if isinstance(files, list) and name in files and not name.startswith("figures/") and name != "report.html":
                 return folder
     return None
 

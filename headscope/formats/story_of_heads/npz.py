@@ -39,10 +39,13 @@ BROKEN = (
 
 
 class Arrays:
-    """The arrays of an .npz, read one at a time; CheckpointError in one line for whatever is broken."""
+    """The arrays of an .npz, read one at a time; CheckpointError in one line for whatever is broken.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    `kind` is that of their numbers, as numpy writes it: "f" floats, "u" integers without a sign.
+    """
+
+    def __init__(self, path: Path, *, kind: str = "f") -> None:
+        self.path, self.kind = path, kind
         with self._reading("the archive"), zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
                 archive.open(info).close()  # its name must be the same in both places: a bit flip hides no array
@@ -60,7 +63,7 @@ class Arrays:
             with archive.open(info) as member:
                 shape, fortran, dtype = _header(member)
                 size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-                if dtype.kind != "f" or size != info.file_size - member.tell():
+                if dtype.kind != self.kind or size != info.file_size - member.tell():
                     raise ValueError("its header does not fit its content")
             if info.file_size > RATIO * max(info.compress_size, 2**16):
                 raise ValueError("it is said to be far larger than what is stored")

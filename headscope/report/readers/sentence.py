@@ -43,16 +43,12 @@ def sentence_attention(
     other side for models that have one. CheckpointError where the checkpoint is no longer the one that the
     run measured, ConfigError for heads it lacks or a line that is not there.
     """
-    import torch
-
     from headscope.config import Companions
     from headscope.data.batching import DEFAULT_LIMIT
     from headscope.data.corpus import Sentence
-    from headscope.data.encoded import Batch, encode_sources, pad_side
+    from headscope.engine.attention_maps import attention_maps
     from headscope.formats.base import open_checkpoint
     from headscope.heads import select_heads
-    from headscope.model.capture import capture
-    from headscope.model.gating import masked
 
     options, measured = _section(run, "options", "dicts", "hp", "bpe", "mask"), _section(run, "checkpoint", "path")
     files = {name: Path(options[name]) for name in ("dicts", "hp", "bpe") if options.get(name)}
@@ -71,19 +67,10 @@ def sentence_attention(
     limit = options.get("limit", DEFAULT_LIMIT)
     if type(limit) is not int or not 2 <= limit <= WHOLE:
         raise RunError(f"run {run.name}: run.json says limit {str(limit)[:20]}; analyse again")
-    source = encode_sources([line], checkpoint, limit=limit)[0]
-    decoder = None
-    if checkpoint.two_sided and line.target:
-        decoder = checkpoint.encode([line.target], side="target", limit=limit)[0]
-    batch = Batch(torch.zeros(1, dtype=torch.long), 0, pad_side([source]), pad_side([decoder]) if decoder else None)
-    with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as captured:
-        checkpoint.forward(batch.to(checkpoint.device))
-    weights = [captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
-    query = source if decoder is None or site is Site.ENCODER_SELF else decoder
-    key = query if site is Site.DECODER_SELF else source
-    return SentenceAttention(
-        np.stack(weights), checkpoint.subwords(query.ids), checkpoint.subwords(key.ids), [str(head) for head in heads]
-    )
+    maps = attention_maps(checkpoint, line, limit=limit, off=off)
+    weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
+    query, key = (checkpoint.subwords(maps.sides[side].ids) for side in maps.between(site))
+    return SentenceAttention(np.stack(weights), query, key, [str(head) for head in heads])
 
 
 def _section(run: AnalysisRun, name: str, *texts: str) -> dict[str, Any]:

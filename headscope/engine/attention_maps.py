@@ -1,0 +1,99 @@
+"""Attention weights of single sentences: those that a figure shows, and those that a run keeps for its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import Batch, Encoded, encode_sources, pad_side
+from headscope.engine.examples import Bytes, Example
+from headscope.formats.base import Checkpoint
+from headscope.heads import SITES, HeadId, Site
+from headscope.model.capture import Captured, capture
+from headscope.model.gating import masked
+
+SHORT = 32
+"""Subwords of a side, special ones included, that a sentence may have to be kept."""
+ROOM = 256 << 20
+"""Bytes that the weights of all sentences may take before they are compressed."""
+LOOKED_AT = 50  # lines for each sentence that is wanted: where all are long, the search ends
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The attention of one sentence: what was captured, and the encoded sides."""
+
+    captured: Captured
+    sides: Mapping[str, Encoded]
+
+    def between(self, site: Site) -> tuple[str, str]:
+        """The sides of queries and keys."""
+        text = "target" if "target" in self.sides else "source"
+        return ("source" if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else "source")
+
+
+def attention_maps(checkpoint: Checkpoint, sentence: Sentence, *, limit: int, off: Sequence[HeadId] = ()) -> Maps:
+    """The attention of every head on one sentence, with the heads of `off` switched off."""
+    sides = _encoded(checkpoint, sentence, limit)
+    target = pad_side([sides["target"]]) if "target" in sides else None
+    batch = Batch(torch.zeros(1, dtype=torch.long), 0, pad_side([sides["source"]]), target)
+    with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as captured:
+        checkpoint.forward(batch.to(checkpoint.device))
+    return Maps(captured, sides)
+
+
+def short_examples(
+    checkpoint: Checkpoint, corpus: Corpus, count: int, *, limit: int, off: Sequence[HeadId] = ()
+) -> list[Example]:
+    """The first `count` sentences with at most `SHORT` subwords a side, as far as they have room."""
+    chosen: list[Example] = []
+    room = ROOM
+    for sentence in _short(checkpoint, corpus, count, limit):
+        example = _example(checkpoint, sentence, attention_maps(checkpoint, sentence, limit=limit, off=off))
+        room -= sum(weights.nbytes for weights in example.weights.values())
+        if room < 0:
+            break
+        chosen.append(example)
+    return chosen
+
+
+def _encoded(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[str, Encoded]:
+    sides = {"source": encode_sources([sentence], checkpoint, limit=limit)[0]}
+    if checkpoint.two_sided and sentence.target:
+        sides["target"] = checkpoint.encode([sentence.target], side="target", limit=limit)[0]
+    return sides
+
+
+def _short(checkpoint: Checkpoint, corpus: Corpus, count: int, limit: int) -> Iterator[Sentence]:
+    found = 0
+    for sentence in corpus.first(LOOKED_AT * count):
+        if found == count:
+            return
+        sides = _encoded(checkpoint, sentence, limit).values()
+        if all(0 < len(side.ids) <= SHORT and not side.cut for side in sides):
+            found += 1
+            yield sentence
+
+
+def _example(checkpoint: Checkpoint, sentence: Sentence, maps: Maps) -> Example:
+    texts: dict[str, str] = {"source": sentence.source}
+    if sentence.second is not None:
+        texts["source"] += f" ‖ {sentence.second}"
+    if "target" in maps.sides and sentence.target:
+        texts["target"] = sentence.target
+    subwords = {name: checkpoint.subwords(side.ids) for name, side in maps.sides.items()}
+    return Example(sentence.number, texts, subwords, _weights(checkpoint, maps.captured))
+
+
+def _weights(checkpoint: Checkpoint, captured: Captured) -> dict[str, Bytes]:
+    """The weights of all heads by site, as bytes; sites of which a layer was not seen are left out."""
+    weights: dict[str, Bytes] = {}
+    for site in SITES:
+        layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
+        if layers and all((site, layer) in captured.calls for layer in layers):
+            maps = [captured[site, layer]["weights"][0].float().clamp(0, 1) * 255 for layer in layers]  # [h t s]
+            weights[site.value] = torch.cat(maps).round().to(torch.uint8).cpu().numpy()
+    return weights

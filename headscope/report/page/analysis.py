@@ -1,0 +1,232 @@
+"""A run of `headscope analyze` as data of the page: heads by column, and the detail of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.engine.declarations import Declaration, measure_of, measured_columns
+from headscope.report.figures.similarity import NAMES
+from headscope.report.layout.families import functions_of
+from headscope.report.page.numbers import rounded, rounded_all
+from headscope.report.page.scales import scale
+from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
+
+REACH = 15  # offsets further than this are added up at both ends
+RELATIONS = 12  # relations of a head that are shown, those with the largest margins
+ALIKE = 5  # most similar heads
+DISTANCES = {"l2", "js"}
+Rows = dict[int, list[Any]]
+
+
+def analysis_data(run: AnalysisRun, *, name: str = "") -> dict[str, Any]:
+    """Everything of a run that the page shows, but importance, faithfulness, examples and findings."""
+    heads = run.heads
+    return {
+        "name": name or run.name,
+        "model": run.model,
+        "data": run.data,
+        "signature": run.signature,
+        "complete": bool(run.meta.get("complete", True)),
+        "layout": run.layout,
+        "facts": facts(run),
+        "remarks": texts_of(run.meta.get("remarks")),
+        "left_out": left_out(run.meta.get("left_out")),
+        "site": [list(run.layout).index(site) for site in heads["site"]],
+        "layer": heads["layer"].tolist(),
+        "head": heads["head"].tolist(),
+        "functions": [labels_of(cell) for cell in heads["functions"]],
+        "measures": measures(run),
+        "texts": text_columns(heads),
+        "offsets": offsets(run),
+        "relations": relations(run),
+        "similar": similar(run),
+    }
+
+
+def labels_of(cell: object) -> list[str]:
+    """The labels in one cell of the column `functions`."""
+    return [label.strip() for label in str(cell or "").split(";") if label.strip()]
+
+
+def measures(run: AnalysisRun) -> list[dict[str, Any]]:
+    """Every column of numbers with its interval, its scale, and what its analysis says of it."""
+    declared = measured_columns()
+    described = []
+    for column in run.measures:
+        analysis = declared[column][0] if column in declared else Declaration("")
+        measure, values = measure_of(column), run.heads[column].to_numpy(dtype=float)
+        ends = {end: f"{column}_{end}" for end in ("low", "high")}
+        bounds = {end: rounded_all(run.heads[name]) for end, name in ends.items() if name in run.heads}
+        described.append(
+            {
+                "name": column,
+                "title": measure.words,
+                "unit": measure.unit,
+                "analysis": analysis.name,
+                "group": analysis.group,
+                "summary": analysis.summary,
+                "about": analysis.about,
+                "keep": measure.keep,
+                "why": measure.why,
+                "overview": measure.overview,
+                "scale": {key: rounded(v) if type(v) is float else v for key, v in scale(measure, values).items()},
+                "values": rounded_all(values),
+                "bounds": [bounds["low"], bounds["high"]] if len(bounds) == 2 else None,
+            }
+        )
+    return described
+
+
+def text_columns(heads: pd.DataFrame) -> list[dict[str, Any]]:
+    """Columns of words beside the labels."""
+    names = [str(name) for name in heads.columns if name not in (*HEAD_COLUMNS, "functions")]
+    texts = [name for name in names if not pd.api.types.is_numeric_dtype(heads[name])]
+    return [
+        {"name": name, "title": name.replace("_", " "), "values": heads[name].fillna("").astype(str).tolist()}
+        for name in texts
+    ]
+
+
+def functions_present(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The kinds of functions that heads of these runs have, as figures draw them."""
+    found = {}
+    for run in runs:
+        for function in functions_of(";".join(label for labels in run["functions"] for label in labels)):
+            family = function.family
+            found[family.name] = {
+                "name": family.name,
+                "glyph": family.glyph,
+                "letter": family.letter,
+                "color": family.color,
+                "meaning": family.meaning,
+                "order": family.order,
+                "detail": family.detail,
+            }
+    return sorted(found.values(), key=lambda family: (family["order"], family["name"]))
+
+
+def marks(runs: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """How each label is written short, by label: its family, and the letters beside the glyph."""
+    labels = {label for run in runs for cell in run["functions"] for label in cell}
+    named = {label: functions_of(label)[0] for label in sorted(labels)}
+    return {label: {"family": function.family.name, "short": function.short} for label, function in named.items()}
+
+
+def offsets(run: AnalysisRun) -> Rows | None:
+    """Of each head the shares of offsets with their intervals: [offset, share, low, high]; the ends are added up."""
+    table = _detail(run, "positional", "offset", "share", "share_low", "share_high")
+    if table is None:
+        return None
+    ends = ["share", "share_low", "share_high"]
+    grouped = table.assign(offset=table["offset"].clip(-REACH, REACH)).groupby(["index", "offset"])[ends]
+    sums = grouped.sum()
+    sums.loc[grouped.size() > 1, ends[1:]] = np.nan  # an interval of a sum is no sum of intervals
+    rows: Rows = {}
+    for (index, offset), share, low, high in zip(sums.index, *(sums[end] for end in ends), strict=True):
+        rows.setdefault(int(index), []).append([int(offset), *rounded_all((share, low, high))])
+    return rows
+
+
+RELATION_NUMBERS = ("accuracy", "accuracy_low", "accuracy_high", "baseline", "margin", "margin_low", "margin_high")
+
+
+def relations(run: AnalysisRun) -> dict[str, Any] | None:
+    """Of each head the relations with the largest margins; `more` are columns of the table that others do not have."""
+    table = _detail(run, "syntactic", "label", "count", "baseline_offset", *RELATION_NUMBERS)
+    if table is None:
+        return None
+    known = {*HEAD_COLUMNS, "index", "label", "relation", "direction", "count", "baseline_offset", *RELATION_NUMBERS}
+    more = [name for name in table.columns if name not in known and not str(name).startswith("baseline_")]
+    labels = sorted(table["label"].astype(str).unique())
+    places = {label: place for place, label in enumerate(labels)}
+    rows: Rows = {}
+    best = table.sort_values("margin", ascending=False, kind="stable").groupby("index").head(RELATIONS)
+    for row in best.to_dict("records"):
+        numbers = rounded_all(row[name] for name in ("count", "baseline_offset", *RELATION_NUMBERS))
+        rows.setdefault(int(row["index"]), []).append(
+            [places[str(row["label"])], *numbers, *(_plain(row[name]) for name in more)]
+        )
+    return {"labels": labels, "more": [str(name).replace("_", " ") for name in more], "rows": rows}
+
+
+def similar(run: AnalysisRun) -> dict[str, Any] | None:
+    """Of each head the most similar ones of its layer, by every kind of similarity."""
+    try:
+        matrices = run.similarity
+    except MissingTable:
+        return None
+    places = {key: index for index, key in enumerate(run.heads[list(HEAD_COLUMNS)].itertuples(index=False, name=None))}
+    kinds: dict[str, Rows] = {}
+    for key, matrix in matrices.items():
+        site, layer, kind = key.split("/")
+        if kind.endswith(("_low", "_high")) or kind in DISTANCES or len(matrix) < 2:
+            continue
+        for head, row in enumerate(matrix):
+            others = [other for other in np.argsort(-row, kind="stable") if other != head and np.isfinite(row[other])]
+            index = places.get((site, int(layer), head))
+            if index is not None:
+                nearest = [(places.get((site, int(layer), int(other))), row[other]) for other in others[:ALIKE]]
+                kinds.setdefault(kind, {})[index] = [[place, rounded(v)] for place, v in nearest if place is not None]
+    return (
+        {"kinds": [{"name": kind, "title": NAMES.get(kind, kind)} for kind in kinds], "rows": kinds} if kinds else None
+    )
+
+
+def facts(run: AnalysisRun) -> list[list[str]]:
+    """What a reader of the page may want to know of the run, as pairs of words."""
+    meta = run.meta
+    checkpoint, data = _section(meta, "checkpoint"), _section(meta, "data")
+    command = meta.get("command")
+    entries = {
+        "checkpoint": checkpoint.get("path"),
+        "format": checkpoint.get("format"),
+        "digest": checkpoint.get("digest"),
+        "source": data.get("source"),
+        "target": data.get("target"),
+        "parses": data.get("parse"),
+        "sentences": data.get("sentences"),
+        "cut at the length limit": data.get("truncated") or None,
+        "command": " ".join(map(str, command)) if isinstance(command, list) else None,
+        "seconds": meta.get("seconds"),
+        "device": meta.get("device"),
+        "dtype": meta.get("dtype"),
+        "seed": meta.get("seed"),
+        "headscope": meta.get("headscope"),
+    }
+    return [[name, str(value)] for name, value in entries.items() if value not in (None, "")]
+
+
+def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = meta.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def texts_of(lines: object) -> list[str]:
+    """Lines of a record, whatever it holds."""
+    return [str(line) for line in lines] if isinstance(lines, list) else []
+
+
+def left_out(entries: object) -> list[str]:
+    """`syntactic: needs --parse …` for every analysis that did not run."""
+    found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return [f"{entry.get('analysis')}: {entry.get('why')}" for entry in found]
+
+
+def _detail(run: AnalysisRun, name: str, *columns: str) -> pd.DataFrame | None:
+    """The table of an analysis with the row of every head in `heads` as `index`; None where it was not part of it."""
+    try:
+        table = run.table(name, *columns)
+    except MissingTable:
+        return None
+    places = run.heads[list(HEAD_COLUMNS)].assign(index=range(len(run.heads)))
+    return table.merge(places, on=list(HEAD_COLUMNS), how="inner")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    return rounded(value) if isinstance(value, (int, float, np.number)) else str(value)

@@ -1,0 +1,190 @@
+"""What the numbers of a report say, in sentences: each is computed from the data, none is written by hand.
+
+Heads are named in full (`encoder-self.2.5`): the page makes links of the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headscope.report.layout.families import functions_of
+from headscope.report.page.comparison import head_names
+from headscope.report.page.importance import best_ranking, importances, mean_agreement, needed, numbers
+from headscope.report.page.numbers import counted, with_interval, words
+
+Data = Mapping[str, Any]
+NAMED = 4  # heads that a sentence names
+FEW = 3
+SHARPNESS = "confidence"
+
+
+def findings(data: Data) -> list[str]:
+    """Sentences about one analysis run."""
+    return [
+        *_size(data),
+        *_functions(data),
+        *_sharpness(data),
+        *_importance(data),
+        *_faithfulness(data),
+        *_similarity(data),
+    ]
+
+
+def compared(first: Data, second: Data, comparison: Data) -> list[str]:
+    """Sentences about two runs."""
+    if not comparison["pairs"]:
+        return [f"{first['name']} and {second['name']} have no site with the same layout: no heads are compared."]
+    names, pairs = head_names(first), comparison["pairs"]
+    changed = comparison["changed"]
+    found = [
+        f"{counted(len(changed), 'head')} of {len(pairs):,} changed function from {first['name']} to {second['name']}"
+        + (f": {_some([names[row] for row, _ in changed])}." if changed else ".")
+    ]
+    known = [entry for entry in comparison["correlations"] if entry["spearman"] is not None]
+    if known:
+        titles = {measure["name"]: measure["title"] for measure in first["measures"]}
+        best, worst = (choose(known, key=lambda entry: entry["spearman"]) for choose in (max, min))
+        text = f"{titles[best['name']]} orders heads most alike in both (rank correlation {words(best['spearman'])})"
+        if best is not worst:
+            text += f", {titles[worst['name']]} least ({words(worst['spearman'])})"
+        found.append(text + ".")
+    return found
+
+
+def pruned(sweeps: Sequence[Data], removals: Sequence[Data]) -> list[str]:
+    """Sentences about runs of `headscope prune`."""
+    found = []
+    for run in sweeps:
+        found += run["notes"]
+        if not run["measured"]:
+            cells = run["cells"]
+            for method, kept, of in zip(cells["method"], cells["kept"], cells["of"], strict=True):
+                if method != "unpruned":
+                    found.append(f"{method} keeps {kept} of {counted(of, 'head')} ({run['name']}).")
+    for removal in removals:
+        sizes = {name: (before, after) for name, before, after in removal["sizes"]}
+        text = f"{counted(len(removal['removed']), 'head')} removed for good in {removal['name']}"
+        if "parameters" in sizes and sizes["parameters"][0]:
+            before, after = sizes["parameters"]
+            text += f": {before:,} parameters became {after:,} ({words(100 * (before - after) / before)} % fewer)"
+        found.append(text + ".")
+    return found
+
+
+def trained(training: Data | None) -> list[str]:
+    """Sentences about training runs."""
+    found = []
+    for run in training["runs"] if training else ():
+        best = ", ".join(f"best {title} {words(value)} at update {update:,}" for title, value, update in run["best"])
+        kind = f" ({run['variant']})" if run["variant"] else ""
+        found.append(f"{run['name']}{kind}: {run['updates']:,} updates{'; ' + best if best else ''}.")
+    return found
+
+
+def _size(data: Data) -> Iterator[str]:
+    parts = []
+    for site, counts in data["layout"].items():
+        heads = str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))
+        parts.append(f"{site} {len(counts)} × {heads}")
+    yield f"{counted(len(data['functions']), 'head')} of {data['model']} ({', '.join(parts)}), on {data['data']}."
+    if not data["complete"]:
+        yield "The run was interrupted: its numbers are of the sentences that were done."
+
+
+def _functions(data: Data) -> Iterator[str]:
+    names = head_names(data)
+    families: dict[str, list[tuple[str, str]]] = {}
+    kinds = {}
+    for name, labels in zip(names, data["functions"], strict=True):
+        for function in functions_of(";".join(labels)):
+            kinds[function.family.name] = function.family
+            families.setdefault(function.family.name, []).append((name, function.short if function.detail else ""))
+    for family in sorted(kinds.values(), key=lambda family: (family.order, family.name)):
+        heads: dict[str, list[str]] = {}
+        for name, short in families[family.name]:
+            heads.setdefault(name, []).append(short)
+        listed = [" ".join(filter(None, [name, ", ".join(filter(None, shorts))])) for name, shorts in heads.items()]
+        about = family.meaning.removeprefix(f"{family.name}: ")
+        verb = "is" if len(listed) == 1 else "are"
+        yield f"{counted(len(listed), 'head')} {verb} labelled {family.name} ({about}): {_some(listed)}."
+    bare = sum(not labels for labels in data["functions"])
+    if kinds and bare:
+        yield f"{counted(bare, 'head')} {'has' if bare == 1 else 'have'} no label."
+    elif not kinds:
+        yield "No head was given a label."
+
+
+def _sharpness(data: Data) -> Iterator[str]:
+    measure = _named(data, SHARPNESS)
+    if measure is None or not np.isfinite(numbers(measure)).any():
+        return
+    names, values = head_names(data), numbers(measure)
+    top, bottom = int(np.nanargmax(values)), int(np.nanargmin(values))
+    yield (
+        f"The sharpest head is {names[top]}: its largest weight is {_value(measure, top)} on average; "
+        f"the least sharp is {names[bottom]} with {_value(measure, bottom)}."
+    )
+
+
+def _importance(data: Data) -> Iterator[str]:
+    measures = importances(data)
+    if not measures:
+        return
+    measure, names = measures[0], head_names(data)
+    order = needed(measure)
+    if not len(order):
+        return
+    most = ", ".join(f"{names[row]} {_value(measure, row)}" for row in order[:FEW])
+    least = ", ".join(f"{names[row]} {_value(measure, row)}" for row in order[::-1][:FEW])
+    yield f"By {measure['title']} the model needs most: {most}."
+    yield f"It needs least: {least}."
+    low, high = numbers(measure, "low"), numbers(measure, "high")
+    if measure["bounds"] is not None and (low < 0).any():
+        zero = int(((low <= 0) & (high >= 0)).sum())
+        yield f"Of {counted(zero, 'head')} the interval includes zero: by this text they cannot be told from useless."
+    agreement = mean_agreement(data["importance"]) if data.get("importance") else float("nan")
+    if np.isfinite(agreement):
+        count = len(data["importance"]["measures"])
+        yield f"The {count} importances agree on the order of heads with a mean rank correlation of {words(agreement)}."
+
+
+def _faithfulness(data: Data) -> Iterator[str]:
+    faithfulness = data.get("faithfulness")
+    best = best_ranking(faithfulness) if faithfulness else None
+    if best is None:
+        return
+    area = with_interval(*(np.nan if best.get(key) is None else best[key] for key in ("area", "area_low", "area_high")))
+    chance = best.get("area_random")
+    against = f"; random orders give {words(chance)}" if chance is not None else ""
+    yield f"Removal bears out the ranking by {best['ranking']} best: the area between its curves is {area}{against}."
+
+
+def _similarity(data: Data) -> Iterator[str]:
+    similar = data.get("similar")
+    if not similar:
+        return
+    kind = next((kind for kind in similar["kinds"] if kind["name"] == "cka"), similar["kinds"][0])
+    rows = similar["rows"][kind["name"]]
+    pairs = [(alike[0][1], row, alike[0][0]) for row, alike in rows.items() if alike and alike[0][1] is not None]
+    if pairs:
+        names = head_names(data)
+        value, one, other = max(pairs, key=lambda pair: pair[0])
+        alike = f"{names[one]} and {names[other]} ({kind['title']} {words(value)})"
+        yield f"The two heads most alike within a layer are {alike}."
+
+
+def _value(measure: Data, row: int) -> str:
+    value, low, high = (numbers(measure, part)[row] for part in ("values", "low", "high"))
+    return with_interval(value, low, high)
+
+
+def _named(data: Data, name: str) -> Data | None:
+    return next((measure for measure in data["measures"] if measure["name"] == name), None)
+
+
+def _some(names: Sequence[str]) -> str:
+    hidden = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {hidden:,} more" if hidden > 0 else "")

@@ -1,0 +1,89 @@
+"""How much the model needs each head: importances, how much they agree, and whether removal bears them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headscope.report.figures.faithfulness import METRICS
+from headscope.report.page.numbers import rounded, rounded_all, spearman
+from headscope.report.readers.run import AnalysisRun, MissingTable
+
+GROUP = "importance"
+LEADING = ("ablation", "shapley", "integrated_gradients")
+"""Measures of what the model loses, the most direct first; where there is none, the first that a run has leads."""
+Data = Mapping[str, Any]
+
+
+def importances(data: Data) -> list[dict[str, Any]]:
+    """The measures of a run that say how much the model needs a head, the one to read first in front."""
+    found = [measure for measure in data["measures"] if measure["group"] == GROUP and measure["keep"]]
+    return sorted(found, key=lambda measure: _place(measure["name"]))
+
+
+def _place(name: str) -> int:
+    return LEADING.index(name) if name in LEADING else len(LEADING)
+
+
+def numbers(measure: Data, part: str = "values") -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A measure's values, NaN where there is none; or the lower ("low") or upper ("high") ends of its intervals."""
+    values = measure["values"]
+    if part != "values" and measure["bounds"] is not None:
+        values = measure["bounds"][0 if part == "low" else 1]
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def needed(measure: Data) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Rows of the heads from the one that the model needs most; heads without a number are left out."""
+    values = numbers(measure)
+    order = np.argsort(-values if measure["keep"] == "highest" else values, kind="stable")
+    return order[np.isfinite(values[order])]
+
+
+def importance_data(data: Data) -> dict[str, Any] | None:
+    """Names of the importances and Spearman's correlations of every two; None where the run has none."""
+    measures = importances(data)
+    if not measures:
+        return None
+    columns = [numbers(measure) * (1 if measure["keep"] == "highest" else -1) for measure in measures]
+    return {
+        "measures": [measure["name"] for measure in measures],
+        "agreement": [[rounded(spearman(x, y)[0], 3) for y in columns] for x in columns],
+    }
+
+
+def mean_agreement(importance: Data) -> float:
+    """The mean of the correlations between different importances; NaN where there is one only."""
+    matrix = np.array([[np.nan if v is None else v for v in row] for row in importance["agreement"]], dtype=float)
+    others = matrix[~np.eye(len(matrix), dtype=bool)]
+    others = others[np.isfinite(others)]
+    return float(others.mean()) if others.size else float("nan")
+
+
+def faithfulness_data(run: AnalysisRun) -> dict[str, Any] | None:
+    """The rankings, the best first, and what removing heads in their orders did; None where that was not tried."""
+    try:
+        table, curves = run.rankings, run.faithfulness
+    except MissingTable:
+        return None
+    columns = [str(name) for name in table.columns]
+    rows = [[_cell(value) for value in row] for row in table.itertuples(index=False, name=None)]
+    drawn: dict[str, dict[str, dict[str, list[Any]]]] = {}
+    ends = ["share", "harm", "harm_low", "harm_high"]
+    for (metric, ranking, order), group in curves.groupby(["metric", "ranking", "order"], sort=False):
+        points = [rounded_all(row) for row in group[ends].itertuples(index=False, name=None)]
+        drawn.setdefault(str(metric), {}).setdefault(str(ranking), {})[str(order)] = points
+    metrics = [{"name": metric, "title": METRICS.get(metric, metric)} for metric in drawn]
+    return {"columns": columns, "rows": rows, "metrics": metrics, "curves": drawn}
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, str) else rounded(value)
+
+
+def best_ranking(faithfulness: Data) -> dict[str, Any] | None:
+    """The row of the best ranking by column."""
+    rows: Sequence[Sequence[Any]] = faithfulness["rows"]
+    return dict(zip(faithfulness["columns"], rows[0], strict=True)) if rows else None

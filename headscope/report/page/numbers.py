@@ -1,0 +1,73 @@
+"""Numbers as the page has them: rounded, JSON without NaN, and in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+DIGITS = 5
+"""Significant digits of a number in the page and in the tables that it gives; the run's files have all."""
+
+
+def rounded(value: Any, digits: int = DIGITS) -> float | int | None:
+    """A number of `digits` significant digits; None for NaN and infinities. Whole numbers stay whole."""
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    if number == int(number) and abs(number) < 1e15:
+        return int(number)
+    return float(f"{number:.{digits}g}")
+
+
+def rounded_all(values: Iterable[Any], digits: int = DIGITS) -> list[float | int | None]:
+    """The same for several."""
+    return [rounded(value, digits) for value in values]
+
+
+def words(value: Any) -> str:
+    """A number for a sentence: three significant digits, a true minus sign."""
+    number = float(value)
+    if not math.isfinite(number):
+        return "no number"
+    size = abs(number)
+    text = f"{number:,.0f}" if size >= 1000 else f"{number:.3g}"
+    if "e" in text and size >= 1e-4:
+        text = f"{number:.5f}".rstrip("0")
+    return text.replace("-", "−")
+
+
+def with_interval(value: Any, low: Any, high: Any) -> str:
+    """`0.12 (95 %: 0.1 to 0.14)`; the number alone where the interval is none or of no width."""
+    if not all(math.isfinite(float(end)) for end in (low, high)) or float(low) == float(high):
+        return words(value)
+    return f"{words(value)} (95 %: {words(low)} to {words(high)})"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """`1 head`, `2 heads`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
+    """Spearman's rank correlation of the pairs without NaN, and their number; NaN where it is not defined."""
+    first, second = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    both = np.isfinite(first) & np.isfinite(second)
+    count = int(both.sum())
+    if count < 3:
+        return math.nan, count
+    ranks = ranked(first[both]), ranked(second[both])
+    if any(np.ptp(rank) == 0 for rank in ranks):
+        return math.nan, count
+    return float(np.corrcoef(*ranks)[0, 1]), count
+
+
+def ranked(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    means: NDArray[np.float64] = last - (counts - 1) / 2
+    return means[inverse.reshape(-1)]

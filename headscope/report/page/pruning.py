@@ -1,0 +1,121 @@
+"""What `headscope prune` wrote as data of the page: curves of quality, survivors, gates, and the smaller models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.bounds import MOST_LAYERS
+from headscope.errors import HeadscopeError
+from headscope.files.reading import read_object
+from headscope.report.page.analysis import texts_of
+from headscope.report.page.numbers import rounded, rounded_all
+from headscope.report.readers.pruning_runs import PruningRun, load_pruned
+from headscope.report.readers.run import RunError
+
+NUMBERS = ("seed", "kept", "of", "value", "low", "high", "difference", "loss")
+TRAJECTORIES = 4  # cells whose gates are drawn while they learn
+UPDATES = 40  # points of a trajectory
+RECORD = "pruning.json"
+
+
+def is_removal(path: Path) -> bool:
+    """Whether a directory is what `headscope prune remove` wrote."""
+    try:
+        return read_object(path / RECORD, error=RunError).get("kind") == "removal"
+    except HeadscopeError:
+        return False
+
+
+def pruning_data(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Sweeps one by one, runs that chose heads together."""
+    return [_run_data(run) for run in load_pruned(paths)] if paths else []
+
+
+def removal_data(path: Path) -> dict[str, Any]:
+    """What `headscope prune remove` made: sizes and times before and after, and how the result was checked."""
+    record = read_object(path / RECORD, error=RunError)
+    try:
+        before, after = dict(record["before"]), dict(record["after"])
+        sizes = [[str(name), rounded(before[name]), rounded(after[name])] for name in before if name in after]
+        times = [
+            [
+                str(time["what"]),
+                rounded(time["sentences"]),
+                *(rounded(time[key]) for key in ("before", "after", "speedup")),
+            ]
+            for time in record.get("times") or []
+        ]
+        verified = [[str(name), _plain(value)] for name, value in dict(record.get("verified") or {}).items()]
+        removed = [str(name) for name in record["removed"]]
+        source = dict(record.get("source") or {}).get("path")
+    except (AttributeError, KeyError, TypeError, ValueError) as broken:
+        raise RunError(f"{path / RECORD} is no record of a removal ({type(broken).__name__}: {broken})") from None
+    return {
+        "name": path.resolve().name,
+        "source": str(source or ""),
+        "removed": removed,
+        "sizes": [row for row in sizes if row[1] is not None],
+        "times": times,
+        "verified": [row for row in verified if row[1] is not None],
+        "remarks": texts_of(record.get("remarks")),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return rounded(value) if isinstance(value, (int, float)) else str(value) if isinstance(value, str) else None
+
+
+def _run_data(run: PruningRun) -> dict[str, Any]:
+    numbers = [name for name in NUMBERS if name in run.cells]
+    sites = [f"kept_{site}" for site in run.sites]
+    columns = ["cell", "method", "control", "size", *(["metric"] if run.measured else []), *numbers, *sites]
+    text = {"cell", "method", "control", "size", "metric"}
+    cells = {
+        name: run.cells[name].fillna("").astype(str).tolist() if name in text else rounded_all(run.cells[name])
+        for name in columns
+    }
+    return {
+        "name": run.name,
+        "model": run.model,
+        "measured": run.measured,
+        "signature": str(run.meta.get("signature", "")),
+        "notes": run.notes,
+        "remarks": texts_of(run.meta.get("remarks")),
+        "sites": run.sites,
+        "columns": columns,
+        "cells": cells,
+        "survivors": _survivors(run.survivors),
+        "gates": {cell: _trajectory(run.trajectory(cell)) for cell in list(run.gates)[:TRAJECTORIES]},
+    }
+
+
+def _survivors(table: pd.DataFrame) -> dict[str, dict[str, list[list[int]]]]:
+    """Of every cell the heads that stay, by site and layer."""
+    found: dict[str, dict[str, list[list[int]]]] = {}
+    heads = table[["cell", "site", "layer", "head"]].drop_duplicates().sort_values(["layer", "head"])
+    if len(heads) and not (heads["layer"].min() >= 0 and heads["layer"].max() < MOST_LAYERS):
+        raise RunError("survivors.csv holds a layer that no model has; run the sweep again")
+    for cell, site, layer, head in heads.itertuples(index=False, name=None):
+        layers = found.setdefault(str(cell), {}).setdefault(str(site), [])
+        layers += [[] for _ in range(int(layer) + 1 - len(layers))]
+        layers[int(layer)].append(int(head))
+    return found
+
+
+def _trajectory(table: pd.DataFrame) -> dict[str, Any]:
+    """The gates of a cell at some of its updates."""
+    wide = table.pivot(index="update", columns=["site", "layer", "head"], values="gate")
+    rows = np.unique(np.linspace(0, len(wide) - 1, min(len(wide), UPDATES)).round().astype(int))
+    chosen = wide.iloc[rows]
+    return {
+        "updates": [int(update) for update in chosen.index],
+        "heads": [".".join(map(str, head)) for head in wide.columns.to_flat_index()],
+        "gates": [rounded_all(chosen[column], 3) for column in wide.columns],
+    }

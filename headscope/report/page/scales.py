@@ -1,0 +1,51 @@
+"""The colour scale of every measure: the range that its analysis declares, zero in the middle where it has a sign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from numpy.typing import NDArray
+
+from headscope.engine.declarations import Measure
+from headscope.report.figures.headmap import measure_limits
+
+DIVERGING = "RdBu_r"
+DIVERGING_MAPS = {
+    "RdBu_r",
+    "RdBu",
+    "coolwarm",
+    "bwr",
+    "seismic",
+    "PuOr",
+    "PuOr_r",
+    "PiYG",
+    "BrBG",
+    "RdYlBu_r",
+    "berlin",
+}
+STOPS = 17
+
+
+def scale(measure: Measure, values: NDArray[np.float64]) -> dict[str, Any]:
+    """`low`, `high`, the name of the colour map, and whether zero is in the middle."""
+    limits = measure_limits(measure, [values])
+    low, high = float(limits.vmin or 0), float(limits.vmax or 0)
+    diverging = measure.cmap in DIVERGING_MAPS or low < 0 < high
+    if diverging:
+        low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
+    cmap = DIVERGING if diverging and measure.cmap not in DIVERGING_MAPS else measure.cmap
+    return {"low": low, "high": high, "cmap": cmap, "diverging": diverging}
+
+
+def palette(name: str) -> list[str]:
+    """Colours of a map, evenly from its lower end to its upper one."""
+    return [to_hex(color) for color in colormaps[name](np.linspace(0, 1, STOPS))]
+
+
+def palettes(names: Iterable[str]) -> dict[str, list[str]]:
+    """Those of several maps by name."""
+    return {name: palette(name) for name in sorted({*names, DIVERGING, "viridis"})}

@@ -1,0 +1,83 @@
+// Putting the page together: sections, navigation, theme, and links to heads.
+
+const THEMES = ['automatic', 'light', 'dark'];
+
+/** The chosen theme, kept where the browser lets a file keep anything. */
+function stored(value) {
+  try {
+    if (value !== undefined) localStorage.setItem('headscope-theme', value);
+    return localStorage.getItem('headscope-theme');
+  } catch {
+    return value;
+  }
+}
+
+function buildTheme() {
+  const button = document.getElementById('theme');
+  const show = (theme) => {
+    if (theme === 'automatic') document.documentElement.removeAttribute('data-theme');
+    else document.documentElement.setAttribute('data-theme', theme);
+    button.textContent = `Theme: ${theme}`;
+    button.dataset.theme = theme;
+  };
+  const kept = stored();
+  show(THEMES.includes(kept) ? kept : 'automatic');
+  button.addEventListener('click', () => {
+    const theme = THEMES[(THEMES.indexOf(button.dataset.theme) + 1) % THEMES.length];
+    stored(theme);
+    show(theme);
+  });
+}
+
+function buildHeads() {
+  if (!analyses.length) return;
+  const first = current().measures.filter((measure) => measure.overview).sort((a, b) => a.overview - b.overview)[0];
+  state.measure = first ? first.name : FUNCTIONS;
+  if (!current().site.length) return;
+  section('heads', 'Head maps', make('div', { class: 'beside' }, buildMaps(), buildDetail()));
+  section('table', 'Table of heads', buildTable());
+}
+
+/** What every measure is, where it comes from, and how each run was made. */
+function buildAbout() {
+  if (!analyses.length) return;
+  const made = section('about', 'Measures and runs');
+  const known = new Map(analyses.flatMap((data) => data.measures).map((measure) => [measure.analysis || measure.name, measure]));
+  const titles = (analysis) => [...new Set(analyses.flatMap((data) => data.measures).filter((measure) => (measure.analysis || measure.name) === analysis).map((measure) => measure.title))];
+  made.append(make('dl', {}, [...known].map(([analysis, measure]) => [make('dt', {}, analysis, make('span', { class: 'quiet' }, ` ${titles(analysis).join(', ')}`)),
+    make('dd', {}, (measure.about || 'A column of heads.csv that no installed analysis declares.').split('\n\n').map((paragraph) => make('p', {}, paragraph)))])));
+  for (const data of analyses) {
+    const lists = [['Remarks', data.remarks], ['Left out', data.left_out]].filter(([, lines]) => lines.length);
+    made.append(make('h3', {}, `Run ${data.name}`), make('dl', { class: 'facts' }, data.facts.map(([name, value]) => [make('dt', {}, name), make('dd', {}, value)])),
+      lists.map(([title, lines]) => [make('h4', {}, title), make('ul', {}, lines.map((line) => make('li', {}, line)))]),
+      make('p', { class: 'signature' }, data.signature));
+  }
+}
+
+function buildNavigation() {
+  const sections = [...document.querySelectorAll('main > section')];
+  put(document.getElementById('nav'), sections.map((made) => make('a', { href: `#${made.id}` }, made.querySelector('h2').textContent)));
+}
+
+/** `#head=0/encoder-self.2.5` chooses a head. */
+function follow() {
+  const match = /^#head=(\d+)\/(.+)$/.exec(decodeURIComponent(window.location.hash));
+  if (!match || !analyses[match[1]]) return;
+  const row = rowOf(analyses[match[1]], match[2]);
+  if (row >= 0) select(Number(match[1]), row, true);
+}
+
+buildTheme();
+buildHeads();
+buildImportance();
+buildFaithfulness();
+buildComparison();
+buildPruning();
+buildTraining();
+buildAbout();
+buildNavigation();
+window.addEventListener('hashchange', follow);
+document.addEventListener('click', (event) => { if (event.target.closest('a.head')) setTimeout(follow); });
+window.addEventListener('keydown', (event) => { if (event.key === 'Escape') hideTip(); });
+follow();
+document.documentElement.dataset.ready = 'yes';
