@@ -1,11 +1,12 @@
-# Two targets do everything on a fresh machine: `make demo` and `make test`; `make test-fast` is for while you work.
+# Two targets do everything on a fresh machine: `make demo` and `make test`; `make test-fast` is for while you work,
+# `make docs` builds the documentation.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 # The CPU build of torch is enough here; this range is the one pyproject.toml asks for.
 TORCH = torch>=2.9,<2.14
 
-.PHONY: demo test test-fast lint types unit clean
+.PHONY: demo test test-fast lint types unit docs clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/headscope demo --out demo --force
@@ -29,6 +30,10 @@ types: $(VENV)/dev.stamp
 unit: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
 
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "Done. Open site/index.html, or with a search: $(BIN)/python -m http.server --directory site"
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -41,5 +46,9 @@ $(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[dev]"
 	touch $@
 
+$(VENV)/docs.stamp: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

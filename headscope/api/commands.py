@@ -163,10 +163,12 @@ def plot(
 
     ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
     """
+    from headscope.report.layout.notebooks import show_in_notebook
     from headscope.report.layout.save import check_path, write_figure
 
     if out is not None:
         check_path(Path(out), force=force)
+    show_in_notebook()
     figure = _drawn([runs] if isinstance(runs, (Study, str, PathLike)) else list(runs), name, options)
     if out is not None:
         write_figure(figure, Path(out), dpi=dpi, force=force)

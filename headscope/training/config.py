@@ -53,7 +53,7 @@ class TrainConfig:
     )
     normalise: Normalise = option(
         "none",
-        "none, lowercase (part of the tokenizer), moses or moses-lowercase (punctuation, tokens; see README).",
+        "none, lowercase (part of the tokenizer), moses or moses-lowercase (punctuation, tokens; docs/training.md).",
         panel=TEXT,
     )
     source_lang: str = option("en", "Language of the source, for moses.", panel=TEXT)
@@ -80,7 +80,7 @@ class TrainConfig:
     )
     initial: Literal["glorot", "fairseq"] = option(
         "glorot",
-        "How new weights are drawn: glorot, or fairseq (as fairseq does since 0.10; see README).",
+        "How new weights are drawn: glorot, or fairseq (as fairseq does since 0.10; docs/training.md).",
         panel=MODEL,
     )
     tie_output: bool = option(True, "The output projection is the decoder's embeddings.", panel=MODEL)

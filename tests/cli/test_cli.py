@@ -248,7 +248,7 @@ def test_ctrl_c_keeps_what_was_done(
 
 @pytest.mark.slow
 def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the first sentences, with few updates; as it stands it runs in the README's test."""
+    """On the first sentences, with few updates."""
 
     def shortened(part: str) -> Path:
         path = tmp_path / f"sample.{part}"

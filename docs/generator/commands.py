@@ -1,0 +1,112 @@
+"""A page for every command, made from the program itself: `commands/NAME.md`.
+
+A hook of MkDocs (see mkdocs.yml). Typer's own help records are what is shown, so that pages and `--help` cannot differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import typer
+
+from headscope.bounds import WHOLE
+from headscope.cli import main
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages of the commands to the files of the site."""
+    from mkdocs.structure.files import File
+
+    for name, text in pages().items():
+        files.append(File.generated(config, f"commands/{name}.md", content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """The text of every page, by the name of its command."""
+    root = typer.main.get_command(main.app)
+    return {name: "\n".join(_page(name, root.get_command(None, name))) + "\n" for name in main.COMMANDS}  # type: ignore
+
+
+def _page(name: str, command: Any) -> Iterator[str]:
+    yield f"# headscope {name}"
+    yield from ("", *_words(command))
+    if not hasattr(command, "list_commands"):
+        yield from _usage(name, command)
+        yield from _panels(_records(command), level=2)
+        return
+    below = {sub: command.get_command(None, sub) for sub in command.list_commands(command.context_class(command))}
+    records = {sub: _records(each) for sub, each in below.items()}
+    shared = [record for record in next(iter(records.values())) if all(record in each for each in records.values())]
+    for sub, each in below.items():
+        yield from ("", f"## {name} {sub}", "", *_words(each), *_usage(f"{name} {sub}", each))
+        yield from _panels([record for record in records[sub] if record not in shared], level=3)
+    yield from ("", f"## Options of every `headscope {name}`")
+    yield from _panels(shared, level=3)
+
+
+def _words(command: Any) -> list[str]:
+    return [(command.help or "").strip()]
+
+
+def _usage(name: str, command: Any) -> Iterator[str]:
+    arguments = [_metavar(parameter) for parameter in command.params if _is_argument(parameter)]
+    needed = [record[0] for record in _records(command) if record[1].endswith("[required]") and record[0][0] == "-"]
+    yield from ("", "```text", " ".join(["headscope", name, *arguments, *needed, "…"]), "```")
+
+
+def _is_argument(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument")
+
+
+def _context(command: Any) -> Any:
+    return command.context_class(command, info_name="headscope")
+
+
+Record = tuple[str, str, str]
+"""How an option is written, its help text with default and range, and its panel."""
+
+
+def _records(command: Any) -> list[Record]:
+    """The options of a command in the order of its help."""
+    context = _context(command)
+    found = []
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if _is_argument(parameter):
+            found.append((_metavar(parameter), record[1], "Arguments"))
+        elif parameter.name != "help":
+            found.append((*record, getattr(parameter, "rich_help_panel", None) or "Options"))
+    return found
+
+
+def _metavar(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _panels(records: list[Record], *, level: int) -> Iterator[str]:
+    """A table for each panel."""
+    for panel in dict.fromkeys(panel for _, _, panel in records):
+        yield from ("", f"{'#' * level} {panel}", "", "| option | |", "| --- | --- |")
+        for written, text, of in records:
+            if of == panel:
+                yield f"| <code>{_cell(_plain(written))}</code> | {_cell(text.replace(NO_LIMIT, ''))} |"
+
+
+NO_LIMIT = f"<={WHOLE}"
+"""How help says that a number may be as large as one can be."""
+
+
+def _plain(written: str) -> str:
+    """An option with a word for its value where typer names the type."""
+    numbers = re.sub(r"<(int|float)( range)?>", "N", written)
+    return re.sub(r" <\w+(\[\w+\])?>", " …", numbers)
+
+
+def _cell(text: str) -> str:
+    """Text in a cell of a table: one line, and no sign that Markdown or HTML would take for its own."""
+    parts = [escape(part).replace("|", "&#124;") for part in " ".join(text.split()).split("`")]
+    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))

@@ -1,0 +1,139 @@
+"""What the registries know, put into the pages: analyses, criteria, variants, objectives, rule sets, metrics.
+
+A hook of MkDocs (see mkdocs.yml). A line `<!-- generated: NAME -->` in a page gives way to what `GENERATED[NAME]` makes
+of the classes that are registered: their own docstrings, options and columns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from html import escape
+from typing import Any
+
+from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.config import flag
+from headscope.engine.base import ANALYSES
+from headscope.engine.declarations import Measure, rankable_columns
+from headscope.pruning.ranking.criterion import CRITERIA
+from headscope.relevance.rulesets import RULE_SETS
+from headscope.training.variant import VARIANTS
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The text of a page with what is generated in it; KeyError for a name that nothing here makes."""
+    return re.sub(r"^<!-- generated: ([a-z-]+) -->$", lambda mark: GENERATED[mark[1]](), markdown, flags=re.MULTILINE)
+
+
+def analyses(*, importance: bool) -> str:
+    """A section for every analysis, in the order of their columns in heads.csv."""
+    chosen = sorted((each for _, each in ANALYSES if (each.group == "importance") == importance), key=lambda e: e.order)
+    return "\n".join(line for each in chosen for line in _analysis(each))
+
+
+def _analysis(cls: Any) -> Iterator[str]:
+    yield from (f"### `{cls.name}` {{#{anchor(cls.name)}}}", "", f"*{_sentence(cls.summary)}*", "")
+    yield from (*_described(cls), "")
+    if cls.measures:
+        yield from ("| column | in figures | range | ranking by it keeps |", "| --- | --- | --- | --- |")
+        yield from (_measure(measure) for measure in cls.measures)
+        yield ""
+    facts = {
+        "Sites": ", ".join(site.value for site in sorted(cls.sites)) if len(cls.sites) < 3 else "all",
+        "Needs": ", ".join(f"{NEEDS[need]}" for need in sorted(cls.needs)),
+        "Runs": "unasked" if cls.default else f"with `--also {cls.name}`" + " or `--importance`" * bool(cls.group),
+        "Labels": ", ".join(f"`{function.name}`" for function in cls.functions),
+        "Options": ", ".join(f"`{flag(option.name)}`" for option in fields(cls.Options)),
+        "In signatures": f"`m:{cls.name}.v{cls.version}`",
+    }
+    yield from (" · ".join(f"{name}: {value}" for name, value in facts.items() if value), "")
+
+
+NEEDS = {
+    "parse": "a parse (`--parse`)",
+    "frequencies": "frequencies of subwords (counted over the text unless given)",
+    "labels": "what decoders should predict (`--target` for encoder–decoders)",
+    "objective": "an objective",
+    "gradient": "an objective and its gradients",
+}
+
+
+def _described(cls: Any) -> list[str]:
+    """The docstring of a class, after those of the classes it is a kind of, as paragraphs."""
+    bases = [base for base in cls.__mro__[1:-1] if base.__module__ == cls.__module__ and "__doc__" in vars(base)]
+    return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in (*reversed(bases), cls)).splitlines()
+
+
+def _measure(measure: Measure) -> str:
+    low, high = measure.range
+    span = "" if low is None and high is None else f"{'…' if low is None else low} to {'…' if high is None else high}"
+    kept = f"the {measure.keep}" if measure.keep else "what `--keep-lowest` or `--keep-highest` says"
+    return f"| `{measure.name}` | {_cell(measure.label)} | {span or '–'} | {kept} |"
+
+
+def criteria() -> str:
+    """A section for every criterion that is no column of heads.csv, and the list of those columns."""
+    lines = [line for name, cls in CRITERIA for line in _criterion(name, cls)]
+    agreed = ", ".join(f"`{name}`" for name, measure in rankable_columns().items() if measure.keep)
+    others = ", ".join(f"`{name}`" for name, measure in rankable_columns().items() if not measure.keep)
+    return "\n".join(
+        [
+            *lines,
+            "### Columns of heads.csv",
+            "",
+            f"With an agreed direction: {agreed}.",
+            "",
+            f"With `--keep-lowest` or `--keep-highest` (in a sweep `NAME:lowest`, `NAME:highest`): {others}.",
+            "",
+        ]
+    )
+
+
+def _criterion(name: str, cls: Any) -> Iterator[str]:
+    yield from (f"### `{name}` {{#{anchor(name)}}}", "", f"*{_sentence(cls.summary)}*", "", *_described(cls), "")
+    yield from (f"Removed first are heads of which this holds: {cls.why}.", "")
+
+
+def variants() -> str:
+    """A section for every variant of training."""
+    lines = []
+    for name, cls in VARIANTS:
+        lines += [f"### `{name}` {{#{anchor(name)}}}", "", *_described(cls), ""]
+    return "\n".join(lines)
+
+
+def objectives() -> str:
+    """A row for every objective."""
+    rows = [f"| `{name}` | {_cell(' '.join(_described(cls)))} |" for name, cls in OBJECTIVES]
+    return "\n".join(["| objective | |", "| --- | --- |", *rows, ""])
+
+
+def rules() -> str:
+    """A row for every set of relevance rules."""
+    rows = [f"| `{name}` | {_cell(rule_set.summary)} |" for name, rule_set in RULE_SETS]
+    return "\n".join(["| rules | |", "| --- | --- |", *rows, ""])
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "analyses": lambda: analyses(importance=False),
+    "importances": lambda: analyses(importance=True),
+    "criteria": criteria,
+    "variants": variants,
+    "objectives": objectives,
+    "rules": rules,
+}
+
+
+def anchor(name: str) -> str:
+    """Where a section of that name is linked to."""
+    return re.sub(r"[^a-z]+", "-", name)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _cell(text: str) -> str:
+    return escape(" ".join(text.split()), quote=False).replace("|", "&#124;")

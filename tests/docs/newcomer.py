@@ -1,0 +1,138 @@
+"""Somebody who types the commands of a page, with small texts and few updates, in a folder like the checkout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+import headscope as hs
+from tests.makers.documented import Command
+from tests.makers.modules import ROOT
+from tests.makers.shared import SHIPPED
+from tests.oracles import tiny
+from tests.oracles.commands import ran
+
+TEXTS = {"text": 24, "train": 24, "val": 6, "test": 3}
+"""Sentences that stand for the reader's texts: text.en, train.en and train.de, …, and val.conllu, their parses."""
+STORY, MHR, PAIR = SHIPPED / "story-of-heads", SHIPPED / "mhr", ROOT / "headscope" / "assets" / "en-de"
+FILES = {
+    "CKPT": PAIR,
+    "codes": PAIR / "source.codes",
+    "checkpoint_best.pt": MHR / "alpha" / "checkpoint_best.pt",
+    "data": MHR / "data",
+    "model.npz": STORY / "model.npz",
+    "hp.json": STORY / "hp.json",
+    "voc/src.voc.txt": STORY / "src.voc.txt",
+    "voc/dst.voc.txt": STORY / "dst.voc.txt",
+}
+"""What stands for the reader's checkpoints and their companions."""
+RECIPE = (
+    "encoder-layers = 3\ndecoder-layers = 3\nd-model = 24\nd-ffn = 16\nheads = 8\nmax-updates = 2\nbleu-every = 0\n"
+)
+"""The reader's recipe.toml, for models that are trained from scratch."""
+LEARNING = "--updates 2 --max-sentences 8 --valid-sentences 2"
+TINY = (
+    "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ffn 16 --heads 4 --vocab-size 200 --max-updates 2 "
+    "--max-tokens 4000 --bleu-every 0 --beam 1 --max-sentences 24"
+)
+SMALLER = {
+    ("analyze",): "--max-sentences 4 --bootstrap 20",
+    ("evaluate",): "--max-sentences 4 --bootstrap 20",
+    ("prune", "l0"): LEARNING,
+    ("prune", "subset"): LEARNING,
+    ("prune", "rank"): "--max-sentences 8 --valid-sentences 4",
+    ("prune", "remove"): "--max-sentences 8 --rounds 0",
+    ("prune", "sweep"): f"{LEARNING} --score-sentences 4 --seeds 1 --beam 1 --bootstrap 20",
+    ("train",): TINY,
+}
+"""Options that tests add at the end of a command, where the last of two counts: less work in the same way."""
+
+
+class Newcomer:
+    """Types commands, each once, and keeps the variables of the shell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.variables: dict[str, str] = {}
+        self.typed: set[str] = set()
+        for name in ("headscope", "examples"):
+            (folder / name).symlink_to(ROOT / name)
+        for name, sentences in TEXTS.items():
+            for kind in ("en", "de", "conllu"):
+                (folder / f"{name}.{kind}").write_text(_sentences(kind, sentences), encoding="utf-8")
+        for name, path in FILES.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / name)
+        for pair in json.loads((STORY / "sentences.json").read_text(encoding="utf-8"))["sentences"]:
+            for kind, side in (("en", "src"), ("de", "dst")):
+                with (folder / f"story.{kind}").open("a", encoding="utf-8") as file:
+                    file.write(pair[side] + "\n")
+        (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+        llama(folder / "llama")
+
+    def types(self, command: Command) -> None:
+        """One command; nothing where it was typed before."""
+        if command.line in self.typed or command.not_run:
+            return
+        self.typed.add(command.line)
+        words = [self.variables.get(word.removeprefix("$"), word) for word in command.words]
+        if words[0] == "python":
+            said = self._python(words[1:])
+            if command.variable:
+                self.variables[command.variable] = said
+        elif words[0] == "headscope":
+            self._headscope(command, words[1:])
+
+    def _headscope(self, command: Command, words: list[str]) -> None:
+        stdin = (self.folder / command.source).read_bytes() if command.source else b""
+        finished = ran([*words, *smaller(words)], stdin=stdin)
+        assert finished.status == 0 and finished.crash is None, (command.line, finished)
+        if command.out:
+            (self.folder / command.out).write_text(finished.said, encoding="utf-8")
+
+    def _python(self, words: list[str]) -> str:
+        done = subprocess.run([sys.executable, *words], cwd=self.folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+def _sentences(kind: str, count: int) -> str:
+    """The first sentences of the sample, a line or (of parses) a paragraph each."""
+    end = "\n\n" if kind == "conllu" else "\n"
+    return end.join(hs.assets.sample(kind).read_text(encoding="utf-8").split(end)[:count]) + end
+
+
+def llama(folder: Path) -> None:
+    """A Llama of two layers, four groups of two heads each."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tiny.PIECES),
+        hidden_size=32,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        pad_token_id=tiny.PAD,
+        bos_token_id=tiny.START,
+        eos_token_id=tiny.END,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tiny.tokenizer([tiny.START], []).save_pretrained(folder)
+
+
+def smaller(words: list[str]) -> list[str]:
+    """The options of `SMALLER` for a command; of several sizes the first and the last."""
+    found = [options.split() for name, options in SMALLER.items() if tuple(words[: len(name)]) == name]
+    if not found or "--resume" in words:
+        return []
+    refit = ["--calibration-sentences", "16"] if "--compensate" in words and words[1] == "remove" else []
+    sizes = {flag: words[words.index(flag) + 1].split(",") for flag in ("--keep", "--fractions") if flag in words}
+    ends = [(flag, f"{each[0]},{each[-1]}") for flag, each in sizes.items() if len(each) > 2]
+    return [*found[0], *refit, *(part for pair in ends for part in pair)]

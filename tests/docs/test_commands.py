@@ -1,0 +1,74 @@
+"""What README and pages tell a newcomer to type: every option exists, and the commands run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import headscope as hs
+from headscope.cli import main
+from tests.docs.newcomer import Newcomer, smaller
+from tests.makers.documented import README, blocks, commands, name, pages
+
+TYPED = [page for page in pages() if commands(page)]
+ELSEWHERE = {"docs/api.md", "docs/growing.md"}
+"""Pages whose Python is run by `test_api_docs.py`, or is that of the plugin which `test_plugins.py` installs."""
+WRITTEN = [page for page in pages() if blocks(page, "python") and name(page) not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", TYPED, ids=name)
+def test_every_option_of_a_page_exists(page: Path) -> None:
+    for command in commands(page):
+        if command.is_headscope:
+            for arguments in (command.arguments, [*command.arguments, *smaller(command.arguments)]):
+                _parsed(typer.main.get_command(main.app), arguments)
+
+
+def _parsed(command: Any, arguments: list[str]) -> None:
+    """Parse as the program does; an error for an unknown option, a value that is none, and one that lacks."""
+    while hasattr(command, "list_commands"):
+        word, *arguments = arguments
+        assert word in command.list_commands(command.context_class(command)) or "+" in word, word
+        command = command.get_command(command.context_class(command), word)
+    command.make_context("headscope", arguments)
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("newcomer")
+        patch.chdir(folder)
+        yield Newcomer(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TYPED, ids=name)
+def test_the_commands_of_a_page_run(page: Path, newcomer: Newcomer) -> None:
+    """After those of the README, which the pages build on; each once for all pages."""
+    for command in [*commands(README), *commands(page)]:
+        newcomer.types(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block after block, with the public API alone, where the page's commands were typed; captions are few."""
+    monkeypatch.setattr(hs.assets, "captions", lambda language: newcomer.folder / f"text.{language}")
+    for command in [*commands(README), *commands(page)]:
+        newcomer.types(command)
+    names: dict[str, Any] = {}
+    for block in blocks(page, "python"):
+        assert not re.search(r"^(from|import) headscope(?! as hs$)", block.text, re.MULTILINE)
+        exec(compile(block.text, name(page), "exec"), names)
+
+
+def test_the_readme_is_short_and_has_the_commands_that_people_type() -> None:
+    typed = {command.words[1] for command in commands(README) if command.words[0] == "headscope"}
+    assert {"show", "analyze", "prune", "plot"} <= typed
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    assert not any(command.not_run for command in commands(README))
