@@ -18,7 +18,6 @@ from headscope.distributed import Processes, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions, needs_objective
 from headscope.engine.declarations import checked_options, refuse_idle_options
-from headscope.engine.examples import Example
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
@@ -28,6 +27,7 @@ from headscope.engine.run_files import ANALYSIS, Description, describe_run, writ
 from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.files.examples import Example
 from headscope.files.folders import Build
 from headscope.files.lines import read_lines
 from headscope.files.output_checks import check_folder, inputs_of

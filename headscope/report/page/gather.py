@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headscope.engine.examples import Example
+from headscope.files.examples import Example
 from headscope.files.reading import read_record
 from headscope.report.page.analysis import analysis_data, functions_present, marks
 from headscope.report.page.comparison import comparison_data

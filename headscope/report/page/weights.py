@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headscope.engine.examples import Bytes, Example
+from headscope.files.examples import Bytes, Example
 from headscope.report.readers.examples import sides_of
 
 LEVELS = (63, 15, 7)

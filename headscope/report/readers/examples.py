@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from headscope.engine.examples import Example
 from headscope.errors import CheckpointError
+from headscope.files.examples import Example
 from headscope.formats.story_of_heads.npz import Arrays
 from headscope.report.readers.run import AnalysisRun, RunError
 
