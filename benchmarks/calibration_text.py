@@ -3,7 +3,7 @@
 Run: python benchmarks/calibration_text.py bert|translation --data DIR --ud DIR --out FILE.csv [--seeds N] [--sizes N,N]
 
 DIR of --data has Multi30k (captions), that of --ud the UD treebank EWT (web text). A third to two thirds of the heads
-go by `obs` (the BERT) or `obs-task` (the translation model), ranked and refitted on the calibration text; the metrics are
+go by `obs` (the BERT) or `obs-task` (the translation model), ranked and refitted on the calibration text; metrics are
 those of closed_form_pruning.py. For the BERT both kinds of text are calibrated on and tested on, 200 test sentences
 each. A row for every calibration text, size, seed, number of heads kept and test text; seconds are of ranking and
 refits together.
