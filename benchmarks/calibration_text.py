@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from closed_form_pruning import kept_by, lines, open_model, refitted, texts
+from closed_form_pruning import kept_by, lines, open_model, refitted, scoring_context, texts
 
-from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.engine.base import RunOptions
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.scoring import moments_of
 from headscope.pruning.learning.gate_layout import gate_layout
-from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.ranking.criterion import criterion_named
 
 SIZES = (50, 100, 200, 400, 1000, 2000, 5000)
 KEPT = (48, 36, 24)
@@ -46,16 +43,14 @@ def results(
 ) -> Iterator[dict[str, Any]]:
     """A row for every number of heads kept and every test text."""
     layout, began = gate_layout(checkpoint.attention_sites), time.monotonic()
-    context = ScoringContext(
-        checkpoint, calibration, BatchingOptions(), RunOptions(seed=seed), candidates=layout.gated_heads
-    )
+    context = scoring_context(checkpoint, calibration, seed=seed)
     scores = criterion_named(method).scores(context)
     ranked = time.monotonic() - began
     meters = {name: DamageMeter.of(checkpoint, test) for name, test in tests.items()}
     for kept in KEPT:
         began = time.monotonic()
         heads = layout.closed(kept_by(scores, layout, kept))
-        model = refitted("least-squares", checkpoint, calibration, moments_of(context), heads)
+        model = refitted("least-squares", context, heads)
         seconds = ranked + time.monotonic() - began
         for name, meter in meters.items():
             value = meter.measure(model).value

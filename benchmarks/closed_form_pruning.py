@@ -35,7 +35,6 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.compensate import RefitOptions, compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
@@ -90,16 +89,16 @@ def kept_by(scores: Scores, layout: GateLayout, kept: int) -> Tensor:
     return rank_heads(layout, kept, lambda gone: scores).kept
 
 
-def removed_by(
-    method: str, checkpoint: Checkpoint, calibration: Corpus, moments: Moments, seed: int
-) -> tuple[dict[int, list[HeadId]], float]:
+def scoring_context(checkpoint: Checkpoint, calibration: Corpus, *, seed: int = 1) -> ScoringContext:
+    """What criteria are asked about; moments are collected once for all of them."""
+    heads = gate_layout(checkpoint.attention_sites).gated_heads
+    return ScoringContext(checkpoint, calibration, options=RunOptions(seed=seed), candidates=heads)
+
+
+def removed_by(method: str, context: ScoringContext) -> tuple[dict[int, list[HeadId]], float]:
     """The heads that go for every number of heads kept, and the seconds that the ranking took."""
     began = time.monotonic()
-    layout = gate_layout(checkpoint.attention_sites)
-    context = ScoringContext(
-        checkpoint, calibration, BatchingOptions(), RunOptions(seed=seed), candidates=layout.gated_heads
-    )
-    context.kept["moments", False, ()] = moments
+    layout = gate_layout(context.checkpoint.attention_sites)
     name, _, allocation = method.partition(":")
     scores = criterion_named(name).scores(context)
     if allocation == "measured":
@@ -108,11 +107,13 @@ def removed_by(
     return removed, time.monotonic() - began
 
 
-def refitted(name: str, checkpoint: Checkpoint, calibration: Corpus, moments: Moments, heads: Sequence[HeadId]) -> Any:
+def refitted(name: str, context: ScoringContext, heads: Sequence[HeadId]) -> Any:
     """The masked model, with what makes up for the heads."""
+    checkpoint, calibration = context.checkpoint, context.corpus
+    assert calibration is not None
     if name in SEQUENTIAL:
         return refitted_model(checkpoint, sequential_refits(checkpoint, calibration, heads, residual=SEQUENTIAL[name]))
-    return refitted_model(checkpoint, compensate(checkpoint, moments, heads, RefitOptions(method=name)))
+    return refitted_model(checkpoint, compensate(checkpoint, moments_of(context), heads, RefitOptions(method=name)))
 
 
 def study(
@@ -120,20 +121,21 @@ def study(
 ) -> Iterator[dict[str, Any]]:
     """A row for every method, number of heads kept, and compensation."""
     began = time.monotonic()
-    moments = collect_moments(checkpoint, calibration)
+    context = scoring_context(checkpoint, calibration, seed=seed)
+    moments_of(context)
     moments_seconds = time.monotonic() - began
     meter = DamageMeter.of(checkpoint, test)
     encoder = meter.objective.name == "representation"
     intact = pair_similarities(checkpoint, meter, checkpoint.model) if encoder else None
     yield {"method": "intact", "value": meter.measure().value, "seconds": moments_seconds}
     for method in methods:
-        removed, ranking = removed_by(method, checkpoint, calibration, moments, seed)
+        removed, ranking = removed_by(method, context)
         for kept, heads in removed.items():
             for name in COMPENSATIONS:
                 if name in SEQUENTIAL and (seed > 1 or not method.startswith("obs") or kept not in (48, 24)):
                     continue
                 began = time.monotonic()
-                model = refitted(name, checkpoint, calibration, moments, heads)
+                model = refitted(name, context, heads)
                 seconds = time.monotonic() - began
                 row = {"method": method, "kept": kept, "compensation": name, "value": meter.measure(model).value}
                 if intact is not None:
@@ -155,9 +157,9 @@ def cost(checkpoint: Checkpoint, calibration: Corpus) -> dict[str, float]:
                 checkpoint.forward(batch)
         best["forward"] = min(best["forward"], time.monotonic() - began)
         began = time.monotonic()
-        context = ScoringContext(checkpoint, calibration, candidates=layout.gated_heads)
+        context = scoring_context(checkpoint, calibration)
         kept = kept_by(criterion_named("obs").scores(context), layout, layout.heads // 2)
-        refitted("least-squares", checkpoint, calibration, moments_of(context), layout.closed(kept))
+        refitted("least-squares", context, layout.closed(kept))
         best["closed form"] = min(best["closed form"], time.monotonic() - began)
     return {**best, "ratio": best["closed form"] / best["forward"]}
 

@@ -177,8 +177,15 @@ def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatc
     for name in ("flap", "obs", "wanda", "obs", "output-norm", "obs-task", "obs-task"):
         criterion_named(name).scores(context)
     assert collected == [None, ""]
-    criterion_named("obs").scores(replace(context))
-    assert len(collected) == 3
+    criterion_named("obs").scores(replace(context, damping=0.5))
+    assert len(collected) == 2
+    gone, others = [HeadId(Site.ENCODER_SELF, 0, 1)], context_of("bert")
+    copy = context.checkpoint.with_model(context.checkpoint.model)
+    for changed in ({"removed": gone}, {"removed": gone}, {"corpus": others.corpus}, {"checkpoint": copy}):
+        criterion_named("flap").scores(replace(context, **changed))
+    criterion_named("obs-task").scores(others)
+    criterion_named("flap").scores(others)
+    assert collected == [None, "", None, None, None, None, ""]
 
 
 @pytest.mark.parametrize("name", ["flap", "wanda", "output-norm"])
@@ -186,7 +193,7 @@ def test_heads_that_are_gone_are_masked(name: str) -> None:
     context, gone = context_of("marian"), [HeadId(Site.DECODER_SELF, 0, 1)]
     found = criterion_named(name).scores(replace(context, removed=gone))
     with masked(context.checkpoint.model, gone):
-        assert criterion_named(name).scores(replace(context)) == found
+        assert criterion_named(name).scores(context_of("marian")) == found
     assert found != criterion_named(name).scores(context)
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, describe_heads
@@ -22,7 +20,7 @@ from headscope.model.native.folding import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias
 from headscope.pruning.closed_form.block_obs import DAMPING, check_damping
-from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
+from headscope.pruning.closed_form.moments import ContextMoments, Moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
 from headscope.registry import unknown
@@ -173,16 +171,10 @@ def refitted_model(checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> n
 
 
 def refitted_checkpoint(
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    heads: Collection[HeadId],
-    options: RefitOptions,
-    *,
-    batching: BatchingOptions | None = None,
+    checkpoint: Checkpoint, moments: Moments, heads: Collection[HeadId], options: RefitOptions
 ) -> Checkpoint:
-    """A checkpoint of the same size whose output projections make up for `heads` on a text; it is in memory only.
+    """A checkpoint of the same size whose output projections make up for `heads`; it is in memory only.
 
     ConfigError as of `compensate`.
     """
-    moments = collect_moments(checkpoint, corpus, batching=batching)
     return checkpoint.with_model(refitted_model(checkpoint, compensate(checkpoint, moments, heads, options)))

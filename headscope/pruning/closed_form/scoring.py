@@ -24,24 +24,26 @@ from headscope.pruning.ranking.criterion import ScoringContext
 
 
 def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Sequence[HeadId] = ()) -> Moments:
-    """The moments of a context's text, with `removed` heads masked; collected once and kept with the context.
+    """The moments of a context's text, with `removed` heads masked; those of the intact model are collected once.
 
     With `gradients` also Fisher matrices of the context's objective. ConfigError where there is no text.
     """
     if context.corpus is None:
         raise ConfigError("moments of contexts are measured on text: give --source FILE")
-    key = "moments", gradients, tuple(removed)
-    if key not in context.kept:
+    objective, seed = (context.options.objective, context.options.seed) if gradients else (None, 0)
+    asked = "moments", id(context.checkpoint), id(context.corpus), context.batching
+    key = *asked, objective, seed
+    if removed or key not in context.measured:
         with masked(context.checkpoint.model, removed):
-            context.kept[key] = collect_moments(
-                context.checkpoint,
-                context.corpus,
-                batching=context.batching,
-                objective=context.options.objective if gradients else None,
-                seed=context.options.seed,
+            moments = collect_moments(
+                context.checkpoint, context.corpus, batching=context.batching, objective=objective, seed=seed
             )
-    moments: Moments = context.kept[key]
-    return moments
+        if removed:
+            return moments
+        context.measured[asked] = context.checkpoint, context.corpus  # no other object gets their ids
+        context.measured[key] = context.measured[(*asked, None, 0)] = moments
+    intact: Moments = context.measured[key]
+    return intact
 
 
 def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:

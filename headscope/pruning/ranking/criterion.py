@@ -65,8 +65,9 @@ def given_end(*, keep_lowest: bool, keep_highest: bool) -> End | None:
 class ScoringContext:
     """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
 
-    Only `candidates` may go (None: all heads), which matters where a head is judged with others gone. `kept` holds what
-    several criteria measure alike, for as long as the context is used. `damping` is for criteria that refit W_O.
+    Only `candidates` may go (None: all heads), which matters where a head is judged with others gone. `damping` is for
+    criteria that refit W_O. `measured` holds what several criteria, and a refit, measure alike of the intact model on
+    this text; a context that is made from this one by `replace` has the same.
     """
 
     checkpoint: Checkpoint
@@ -76,7 +77,7 @@ class ScoringContext:
     removed: Sequence[HeadId] = ()
     candidates: frozenset[HeadId] | None = None
     damping: float = DAMPING
-    kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    measured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Criterion(ABC):

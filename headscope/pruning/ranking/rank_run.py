@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.block_obs import DAMPING
 from headscope.pruning.closed_form.compensate import RefitOptions, refitted_checkpoint
-from headscope.pruning.closed_form.scoring import measured_scores, orders_of
+from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of
 from headscope.pruning.learning.finetuning import Tuner, mean_loss
-from headscope.pruning.learning.gate_layout import GateLayout
+from headscope.pruning.learning.gate_layout import GateLayout, Unit
 from headscope.pruning.learning.learn import (
     loss_of,
     recipe_of,
@@ -71,9 +71,10 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
     opened = open_selection(config, trains=config.tune_updates > 0)
     gates, keep = opened.gating, _keep(config, opened.gating)
     gates.kept_units(keep)
-    scoring = _scoring(config, opened)
+    context = _context(config, opened)
+    scoring = _scoring(config, opened, context)
     if config.allocation == "measured":
-        scoring = _measured(config, opened, scoring)
+        scoring = _measured(context, set(gates.units), scoring)
     with progress("ranking", config.steps) as step:
         ranked = rank_heads(
             gates, keep, _counted(scoring.score, step), steps=config.steps, per_layer=config.allocation == "per-layer"
@@ -81,7 +82,7 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, opened)
-    checkpoint, intact = _compensated(config, opened, removed), opened.checkpoint
+    checkpoint, intact = _compensated(config, context, removed), opened.checkpoint
     quality = {} if loss is None else _tuned(config, opened, checkpoint, removed, freeze, loss, progress)
     facts: dict[str, Any] = {
         **scoring.entries(),
@@ -168,7 +169,7 @@ class Scoring:
         return {**self.facts, "keep": self.direction.keep, "direction": f"by {self.label}: {self.direction}"}
 
 
-def _scoring(config: RankConfig, opened: OpenedSelection) -> Scoring:
+def _scoring(config: RankConfig, opened: OpenedSelection, context: ScoringContext) -> Scoring:
     """By a file, a run, or a criterion that is measured."""
     layout = opened.checkpoint.layout
     _check_damping(config)
@@ -185,7 +186,7 @@ def _scoring(config: RankConfig, opened: OpenedSelection) -> Scoring:
         return _fixed(config, column, column.of(read_heads(config.run, layout)), label=config.by, facts=facts)
     criterion = criterion_named(config.by)
     _check(criterion, config, opened)
-    context, direction = _context(config, opened), criterion.direction(config.end)
+    direction = criterion.direction(config.end)
 
     def score(removed_heads: list[HeadId]) -> Scores:
         return direction.apply(criterion.scores(replace(context, removed=removed_heads)))
@@ -202,9 +203,8 @@ def _fixed(
     return Scoring(lambda removed_heads: signed, direction, label, facts)
 
 
-def _measured(config: RankConfig, opened: OpenedSelection, scoring: Scoring) -> Scoring:
+def _measured(context: ScoringContext, units: Collection[Unit], scoring: Scoring) -> Scoring:
     """Inside modules the order of `scoring`; between them the objective, measured once what is left is refitted."""
-    context, units = _context(config, opened), set(opened.gating.units)
 
     def score(removed_heads: list[HeadId]) -> Scores:
         return measured_scores(context, orders_of(context, units, scoring.score(removed_heads)))
@@ -271,13 +271,12 @@ def _loss(config: RankConfig, opened: OpenedSelection) -> PruningLoss | None:
         return None
 
 
-def _compensated(config: RankConfig, opened: OpenedSelection, removed: list[HeadId]) -> Checkpoint:
+def _compensated(config: RankConfig, context: ScoringContext, removed: list[HeadId]) -> Checkpoint:
     """The checkpoint with refitted output projections, or as it is."""
-    context = _context(config, opened)
     if config.compensate == "none" or not removed or context.corpus is None:
-        return opened.checkpoint
+        return context.checkpoint
     options = RefitOptions(method=config.compensate, damping=config.damping)
-    return refitted_checkpoint(opened.checkpoint, context.corpus, removed, options, batching=context.batching)
+    return refitted_checkpoint(context.checkpoint, moments_of(context), removed, options)
 
 
 def _tuned(

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 from headscope.bootstrap import Array, Bootstrap
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, DataError
@@ -31,6 +31,7 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.compensate import RefitOptions, refitted_checkpoint
+from headscope.pruning.closed_form.scoring import moments_of
 from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import SubsetOptions
@@ -134,10 +135,7 @@ class SweepContext:
         return self.config.out / SCORES / f"{name}.csv"
 
     def _score(self, method: str, seed: int, path: Path) -> None:
-        corpus, batching = self._scored_text()
-        options = RunOptions(seed=seed, objective=self.config.objective)
-        candidates = self.opened.gating.gated_heads
-        context = ScoringContext(self.checkpoint, corpus, batching, options, candidates=candidates)
+        context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
         criterion, direction = criterion_of(method)
         scores = direction.apply(criterion.scores(context))
         rows = [
@@ -148,17 +146,22 @@ class SweepContext:
 
     def refitted(self, removed: Sequence[HeadId]) -> Checkpoint:
         """The checkpoint with output projections that make up for heads, as the config says."""
-        corpus, batching = self._scored_text()
-        if self.config.compensate == "none" or not removed or corpus is None:
+        if self.config.compensate == "none" or not removed or self.scoring.corpus is None:
             return self.checkpoint
         options = RefitOptions(method=self.config.compensate)
-        return refitted_checkpoint(self.checkpoint, corpus, removed, options, batching=batching)
+        return refitted_checkpoint(self.checkpoint, moments_of(self.scoring), removed, options)
 
-    def _scored_text(self) -> tuple[Corpus | None, BatchingOptions]:
-        """What heads are scored on, and how it is read."""
+    @cached_property
+    def scoring(self) -> ScoringContext:
+        """What heads are scored on, and how it is read; one for all cells."""
         corpus, config = self.opened.corpus, self.config
         batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
-        return None if corpus is None else corpus.first(config.score_sentences), batching
+        return ScoringContext(
+            self.checkpoint,
+            None if corpus is None else corpus.first(config.score_sentences),
+            batching,
+            candidates=self.opened.gating.gated_heads,
+        )
 
     def recipe(self) -> TrainConfig:
         """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
