@@ -30,6 +30,8 @@ def summary(finished: Finished) -> Iterator[Any]:
         yield Text(f" {line}")
     yield Text(str(finished.signature), style="dim")
     yield Text(f"results: {finished.folder}", style="bold")
+    if finished.page is not None:
+        yield Text(f"page: {finished.page}", style="bold")
 
 
 def _functions(finished: Finished) -> Table:

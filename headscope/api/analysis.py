@@ -23,7 +23,7 @@ from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.plan import ALONE, analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
-from headscope.engine.run_files import ANALYSIS, Description, describe_run, write_run
+from headscope.engine.run_files import ANALYSIS, PAGE, Description, describe_run, write_run
 from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -54,6 +54,7 @@ class Finished:
     signature: Signature
     figures: list[Path]
     main: bool = True
+    page: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build:
     if measurement.description is None or build is None:
         return Finished(measurement.study, config.out, Signature({}), [], main=False)
     out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
-    return Finished(measurement.study, out, measurement.description.signature, figures)
+    page = out / PAGE if config.report else None
+    return Finished(measurement.study, out, measurement.description.signature, figures, page=page)
 
 
 def measure_heads(
@@ -308,4 +310,4 @@ def _figures(folder: Path) -> list[Path]:
 def _page(folder: Path, name: str) -> list[Path]:
     from headscope.report.page.write import write_page
 
-    return [write_page([folder], folder / "report.html", names=[name])]
+    return [write_page([folder], folder / PAGE, names=[name])]

@@ -23,11 +23,12 @@ from headscope.heads import SITES, Site
 from headscope.results import ResultTable, Signature, signature_of, write_arrays, write_pickle
 from headscope.version import VERSION
 
+PAGE = "report.html"
 ANALYSIS = OutputKind(
     "analysis",
     "run of `headscope analyze`",
     "run.json",
-    ("*.csv", "similarity.npz", "examples.npz", "report.html", "pickles/*.pkl", "detail/*.npz", "figures/*.png"),
+    ("*.csv", "similarity.npz", "examples.npz", PAGE, "pickles/*.pkl", "detail/*.npz", "figures/*.png"),
 )
 LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
 _LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}

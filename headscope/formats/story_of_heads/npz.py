@@ -59,18 +59,30 @@ class Arrays:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         with self._reading(name), zipfile.ZipFile(self.path) as archive:
-            info = archive.getinfo(f"{name}.npy")
-            with archive.open(info) as member:
-                shape, fortran, dtype = _header(member)
-                size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-                if dtype.kind != self.kind or size != info.file_size - member.tell():
-                    raise ValueError("its header does not fit its content")
-            if info.file_size > RATIO * max(info.compress_size, 2**16):
-                raise ValueError("it is said to be far larger than what is stored")
-            content = io.BytesIO(archive.read(info))  # to its end, so that the checksum is compared
-            _header(content)
-            flat = np.frombuffer(content.getvalue(), dtype=dtype, offset=content.tell())
-            return flat.reshape(shape, order="F" if fortran else "C")
+            return self._array(archive, name)
+
+    def read(self) -> dict[str, NDArray[Any]]:
+        """All arrays by name, sorted; the archive, which may have thousands, is opened once."""
+        arrays = {}
+        with self._reading("the archive"), zipfile.ZipFile(self.path) as archive:
+            for name in sorted(self.names):
+                with self._reading(name):
+                    arrays[name] = self._array(archive, name)
+        return arrays
+
+    def _array(self, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+        info = archive.getinfo(f"{name}.npy")
+        with archive.open(info) as member:
+            shape, fortran, dtype = _header(member)
+            size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+            if dtype.kind != self.kind or size != info.file_size - member.tell():
+                raise ValueError("its header does not fit its content")
+        if info.file_size > RATIO * max(info.compress_size, 2**16):
+            raise ValueError("it is said to be far larger than what is stored")
+        content = io.BytesIO(archive.read(info))  # to its end, so that the checksum is compared
+        _header(content)
+        flat = np.frombuffer(content.getvalue(), dtype=dtype, offset=content.tell())
+        return flat.reshape(shape, order="F" if fortran else "C")
 
     @contextmanager
     def _reading(self, content: str) -> Iterator[None]:

@@ -25,17 +25,19 @@ Rows = dict[int, list[Any]]
 def analysis_data(run: AnalysisRun, *, name: str = "") -> dict[str, Any]:
     """Everything of a run that the page shows, but importance, faithfulness, examples and findings."""
     heads = run.heads
+    measured = set(heads["site"])
+    layout = {site: counts for site, counts in run.layout.items() if site in measured}
     return {
         "name": name or run.name,
         "model": run.model,
         "data": run.data,
         "signature": run.signature,
         "complete": bool(run.meta.get("complete", True)),
-        "layout": run.layout,
+        "layout": layout,
         "facts": facts(run),
         "remarks": texts_of(run.meta.get("remarks")),
         "left_out": left_out(run.meta.get("left_out")),
-        "site": [list(run.layout).index(site) for site in heads["site"]],
+        "site": [list(layout).index(site) for site in heads["site"]],
         "layer": heads["layer"].tolist(),
         "head": heads["head"].tolist(),
         "functions": [labels_of(cell) for cell in heads["functions"]],

@@ -29,7 +29,9 @@ def compact_html(data: Data, heads: pd.DataFrame, remarks: Sequence[str]) -> str
     lines = "".join(f"<p>{text(line)}</p>" for line in remarks)
     maps = "".join(_maps(data, measure) for measure in _measures(data))
     columns = [name for name in heads.columns if not str(name).endswith(("_low", "_high"))]
-    rows = heads[columns].head(SHOWN).map(lambda cell: text(cell) if isinstance(cell, str) else cell)
+    rows = (
+        heads[columns].head(SHOWN).map(lambda cell: text(cell) if isinstance(cell, str) else cell).rename(columns=text)
+    )
     table = rows.to_html(index=False, border=0, escape=False, float_format=lambda value: f"{value:.3f}")
     hidden = len(heads) - SHOWN
     more = f"<p>… {hidden} more heads in <code>.heads</code></p>" if hidden > 0 else ""

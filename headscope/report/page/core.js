@@ -209,9 +209,18 @@ function choice(label, options, value, react) {
   const body = options.map((option) => (Array.isArray(option) ? entry(option)
     : make('optgroup', { label: option.label }, option.options.map(entry))));
   const list = make('select', { change: (event) => react(event.target.value) }, body);
-  const made = make('label', { class: 'field' }, make('span', {}, label), list);
+  const made = labelled(label, list);
   made.list = list;
   return made;
+}
+
+let fields = 0;
+
+/** A field below its label. */
+function labelled(label, field) {
+  fields += 1;
+  if (!field.id) field.id = `field-${fields}`;
+  return make('div', { class: 'field' }, make('label', { for: field.id }, label), field);
 }
 
 /** The measures of a run for a select, by analysis. */

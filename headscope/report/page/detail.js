@@ -50,10 +50,11 @@ function measuresPart(data, row) {
   const rows = known.map((measure) => {
     const name = make('th', { scope: 'row' }, explain(make('button', { type: 'button', class: 'link', click: () => change({ measure: measure.name }) }, measure.title), () => definition(measure)));
     const ends = interval(measure, row);
-    return make('tr', {}, name, make('td', { class: 'number' }, number(measure.values[row])), make('td', { class: 'quiet' }, ends),
-      make('td', {}, span(measure, row)), make('td', { class: 'quiet number' }, rank(measure, row)));
+    const value = make('td', { class: 'number' }, number(measure.values[row]), ends ? make('span', { class: 'quiet ends' }, ends) : null);
+    return make('tr', {}, name, value, make('td', {}, span(measure, row)), make('td', { class: 'quiet number' }, rank(measure, row)));
   });
-  const head = make('tr', {}, ['measure', 'value', '95 %', 'on its scale', 'place'].map((words) => make('th', { scope: 'col' }, words)));
+  const columns = [['measure', null], ['value, 95 %', 'number'], ['on its scale', null], ['place', 'number']];
+  const head = make('tr', {}, columns.map(([words, kind]) => make('th', { scope: 'col', class: kind }, words)));
   const texts = data.texts.filter((text) => text.values[row]).map((text) => make('p', {}, `${text.title}: ${text.values[row]}`));
   return make('div', {}, make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Measures of the head' },
     make('table', { class: 'measures' }, make('caption', { class: 'hidden' }, 'Measures of the head'), make('thead', {}, head), make('tbody', {}, rows))), texts);

@@ -32,7 +32,7 @@ function mapOf(data, site, measureName) {
   const widest = Math.max(...counts, 1);
   const title = measureName === FUNCTIONS ? 'functions' : measureOf(data, measureName).title;
   const grid = make('div', {
-    class: 'map', role: 'grid', 'aria-label': `${title}, ${name}: layers down, heads across`, 'aria-rowcount': counts.length + 1,
+    class: widest <= 8 ? 'map few' : 'map', role: 'grid', 'aria-label': `${title}, ${name}: layers down, heads across`, 'aria-rowcount': counts.length + 1,
   });
   grid.style.setProperty('--columns', widest);
   const numbers = Array.from({ length: widest }, (_, head) => make('span', { role: 'columnheader', 'aria-label': `head ${head}`, class: 'edge' }, head));
@@ -107,10 +107,37 @@ function functionLegend(data) {
     ` ${family.glyph} ${family.meaning}`))) : null;
 }
 
+const THUMBS = 9;
+
+/** Small maps of several measures; each is a button that shows its measure. */
+function thumbs(data, shown) {
+  const ranked = data.measures.filter((measure) => measure.overview).sort((a, b) => a.overview - b.overview);
+  const others = data.measures.filter((measure) => !measure.overview);
+  const names = [FUNCTIONS, ...[...ranked, ...others].map((measure) => measure.name)].slice(0, THUMBS);
+  return make('div', { class: 'thumbs' }, names.map((name) => make('button', {
+    type: 'button', class: 'thumb', 'aria-pressed': name === shown ? 'true' : 'false', 'data-measure': name,
+    click: () => {
+      change({ measure: name });
+      document.querySelector(`.thumb[data-measure="${CSS.escape(name)}"]`).focus();
+    },
+  }, name === FUNCTIONS ? 'functions' : measureOf(data, name).title, make('span', {}, siteNames(data).map((_, site) => thumb(data, site, name))))));
+}
+
+function thumb(data, site, name) {
+  const counts = data.layout[siteNames(data)[site]];
+  const size = Math.max(...counts) > 12 || counts.length > 12 ? 3 : 6;
+  const cells = rowsOfSite(data, site).map((row) => {
+    const { color } = cellOf(data, name, row);
+    return draw('rect', { x: data.head[row] * size, y: data.layer[row] * size, width: size - 0.5, height: size - 0.5, fill: color, class: color ? null : 'empty' });
+  });
+  return draw('svg', { width: Math.max(...counts, 1) * size, height: Math.max(counts.length, 1) * size, 'aria-hidden': 'true' }, cells);
+}
+
 function buildMaps() {
   const maps = make('div', { class: 'maps' });
   const controls = make('div', { class: 'controls' });
   const bar = make('div');
+  const small = make('div');
   const show = () => {
     const data = current();
     const shown = state.measure || FUNCTIONS;
@@ -118,6 +145,7 @@ function buildMaps() {
     const picker = choice('Measure', [[FUNCTIONS, 'functions'], ...measureChoices(data)], shown, (value) => change({ measure: value }));
     put(controls, runChoice(), picker, measure ? question(measure) : null);
     put(bar, scaleBar(data, shown));
+    put(small, make('h4', {}, 'Other measures'), thumbs(data, shown));
     put(maps, siteNames(data).map((_, site) => mapOf(data, site, shown)).filter((map) => map.querySelector('[data-row]')));
     mark();
   };
@@ -139,7 +167,7 @@ function buildMaps() {
   });
   show();
   const help = make('p', { class: 'quiet' }, 'Choose a head by a click, or with the arrow keys and Enter; its detail is beside the maps.');
-  return make('div', {}, controls, help, bar, maps);
+  return make('div', {}, controls, help, bar, maps, small);
 }
 
 /** The select of the run, where there is more than one. */

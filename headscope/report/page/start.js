@@ -34,8 +34,17 @@ function buildHeads() {
   const first = current().measures.filter((measure) => measure.overview).sort((a, b) => a.overview - b.overview)[0];
   state.measure = first ? first.name : FUNCTIONS;
   if (!current().site.length) return;
+  state.head = striking(current(), first);
   section('heads', 'Head maps', make('div', { class: 'beside' }, buildMaps(), buildDetail()));
   section('table', 'Table of heads', buildTable());
+}
+
+/** The head to begin with: the highest value of the first measure, among those with a label if there are any. */
+function striking(data, measure) {
+  const labelled = data.site.map((_, row) => row).filter((row) => data.functions[row].length);
+  const rows = labelled.length ? labelled : data.site.map((_, row) => row);
+  const value = (row) => (measure && measure.values[row] !== null ? measure.values[row] : -Infinity);
+  return rows.reduce((best, row) => (value(row) > value(best) ? row : best), rows[0]);
 }
 
 /** What every measure is, where it comes from, and how each run was made. */

@@ -117,7 +117,7 @@ function tableRow(data, columns, row) {
 }
 
 function filterFields(data, show) {
-  const typed = (label, key, attributes = {}) => make('label', { class: 'field' }, make('span', {}, label), make('input', {
+  const typed = (label, key, attributes = {}) => labelled(label, make('input', {
     type: 'search', value: filters[key], autocomplete: 'off', spellcheck: 'false', ...attributes,
     input: (event) => { filters[key] = event.target.value; show(); },
   }));

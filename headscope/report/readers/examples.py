@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headscope.errors import CheckpointError
-from headscope.files.examples import Example
+from headscope.files.examples import Bytes, Example
 from headscope.formats.story_of_heads.npz import Arrays
 from headscope.report.readers.run import AnalysisRun, RunError
 
@@ -20,7 +20,7 @@ def load_examples(run: AnalysisRun) -> list[Example]:
     if not path.is_file():
         return []
     try:
-        arrays = Arrays(path, kind="u")
+        arrays = Arrays(path, kind="u").read()
         index = json.loads(arrays["index"].tobytes().decode("utf-8"))
         found = [_example(arrays, place, entry, run) for place, entry in enumerate(index)]
     except CheckpointError as broken:
@@ -31,13 +31,13 @@ def load_examples(run: AnalysisRun) -> list[Example]:
     return found
 
 
-def _example(arrays: Arrays, place: int, entry: Mapping[str, Any], run: AnalysisRun) -> Example:
+def _example(arrays: Mapping[str, Bytes], place: int, entry: Mapping[str, Any], run: AnalysisRun) -> Example:
     texts = {side: str(entry["texts"][side]) for side in ("source", "target") if side in entry["texts"]}
     subwords = {side: [str(subword) for subword in entry["subwords"][side]] for side in entry["subwords"]}
     weights = {}
     for site, counts in run.layout.items():
         name = f"{place}/{site}"
-        if name in arrays.names:
+        if name in arrays:
             weights[site] = arrays[name]
             shape = tuple(len(subwords[side]) for side in sides_of(site, subwords))
             if weights[site].shape != (sum(counts), *shape):

@@ -124,8 +124,7 @@ class AnalysisRun:
         if not path.is_file():
             raise MissingTable(self._missing("similarity.npz", "--only similarity"))
         try:
-            stored = Arrays(path)
-            return {key: np.asarray(stored[key], dtype=np.float64) for key in sorted(stored.names)}
+            return {key: np.asarray(array, dtype=np.float64) for key, array in Arrays(path).read().items()}
         except CheckpointError as broken:
             raise RunError(f"run {self.name}: similarity.npz cannot be read ({_line(broken)})") from None
 

@@ -1,0 +1,207 @@
+"""Runs for pages, larger and nastier than `tests.makers.runs` makes them, and a browser to look at pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from headscope.files.examples import Example, as_arrays
+from tests.makers.runs import Layout, make_run
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+HOSTILE = '</script><img src=x onerror="window.broken=1"><b>&amp;\'\u202e\u2028{{data}}'
+"""Text that breaks a page where it is taken for markup, in a script or in an attribute."""
+
+
+def make_examples(path: Path, layout: Layout, *, count: int, length: int, text: str = "") -> None:
+    """`examples.npz` of a run: random attention, sharp as that of trained models, on sentences of `length` words."""
+    random = np.random.default_rng(1)
+    words = [text or f"word{place}" for place in range(length)]
+    drawn = {
+        site: (255 * random.dirichlet(np.full(length, 0.1), (sum(counts), length))).round().astype(np.uint8)
+        for site, counts in layout.items()
+        if sum(counts)
+    }
+    sides = {"source": words, **({"target": words} if "cross" in layout else {})}
+    texts = {side: " ".join(words) for side in sides}
+    examples = [Example(number, texts, sides, drawn) for number in range(count)]
+    arrays: dict[str, Any] = as_arrays(examples)
+    np.savez(path / "examples.npz", **arrays)
+
+
+def add_importance(path: Path, *, seed: int = 1) -> None:
+    """Columns of importances with intervals, some below zero, in heads.csv."""
+    random = np.random.default_rng(seed)
+    table = pd.read_csv(path / "heads.csv", keep_default_na=False)
+    for name, scale in (("ablation", 0.05), ("gradient", 1.0)):
+        values = (
+            random.normal(0.5 * scale, scale, len(table)) if name == "ablation" else random.gamma(2, size=len(table))
+        )
+        table[name], table[f"{name}_low"], table[f"{name}_high"] = values, values - scale / 2, values + scale / 2
+    table.to_csv(path / "heads.csv", index=False)
+
+
+def add_faithfulness(path: Path) -> None:
+    """Tables of `analyze --faithfulness`: two rankings and two random orders over four shares."""
+    points = [
+        {"ranking": ranking, "order": order, "removed": removed, "share": removed / 8, "metric": "loss"}
+        | {"harm": harm, "harm_low": harm - 0.1, "harm_high": harm + 0.1}
+        for number, ranking in enumerate(("ablation", "gradient", "random:1", "random:2"))
+        for order, steep in (("most important first", 2 - number), ("least important first", 0.5))
+        for removed, harm in ((0, 0.0), (4, 0.1 * steep), (8, 1.0))
+    ]
+    pd.DataFrame(points).to_csv(path / "faithfulness.csv", index=False)
+    rows = [
+        {"place": 1, "ranking": "ablation", "important": "highest", "area": 0.5, "area_low": 0.4, "area_high": 0.6},
+        {"place": 2, "ranking": "gradient", "important": "highest", "area": 0.2, "area_low": 0.1, "area_high": 0.3},
+    ]
+    table = pd.DataFrame(rows).assign(area_random=0.01, area_random_sd=0.1, shuffled_spearman=np.nan)
+    table.to_csv(path / "faithfulness_rankings.csv", index=False)
+
+
+def sweep_run(path: Path, layout: Layout) -> Path:
+    """What `headscope prune sweep` writes: two methods at two sizes, and the unpruned model."""
+    path.mkdir(parents=True)
+    heads = [
+        (site, layer, head) for site, counts in layout.items() for layer, n in enumerate(counts) for head in range(n)
+    ]
+    rows, survivors = [], []
+    for method, keep in [("unpruned", len(heads)), *((name, keep) for name in ("l0", "random") for keep in (3, 6))]:
+        cell = method if method == "unpruned" else f"{method}-keep{keep}-seed1"
+        kept = heads[:keep] if method != "random" else heads[-keep:]
+        value = 30.0 - (len(heads) - keep) * (2 if method == "random" else 1)
+        per_site = {f"kept_{site}": sum(head[0] == site for head in kept) for site in layout}
+        rows.append(
+            {"method": method, "control": "", "size": "" if method == "unpruned" else f"keep {keep}", "seed": 1}
+            | {"kept": keep, "of": len(heads), **per_site, "metric": "bleu", "value": value, "low": value - 1}
+            | {"high": value + 1, "difference": value - 30, "loss": 1.5, "cell": cell}
+        )
+        survivors += [{"cell": cell, "site": site, "layer": layer, "head": head} for site, layer, head in kept]
+    pd.DataFrame(rows).to_csv(path / "sweep.csv", index=False)
+    pd.DataFrame(survivors).to_csv(path / "survivors.csv", index=False)
+    record = {"kind": "sweep", "signature": "m:prune.sweep", "source": {"path": "model"}, "metric": "bleu"}
+    record["conclusions"] = ["l0: 3 heads can go; within the margin of 1 %"]
+    (path / "sweep.json").write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+def removal_run(path: Path) -> Path:
+    """What `headscope prune remove` writes, its model aside."""
+    path.mkdir(parents=True)
+    record = {
+        "kind": "removal",
+        "source": {"path": "model"},
+        "removed": ["encoder-self.0.0"],
+        "before": {"parameters": 1000, "attention_heads": 9, "cache": 0},
+        "after": {"parameters": 900, "attention_heads": 8, "cache": 0},
+        "times": [{"what": "forward", "sentences": 1, "before": 0.02, "after": 0.01, "speedup": 2.0}],
+        "verified": {"data": "text", "difference": 1e-7, "cached": None},
+        "remarks": [],
+    }
+    (path / "pruning.json").write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+def training_run(path: Path) -> Path:
+    """What `headscope train mixing` writes, checkpoints aside."""
+    path.mkdir(parents=True)
+    rows = [
+        {"update": 10 * step, "epoch": step, "tokens": 70 * step, "seconds": step, "nll": 4 / step}
+        | {"valid_nll": 5 / step, "bleu": 3.0 * step, "nuclear_norm.encoder-self": 1 + step, "window": 0}
+        | {
+            "sentences": 9,
+            "tokens_per_second": 9,
+            "lr": 0.1,
+            "loss": 4 / step,
+            "gradient_norm": 1,
+            "valid_perplexity": 9,
+        }
+        | {"best": 1}
+        for step in (1, 2, 3)
+    ]
+    pd.DataFrame(rows).to_csv(path / "metrics.csv", index=False)
+    record = {"kind": "training", "variant": "mixing", "signature": "m:train.mixing"}
+    (path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+def edit_record(path: Path, **fields: Any) -> None:
+    """Change entries of run.json."""
+    record = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    (path / "run.json").write_text(json.dumps(record | fields), encoding="utf-8")
+
+
+def large_run(path: Path, *, layers: int = 24, heads: int = 16, sentences: int = 0) -> Path:
+    """A run of encoder, decoder and cross attention with many measures; every layer has the numbers of the first."""
+    sites = ("encoder-self", "decoder-self", "cross")
+    make_run(path, {site: [heads] for site in sites}, extra=tuple(f"measure{number}" for number in range(40)))
+    for name in ("heads", "positional", "syntactic"):
+        table = pd.read_csv(path / f"{name}.csv", keep_default_na=False)
+        pd.concat([table.assign(layer=layer) for layer in range(layers)]).to_csv(path / f"{name}.csv", index=False)
+    with np.load(path / "similarity.npz") as stored:
+        arrays = dict(stored)
+    similar = {key.replace("/0/", f"/{layer}/"): array for key, array in arrays.items() for layer in range(layers)}
+    np.savez(path / "similarity.npz", **similar)
+    layout = {site: [heads] * layers for site in sites}
+    edit_record(path, layout=layout)
+    if sentences:
+        make_examples(path, layout, count=sentences, length=16)
+    return path
+
+
+def hostile_run(path: Path) -> Path:
+    """A run of which every text is `HOSTILE`: labels, words, names, remarks."""
+    layout = {"encoder-self": [2, 2]}
+    make_run(path, layout)
+    table = pd.read_csv(path / "heads.csv", keep_default_na=False)
+    table["functions"] = [f"positional:{HOSTILE}", HOSTILE, "", "sink"]
+    table["syntactic_relation"] = HOSTILE
+    table[f"odd {HOSTILE}"] = 1.5
+    table.to_csv(path / "heads.csv", index=False)
+    relations = pd.read_csv(path / "syntactic.csv")
+    relations["label"] = HOSTILE
+    relations.to_csv(path / "syntactic.csv", index=False)
+    make_examples(path, layout, count=2, length=4, text=HOSTILE)
+    checkpoint = {"path": f"models/{HOSTILE}", "format": HOSTILE, "digest": HOSTILE, "model_type": HOSTILE}
+    data = {"source": HOSTILE, "target": None, "sentences": 3}
+    edit_record(path, checkpoint=checkpoint, data=data, remarks=[HOSTILE], command=["headscope", HOSTILE])
+    edit_record(path, left_out=[{"analysis": HOSTILE, "why": HOSTILE}], signature=HOSTILE)
+    return path
+
+
+def find_browser(environment: Mapping[str, str]) -> str:
+    """A Chromium: HEADSCOPE_CHROMIUM, or on PATH; without one tests are skipped, but where CI is set they fail."""
+    found = environment.get("HEADSCOPE_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found:
+        return found
+    reason = "no Chromium on PATH: install one (`make browser`), or say where it is in HEADSCOPE_CHROMIUM"
+    if environment.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A headless Chromium that playwright drives; it never looks for one of its own."""
+    path = find_browser(os.environ)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        try:
+            yield launched
+        finally:
+            launched.close()

@@ -1,0 +1,307 @@
+"""The HTML page as a text: what it says, that it is one file with a strict policy, and that texts stay texts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import headscope as hs
+from headscope.files.examples import Example
+from headscope.errors import ConfigError, OutputError
+from headscope.report.page.gather import analysis_report, gather, report_of
+from headscope.report.page.numbers import ranked, rounded, spearman, words
+from headscope.report.page.weights import examples_data, pack
+from headscope.report.page.write import SCRIPTS, asset, data_json, page_html, write_page
+from headscope.report.readers.examples import load_examples
+from headscope.report.readers.run import RunError, load_run
+from tests.makers.pages import (
+    HOSTILE,
+    add_faithfulness,
+    add_importance,
+    edit_record,
+    hostile_run,
+    large_run,
+    make_examples,
+    removal_run,
+    sweep_run,
+    training_run,
+)
+from tests.makers.runs import make_run
+
+LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes, and the text of scripts, styles and data."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: dict[str, str] = {}
+        self.open = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self.open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = False
+
+    def handle_data(self, data: str) -> None:
+        tag, attributes = self.found[-1] if self.found else ("", {})
+        if self.open and tag in ("script", "style"):
+            name = attributes.get("id") or tag
+            self.inside[name] = self.inside.get(name, "") + data
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = make_run(tmp_path / "bert", LAYOUT)
+    add_importance(path)
+    make_examples(path, LAYOUT, count=2, length=5)
+    return path
+
+
+def page_of(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
+    html = page_html(gather(paths))
+    elements = Elements(html)
+    return html, json.loads(elements.inside["data"]), elements
+
+
+def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path) -> None:
+    html, _, elements = page_of(run)
+    policy = next(entry["content"] for tag, entry in elements.found if entry.get("http-equiv"))
+    assert policy is not None and "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    for name in ("script", "style"):
+        hashed = base64.b64encode(hashlib.sha256(elements.inside[name].encode()).digest()).decode()
+        assert f"{name}-src 'sha256-{hashed}'" in policy
+    for tag, attributes in elements.found:
+        assert not any(name.startswith("on") or name == "style" for name in attributes), tag
+        for name in ("src", "href", "action"):
+            assert (attributes.get(name) or "#")[:5] in ("#over", "#head", "#", "data:")
+    assert not re.search(
+        r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", elements.inside["style"] + elements.inside["script"]
+    )
+    assert not re.search(
+        "innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\\(|Function\\(", elements.inside["script"]
+    )
+    assert html.count("<script") == 2
+
+
+def test_scripts_are_all_taken_and_short() -> None:
+    folder = Path(__file__).resolve().parents[2] / "headscope" / "report" / "page"
+    assert {path.stem for path in folder.glob("*.js")} == set(SCRIPTS)
+    assert all(asset(f"{name}.js").count("\n") <= 400 for name in SCRIPTS)
+
+
+def test_what_the_page_holds_is_what_the_files_say(run: Path) -> None:
+    _, report, _ = page_of(run)
+    (data,) = report["analyses"]
+    table = pd.read_csv(run / "heads.csv", keep_default_na=False)
+    assert data["layout"] == LAYOUT and len(data["site"]) == len(table)
+    measures = {measure["name"]: measure for measure in data["measures"]}
+    np.testing.assert_allclose(measures["confidence"]["values"], table["confidence"], rtol=1e-4)
+    np.testing.assert_allclose(measures["confidence"]["bounds"][1], table["confidence_high"], rtol=1e-4)
+    assert "Voita et al. 2019" in measures["confidence"]["about"] and measures["ablation"]["group"] == "importance"
+    assert measures["ablation"]["scale"]["low"] == -measures["ablation"]["scale"]["high"]  # zero in the middle
+    assert [";".join(labels) for labels in data["functions"]] == table["functions"].tolist()
+    offsets = pd.read_csv(run / "positional.csv")
+    own = offsets[(offsets["site"] == "encoder-self") & (offsets["layer"] == 0) & (offsets["head"] == 0)]
+    assert sum(share for _, share, *_ in data["offsets"]["0"]) == pytest.approx(own["share"].sum(), abs=1e-3)
+    assert data["relations"]["labels"] and len(data["relations"]["rows"]["0"]) == 8
+    assert data["similar"]["rows"]["cka"]["0"][0][0] in (1, 2)  # a head of the same layer, not itself
+    assert data["importance"]["measures"] == ["ablation", "gradient"]
+
+
+def test_findings_are_computed_and_say_what_matters(run: Path) -> None:
+    lines = "\n".join(gather([run])["analyses"][0]["findings"])
+    table = pd.read_csv(run / "heads.csv", keep_default_na=False)
+    names = [".".join(map(str, place)) for place in zip(table["site"], table["layer"], table["head"], strict=True)]
+    sharpest = names[int(table["confidence"].to_numpy().argmax())]
+    order = table["ablation"].to_numpy().argsort()
+    assert "9 heads of all-MiniLM-L6-v2 (bert) (encoder-self 2 × 3/2, cross 2 × 2)" in lines
+    assert f"The sharpest head is {sharpest}" in lines
+    assert f"By ablation the model needs most: {names[order[-1]]} " in lines
+    assert f"It needs least: {names[order[0]]} " in lines
+    zero = int(((table["ablation_low"] <= 0) & (table["ablation_high"] >= 0)).sum())
+    assert f"Of {zero} head" in lines and "the interval includes zero" in lines
+    html = page_html(gather([run]))
+    assert f'<a class="head" href="#head=0/{sharpest}">{sharpest}</a>' in html
+
+
+def test_hostile_texts_are_texts(tmp_path: Path) -> None:
+    html, report, elements = page_of(hostile_run(tmp_path / "r"))
+    assert "<img" not in html and "</script><" not in elements.inside["data"]
+    assert [tag for tag, _ in elements.found].count("script") == 2
+    assert report["analyses"][0]["remarks"] == [HOSTILE] and HOSTILE in report["title"]
+    assert report["analyses"][0]["examples"]["sentences"][0]["subwords"]["source"] == [HOSTILE] * 4
+    study = analysis_report(load_run(tmp_path / "r"), ())
+    from headscope.report.page.compact import compact_html
+
+    compact = compact_html(study, load_run(tmp_path / "r").heads, [HOSTILE])
+    assert "<img" not in compact and "<script" not in compact and "<b>" not in compact
+
+
+def test_half_a_pair_of_surrogates_and_control_characters_do_no_harm(run: Path) -> None:
+    edit_record(run, remarks=["\ud800 \x00 \x1b[31m"])
+    written = write_page([run], run.parent / "p.html").read_bytes()
+    assert b"\x00" not in written and json.loads(Elements(written.decode()).inside["data"])
+
+
+def test_two_runs_are_compared_head_by_head(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", LAYOUT, seed=2)
+    (comparison,) = gather([run, other])["comparisons"]
+    first, second = (pd.read_csv(path / "heads.csv", keep_default_na=False) for path in (run, other))
+    assert len(comparison["pairs"]) == 9 and comparison["sites"] == list(LAYOUT)
+    differ = [
+        set(a.split(";")) != set(b.split(";")) for a, b in zip(first["functions"], second["functions"], strict=True)
+    ]
+    assert len(comparison["changed"]) == sum(differ)
+    known = {entry["name"]: entry["spearman"] for entry in comparison["correlations"]}
+    expected = first["confidence"].corr(second["confidence"], method="pearson")
+    ranks = first["confidence"].rank().corr(second["confidence"].rank())
+    assert known["confidence"] == pytest.approx(ranks, abs=1e-4) != expected
+    assert "ablation" not in known  # the other run has none
+    assert f"{sum(differ)} head" in comparison["findings"][0]
+    apart = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})])["comparisons"][0]
+    assert apart["pairs"] == [] and "no site with the same layout" in apart["findings"][0]
+    assert [data["name"] for data in gather([run, run])["analyses"]] == ["bert (1)", "bert (2)"]
+
+
+def test_a_large_run_with_fifty_sentences_stays_below_ten_megabytes(tmp_path: Path) -> None:
+    report = gather([large_run(tmp_path / "large", sentences=50)])
+    (data,) = report["analyses"]
+    assert len(data["site"]) == 24 * 16 * 3 and len(data["measures"]) > 40
+    assert len(data["examples"]["sentences"]) == 50 and data["examples"]["left_out"] == 0
+    assert len(page_html(report).encode()) < 10_000_000
+
+
+@pytest.mark.parametrize("shape", ["sharp", "even"])
+def test_weights_of_any_number_of_sentences_take_what_room_there_is(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(2)
+    weights = (
+        random.integers(0, 255, (7, 11, 13), dtype=np.uint8) if shape == "even" else np.zeros((7, 11, 13), np.uint8)
+    )
+    sides = {"target": ["t"] * 11, "source": ["s"] * 13}
+    examples = [Example(number, {"source": "s"}, sides, {"cross": weights}) for number in range(5)]
+    monkeypatch.setattr("headscope.report.page.weights.ROOM", 1500)
+    data = examples_data(examples)
+    assert data is not None
+    packed = [sentence["sites"]["cross"]["packed"] for sentence in data["sentences"]]
+    assert sum(map(len, packed)) <= 1500
+    assert data["left_out"] == 5 - len(packed) and (shape == "even") == (data["left_out"] > 0)
+
+
+def test_packed_weights_are_near_those_that_were_kept() -> None:
+    weights = np.arange(256, dtype=np.uint8).reshape(1, 16, 16)
+    steps = np.frombuffer(zlib.decompress(base64.b64decode(pack(weights, 63))), dtype=np.uint8).reshape(1, 16, 16)
+    np.testing.assert_allclose((steps / 63) ** 2, weights / 255, atol=0.017)
+
+
+def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path) -> None:
+    add_faithfulness(run)
+    others = (sweep_run(tmp_path / "sweep", LAYOUT), removal_run(tmp_path / "small"), training_run(tmp_path / "train"))
+    report = gather([*others, run])
+    (data,) = report["analyses"]
+    assert "Removal bears out the ranking by ablation best: the area between its curves is 0.5" in str(data["findings"])
+    assert list(data["faithfulness"]["curves"]["loss"]) == ["ablation", "gradient", "random:1", "random:2"]
+    (sweep,) = report["pruning"]["runs"]
+    assert sweep["cells"]["kept"] == [9, 3, 6, 3, 6] and sweep["survivors"]["l0-keep3-seed1"] == {
+        "encoder-self": [[0, 1, 2]]
+    }
+    found = report["pruning"]["findings"]
+    assert found[0] == "l0: 3 heads can go" and "1,000 parameters became 900 (10 % fewer)" in found[1]
+    assert report["training"]["findings"] == [
+        "train (mixing): 30 updates; best validation loss 1.67 at update 30, best BLEU 9 at update 30."
+    ]
+    titles = [panel["title"] for panel in report["training"]["panels"]]
+    assert titles[0].startswith("Loss") and "Alphas: nuclear norm over heads" in titles
+
+
+def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is no run: it has no run.json"):
+        gather([tmp_path])
+    other = tmp_path / "conversion"
+    other.mkdir()
+    (other / "run.json").write_text('{"kind": "demonstration"}', encoding="utf-8")
+    with pytest.raises(RunError, match=r"a run of another kind .demonstration."):
+        gather([other])
+    out = tmp_path / "page.png"
+    with pytest.raises(ConfigError, match=r"page\.png: the report is one HTML page; end the name with \.html"):
+        write_page([run], out)
+    (tmp_path / "page.html").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match="exists; choose another name, or --force"):
+        write_page([run], tmp_path / "page.html", force=False)
+    assert data_json({"a": "</script>&"}) == '{"a":"\\u003c/script\\u003e\\u0026"}'
+    assert report_of([])["title"] == "nothing"
+
+
+@pytest.mark.parametrize("content", [b"PK broken", None])
+def test_broken_examples_end_in_one_line(run: Path, content: bytes | None) -> None:
+    if content is None:
+        np.savez_compressed(run / "examples.npz", index=np.frombuffer(b'[{"number": 1}]', dtype=np.uint8))
+    else:
+        (run / "examples.npz").write_bytes(content)
+    with pytest.raises(RunError, match=r"run bert: examples.npz") as caught:
+        load_examples(load_run(run))
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_and_ranks() -> None:
+    assert [rounded(value) for value in (0.123456789, 3.0, float("nan"), -1e-9)] == [0.12346, 3, None, -1e-9]
+    assert [words(value) for value in (-0.5, 12345.6, 0.00012)] == ["−0.5", "12,346", "0.00012"]
+    assert ranked(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
+    correlation, count = spearman([1, 2, 3, np.nan], [2, 4, 9, 1])
+    assert correlation == pytest.approx(1.0) and count == 3
+    assert np.isnan(spearman([1, 1, 1], [1, 2, 3])[0])
+
+
+def test_analyze_writes_the_page_with_examples(
+    tmp_path: Path, caption_files: tuple[Path, Path], command: Callable[..., tuple[int, str, str]]
+) -> None:
+    source, target = caption_files
+    out = tmp_path / "run"
+    words = ("analyze", hs.assets.trained(), "--source", source, "--target", target, "--bootstrap", 10, "--out", out)
+    status, said, _ = command(*words, "--only", "confidence,positional", "--no-figures", "--report", "--examples", 2)
+    assert status == 0 and "report.html" in said
+    data = json.loads(Elements((out / "report.html").read_text(encoding="utf-8")).inside["data"])["analyses"][0]
+    assert data["name"] == "run" and len(data["examples"]["sentences"]) == 2
+    sentence = data["examples"]["sentences"][0]
+    (example, _) = load_examples(load_run(out))
+    assert sentence["texts"]["source"] == source.read_text(encoding="utf-8").splitlines()[sentence["line"] - 1]
+    for weights in example.weights.values():
+        assert weights.shape[0] == 24
+        np.testing.assert_allclose(weights.sum(axis=2), 255, atol=8)  # rows of attention, as bytes
+    assert {site: entry["sides"] for site, entry in sentence["sites"].items()} == {
+        "encoder-self": ["source", "source"],
+        "decoder-self": ["target", "target"],
+        "cross": ["target", "source"],
+    }
+    page = out / "report.html"
+    assert command("plot", "report", out, "--out", page)[0] == 2  # exists
+    assert command("plot", "report", out, "--out", page, "--force")[:2] == (0, f"wrote {page}\n")
+    assert command(*words, "--only", "confidence", "--no-figures", "--force")[0] == 0  # the page is part of the run
+    assert not page.exists() and not (out / "examples.npz").exists()
+
+
+def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path) -> None:
+    study = pair.analyze(["A dog runs.", "Two men sit."], only=["confidence"], bootstrap=10, report=True)
+    compact = study._repr_html_()
+    assert compact.count("<svg") == 1 and "The sharpest head is encoder-self." in compact and "<script" not in compact
+    page = study.report(tmp_path / "page.html")
+    data = json.loads(Elements(page.read_text(encoding="utf-8")).inside["data"])["analyses"][0]
+    assert len(data["examples"]["sentences"]) == 2

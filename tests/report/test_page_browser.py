@@ -1,0 +1,279 @@
+"""The HTML page in a real browser: what a reader does with it, by pointer and by keyboard, and that it stays alone.
+
+Few pages are loaded, each once; every test ends with no message on the console, no error and no request.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from headscope.report.page.write import write_page
+from tests.makers.pages import (
+    add_faithfulness,
+    add_importance,
+    browser,
+    find_browser,
+    hostile_run,
+    make_examples,
+    removal_run,
+    sweep_run,
+    training_run,
+)
+from tests.makers.runs import make_run
+
+pytestmark = pytest.mark.slow
+
+LAYOUT = {"encoder-self": [3, 2], "decoder-self": [3, 3], "cross": [2, 2]}
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+
+
+class Reader:
+    """A page that is open, and everything that it said or asked for."""
+
+    def __init__(self, page: Any, path: Path) -> None:
+        self.page, self.heard = page, list[str]()
+        page.on("console", lambda message: self.heard.append(f"console {message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.heard.append(f"error: {error}"))
+        page.on("request", lambda request: self.heard.append(f"request: {request.url}"))
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready=yes]", timeout=20_000)
+        assert self.heard == [f"request: {path.as_uri()}"]
+        self.heard.clear()
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector))
+
+    def names(self) -> list[str]:
+        """Heads in the table, in its order."""
+        return [str(name) for name in self.page.locator("#heads-table tbody th").all_inner_texts()]
+
+    def key(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def focused(self, script: str) -> Any:
+        return self.page.evaluate(f"(() => {{ const e = document.activeElement; return {script}; }})()")
+
+
+def names_of(table: pd.DataFrame) -> list[str]:
+    return [".".join(map(str, place)) for place in zip(table["site"], table["layer"], table["head"], strict=True)]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    paths = {name: make_run(folder / name, LAYOUT, seed=seed) for seed, name in enumerate(("first", "second"))}
+    add_importance(paths["first"])
+    add_faithfulness(paths["first"])
+    make_examples(paths["first"], LAYOUT, count=2, length=5)
+    others = [sweep_run(folder / "sweep", LAYOUT), removal_run(folder / "small"), training_run(folder / "train")]
+    write_page([*paths.values(), *others], folder / "page.html")
+    write_page([hostile_run(folder / "hostile")], folder / "hostile.html")
+    return {**paths, "page": folder / "page.html", "hostile": folder / "hostile.html"}
+
+
+@pytest.fixture(scope="module")
+def opened(chromium: Any, runs: dict[str, Path]) -> Iterator[Reader]:
+    context = chromium.new_context(viewport=DESK, color_scheme="light", accept_downloads=True)
+    yield Reader(context.new_page(), runs["page"])
+    context.close()
+
+
+@pytest.fixture
+def reader(opened: Reader) -> Iterator[Reader]:
+    opened.heard.clear()
+    yield opened
+    assert opened.heard == []
+
+
+def test_sections_and_findings(reader: Reader) -> None:
+    titles = reader.page.locator("main h2").all_inner_texts()
+    assert titles == [
+        "Findings", "Head maps", "Table of heads", "Importance", "Faithfulness", "Runs compared", "Pruning",
+        "Training", "Measures and runs",
+    ]  # fmt: skip
+    assert reader.page.locator("nav a").all_inner_texts() == titles
+    reader.page.locator("#overview a.head").first.click()
+    name = reader.text("#overview a.head >> nth=0")
+    assert reader.text("#detail h3") == name
+
+
+def test_the_table_is_sorted_by_its_headers(reader: Reader, runs: dict[str, Path]) -> None:
+    table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
+    header = reader.page.locator("#heads-table th", has_text="confidence")
+    for order, ascending in (("descending", False), ("ascending", True)):
+        header.locator("button").click()
+        assert header.get_attribute("aria-sort") == order
+        expected = table.sort_values("confidence", ascending=ascending, kind="stable")
+        assert reader.names() == names_of(expected)
+    assert reader.focused("e.dataset.key") == "confidence"  # the focus stays where it was
+    reader.key("Enter")
+    assert header.get_attribute("aria-sort") == "descending"
+
+
+def test_the_table_is_filtered(reader: Reader, runs: dict[str, Path]) -> None:
+    table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
+    fields = reader.page.locator("#table .controls").first
+    reader.page.fill("#filter", "cross.1")
+    assert set(reader.names()) == {"cross.1.0", "cross.1.1"} and "2 of 15 heads" in reader.text("#table [role=status]")
+    reader.page.fill("#filter", "")
+    fields.get_by_label("Site", exact=True).select_option(label="decoder-self")
+    assert len(reader.names()) == 6
+    fields.get_by_label("Site", exact=True).select_option(label="all")
+    fields.get_by_label("Number", exact=True).select_option("confidence")
+    fields.get_by_label("at least").fill("0.3")
+    assert len(reader.names()) == int((table["confidence"] >= 0.3).sum())
+    fields.get_by_label("at least").fill("")
+    fields.get_by_label("Function", exact=True).select_option("none")
+    assert len(reader.names()) == int((table["functions"] == "").sum())
+    fields.get_by_label("Function", exact=True).select_option("")
+    assert len(reader.names()) == 15
+
+
+def test_a_click_on_a_map_shows_the_head(reader: Reader, runs: dict[str, Path]) -> None:
+    page = reader.page
+    page.locator('#heads .map [aria-label^="cross.1.0:"]').click()
+    assert reader.text("#detail h3") == "cross.1.0"
+    table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False).set_index(["site", "layer", "head"])
+    confidence = table["confidence"].to_numpy()[table.index.get_loc(("cross", 1, 0))]
+    assert f"{confidence:.3g}" in reader.text("#detail .measures")
+    for title in ("Offsets of the most", "Relations against", "Most similar heads"):
+        assert title in reader.text("#detail")
+    page.locator("#detail .lines").wait_for()
+    assert page.locator("#detail .lines .query").count() == 5
+    lines = page.locator("#detail .attends").count()
+    page.locator("#detail .lines .query").nth(1).hover()
+    assert "looks at" in reader.text("#detail .attention [role=status]")
+    assert 0 < page.locator("#detail .attends").count() != lines
+    select = page.locator("#heads").get_by_label("Measure", exact=True)
+    select.select_option("ablation")
+    assert "ablation" in str(page.locator("#heads .map").first.get_attribute("aria-label"))
+    colors = "e => [...e.querySelectorAll('[data-row]')].map(c => getComputedStyle(c).backgroundColor)"
+    ablation = page.locator("#heads .map").first.evaluate(colors)
+    page.locator("#heads .thumb", has_text="functions").click()
+    assert page.locator("#heads .map").first.evaluate(colors) != ablation
+    select.select_option("confidence")
+
+
+def test_everything_is_within_reach_of_the_keyboard(reader: Reader) -> None:
+    page = reader.page
+    page.locator('#heads .map [aria-label^="encoder-self.0.0:"]').click()
+    reader.key("ArrowRight", "ArrowRight", "ArrowDown")  # the second layer has two heads only
+    assert reader.focused("e.getAttribute('aria-label').split(':')[0]") == "encoder-self.1.1"
+    assert reader.focused("getComputedStyle(e).outlineStyle") == "solid"
+    reader.key("Enter")
+    assert reader.text("#detail h3") == "encoder-self.1.1"
+    assert page.locator("#heads .map").first.locator('[tabindex="0"]').count() == 1
+    page.locator("#detail .lines .query").first.focus()
+    reader.key("ArrowDown")
+    assert "query 2" in reader.focused("e.getAttribute('aria-label')")
+    page.locator('#heads-table [data-key="confidence"]').focus()
+    assert page.locator("#tip").is_visible() and "Voita et al. 2019" in reader.text("#tip")
+    reader.key("Escape")
+    assert not page.locator("#tip").is_visible()
+    seen = set()
+    page.locator(".skip").focus()
+    for _ in range(120):
+        reader.key("Tab")
+        seen.add(reader.focused("(e.closest('section, nav, #detail') || e).id"))
+    assert {"nav", "overview", "heads", "detail", "table"} <= seen
+
+
+def test_importance_faithfulness_comparison_and_the_others(reader: Reader, runs: dict[str, Path]) -> None:
+    page = reader.page
+    table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
+    best = names_of(table)[int(table["ablation"].to_numpy().argmax())]
+    assert page.locator("#importance tbody th").first.inner_text() == best
+    assert (
+        "Area between the curves" in reader.text("#faithfulness")
+        and page.locator("#faithfulness .chart path").count() == 2
+    )
+    rows = page.locator("#comparison table").first.locator("tbody tr").count()
+    changed = pd.read_csv(runs["second"] / "heads.csv", keep_default_na=False)["functions"] != table["functions"]
+    assert rows == int(changed.sum()) > 0 and "Spearman" in reader.text("#comparison")
+    assert page.locator("#pruning .chart path").count() == 2 and page.locator("#pruning .stays").count() == 3
+    assert "parameters" in reader.text("#pruning") and page.locator("#training .chart").count() == 3
+    page.locator("#heads").get_by_label("Run", exact=True).select_option(label="second")
+    assert "This run kept no example sentences" in reader.text("#detail")
+    page.locator("#heads").get_by_label("Run", exact=True).select_option(label="first")
+
+
+def test_tables_are_saved_from_memory(reader: Reader, runs: dict[str, Path]) -> None:
+    with reader.page.expect_download() as waiting:
+        reader.page.get_by_text("Save all columns as CSV").click()
+    saved = Path(waiting.value.path())
+    rows = list(csv.reader(saved.read_text(encoding="utf-8").splitlines()))
+    table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
+    assert set(rows[0]) == set(table.columns) and len(rows) == len(table) + 1
+    assert [float(row[rows[0].index("confidence_low")]) for row in rows[1:]] == pytest.approx(
+        table["confidence_low"].tolist(), rel=1e-4
+    )
+    assert reader.heard.pop().startswith("request: blob:") if reader.heard else True
+
+
+def test_theme(reader: Reader) -> None:
+    page, button = reader.page, reader.page.locator("#theme")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+    button.click()
+    assert button.inner_text() == "Theme: light"
+    button.click()
+    assert button.inner_text() == "Theme: dark" and page.evaluate(paper) == "rgb(20, 23, 27)"
+    button.click()
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_serious_finding_of_axe(reader: Reader, scheme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    reader.page.emulate_media(color_scheme=scheme)
+    found = Axe().run(reader.page).response["violations"]
+    serious = [
+        (entry["id"], [node["html"][:120] for node in entry["nodes"][:3]])
+        for entry in found
+        if entry["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+def test_a_narrow_screen_is_never_scrolled_sideways(reader: Reader) -> None:
+    reader.page.set_viewport_size(PHONE)
+    assert reader.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    reader.page.locator('#heads .map [aria-label^="cross.0.1:"]').click()
+    assert reader.text("#detail h3") == "cross.0.1"
+    assert reader.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    reader.page.set_viewport_size(DESK)
+
+
+def test_hostile_texts_do_nothing(chromium: Any, runs: dict[str, Path]) -> None:
+    context = chromium.new_context(viewport=PHONE, color_scheme="dark")
+    reader = Reader(context.new_page(), runs["hostile"])
+    reader.page.locator("#detail .lines .query").first.hover()
+    reader.page.locator("#heads-table button").first.focus()
+    assert reader.page.evaluate("window.broken") is None and reader.page.locator("img").count() == 0
+    assert "<img src=x onerror=" in reader.text("#about") and "<img" in reader.text("#detail")
+    assert reader.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    assert reader.heard == []
+    context.close()
+
+
+def test_a_browser_that_is_missing_is_a_failure_where_ci_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert find_browser({"HEADSCOPE_CHROMIUM": "/opt/own"}) == "/opt/own"
+    with pytest.raises(pytest.skip.Exception, match="make browser"):
+        find_browser({})
+    with pytest.raises(pytest.fail.Exception, match="make browser"):
+        find_browser({"CI": "1"})
