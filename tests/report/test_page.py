@@ -141,6 +141,26 @@ def test_findings_are_computed_and_say_what_matters(run: Path) -> None:
     assert f'<a class="head" href="#head=0/{sharpest}">{sharpest}</a>' in html
 
 
+def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
+    table = pd.read_csv(run / "heads.csv", keep_default_na=False)
+    lacking = ["syntactic:amod> (4 instances, 20 are needed)", *[""] * (len(table) - 1)]
+    table.assign(functions_unsupported=lacking).to_csv(run / "heads.csv", index=False)
+    row = {"site": "encoder-self", "layer": 0, "head": 0, "label": "syntactic:amod>", "given": False}
+    row |= {"measure": "syntactic_margin", "value": 0.25, "value_low": -0.83, "instances": 4, "p_adjusted": np.nan}
+    pd.DataFrame([{**row, "missing": "4 instances, 20 are needed"}]).to_csv(run / "labels.csv", index=False)
+    _, report, _ = page_of(run)
+    (data,) = report["analyses"]
+    assert (
+        data["unsupported"][0] == lacking[:1] and data["unsupported"][1] == [] and data["texts"][0]["name"] != "labels"
+    )
+    said = "1 label that the estimate would give has not enough evidence: encoder-self.0.0 syntactic:amod> (4 instances"
+    assert any(line.startswith(said) for line in data["findings"])
+    assert data["evidence"]["columns"][:3] == ["label", "given", "measure"]
+    assert data["evidence"]["rows"]["0"] == [
+        ["syntactic:amod>", False, "syntactic_margin", 0.25, -0.83, 4, "", "4 instances, 20 are needed"]
+    ]
+
+
 def test_hostile_texts_are_texts(tmp_path: Path) -> None:
     html, report, elements = page_of(hostile_run(tmp_path / "r"))
     assert "<img" not in html and "</script><" not in elements.inside["data"]

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from headscope.engine.declarations import Declaration, measure_of, measured_columns
-from headscope.report.figures.similarity import NAMES
 from headscope.report.layout.families import functions_of
 from headscope.report.page.numbers import rounded, rounded_all
 from headscope.report.page.scales import scale
@@ -18,6 +17,7 @@ from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
 REACH = 15  # offsets further than this are added up at both ends
 RELATIONS = 12  # relations of a head that are shown, those with the largest margins
 ALIKE = 5  # most similar heads
+UNSUPPORTED = "functions_unsupported"  # labels that the estimates alone would give
 DISTANCES = {"l2", "js"}
 Rows = dict[int, list[Any]]
 
@@ -41,6 +41,8 @@ def analysis_data(run: AnalysisRun, *, name: str = "") -> dict[str, Any]:
         "layer": heads["layer"].tolist(),
         "head": heads["head"].tolist(),
         "functions": [labels_of(cell) for cell in heads["functions"]],
+        "unsupported": [labels_of(cell) for cell in heads.get(UNSUPPORTED, pd.Series([""] * len(heads)))],
+        "evidence": evidence(run),
         "measures": measures(run),
         "texts": text_columns(heads),
         "offsets": offsets(run),
@@ -85,7 +87,7 @@ def measures(run: AnalysisRun) -> list[dict[str, Any]]:
 
 def text_columns(heads: pd.DataFrame) -> list[dict[str, Any]]:
     """Columns of words beside the labels."""
-    names = [str(name) for name in heads.columns if name not in (*HEAD_COLUMNS, "functions")]
+    names = [str(name) for name in heads.columns if name not in (*HEAD_COLUMNS, "functions", UNSUPPORTED)]
     texts = [name for name in names if not pd.api.types.is_numeric_dtype(heads[name])]
     return [
         {"name": name, "title": name.replace("_", " "), "values": heads[name].fillna("").astype(str).tolist()}
@@ -133,6 +135,19 @@ def offsets(run: AnalysisRun) -> Rows | None:
     return rows
 
 
+def evidence(run: AnalysisRun) -> dict[str, Any] | None:
+    """Of each head the lines of labels.csv: what its labels rest on, and what others lack."""
+    table = _detail(run, "labels", "label")
+    if table is None:
+        return None
+    columns = [str(name) for name in table.columns if name not in (*HEAD_COLUMNS, "index")]
+    rows: Rows = {}
+    for row in table.to_dict("records"):
+        cells = ["" if row[name] is None or row[name] != row[name] else _plain(row[name]) for name in columns]
+        rows.setdefault(int(row["index"]), []).append(cells)
+    return {"columns": [name.replace("_", " ") for name in columns], "rows": rows}
+
+
 RELATION_NUMBERS = ("accuracy", "accuracy_low", "accuracy_high", "baseline", "margin", "margin_low", "margin_high")
 
 
@@ -174,7 +189,9 @@ def similar(run: AnalysisRun) -> dict[str, Any] | None:
                 nearest = [(places.get((site, int(layer), int(other))), row[other]) for other in others[:ALIKE]]
                 kinds.setdefault(kind, {})[index] = [[place, rounded(v)] for place, v in nearest if place is not None]
     return (
-        {"kinds": [{"name": kind, "title": NAMES.get(kind, kind)} for kind in kinds], "rows": kinds} if kinds else None
+        {"kinds": [{"name": kind, "title": measure_of(f"similarity_{kind}").words} for kind in kinds], "rows": kinds}
+        if kinds
+        else None
     )
 
 

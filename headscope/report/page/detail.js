@@ -8,7 +8,9 @@ function buildDetail() {
     if (!data.site.length) return;
     put(pane, make('h3', { tabindex: -1 }, headName(data, row)), make('p', { class: 'chips' }, chips(data.functions[row])),
       make('p', { class: 'controls' }, stepButton('Previous head', -1), stepButton('Next head', 1)),
+      data.unsupported[row].length ? make('p', { class: 'quiet' }, `Not enough evidence: ${data.unsupported[row].join(', ')}`) : null,
       part('Where it looks: example sentences', attentionPart(data, row), true),
+      data.evidence && data.evidence.rows[row] ? part('Evidence for its labels', evidencePart(data, row), true) : null,
       part('Measures', measuresPart(data, row), true),
       data.offsets ? part('Offsets of the most attended token', offsetsPart(data, row), true) : null,
       data.relations ? part('Relations against their baselines', relationsPart(data, row), true) : null,
@@ -90,6 +92,16 @@ function offsetsPart(data, row) {
   }
   const best = entries.reduce((one, other) => (other[1] > one[1] ? other : one));
   return make('div', {}, svg, make('p', { class: 'quiet' }, `The most frequent offset is ${number(best[0])}, of ${number(best[1] * 100)} % of the queries. Offsets beyond ±${reach} are added up at the ends.`));
+}
+
+/** What the labels of a head rest on, a column for each label; columns are those of labels.csv. */
+function evidencePart(data, row) {
+  const { columns, rows } = data.evidence;
+  const labels = rows[row];
+  const lines = columns.slice(1).map((name, place) => [name, ...labels.map((label) => label[place + 1])])
+    .filter(([, ...values]) => values.some((value) => value !== ''));
+  return table('Evidence', ['', ...labels.map(([label]) => label)], lines.map(([name, ...values]) => [
+    name, ...values.map((value) => (typeof value === 'boolean' ? (value ? 'yes' : 'no') : value))]));
 }
 
 function relationsPart(data, row) {

@@ -26,6 +26,7 @@ def findings(data: Data) -> list[str]:
     return [
         *_size(data),
         *_functions(data),
+        *_unsupported(data),
         *_sharpness(data),
         *_importance(data),
         *_faithfulness(data),
@@ -115,6 +116,21 @@ def _functions(data: Data) -> Iterator[str]:
         yield f"{counted(bare, 'head')} {'has' if bare == 1 else 'have'} no label."
     elif not kinds:
         yield "No head was given a label."
+
+
+def _unsupported(data: Data) -> Iterator[str]:
+    """Labels that the estimates alone would give."""
+    lacking = [
+        f"{name} {label}"
+        for name, labels in zip(head_names(data), data["unsupported"], strict=True)
+        for label in labels
+    ]
+    if lacking:
+        few = len(lacking) == 1
+        yield (
+            f"{counted(len(lacking), 'label')} that the estimate{'' if few else 's'} would give "
+            f"{'has' if few else 'have'} not enough evidence: {_some(lacking)}."
+        )
 
 
 def _sharpness(data: Data) -> Iterator[str]:

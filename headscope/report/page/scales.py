@@ -11,7 +11,6 @@ from matplotlib.colors import to_hex
 from numpy.typing import NDArray
 
 from headscope.engine.declarations import Measure
-from headscope.report.figures.headmap import measure_limits
 
 DIVERGING = "RdBu_r"
 DIVERGING_MAPS = {
@@ -31,10 +30,16 @@ STOPS = 17
 
 
 def scale(measure: Measure, values: NDArray[np.float64]) -> dict[str, Any]:
-    """`low`, `high`, the name of the colour map, and whether zero is in the middle."""
-    limits = measure_limits(measure, [values])
-    low, high = float(limits.vmin or 0), float(limits.vmax or 0)
-    diverging = measure.cmap in DIVERGING_MAPS or low < 0 < high
+    """`low`, `high`, the name of the colour map, and whether zero is in the middle.
+
+    Ends that the measure does not declare are those of the values.
+    """
+    known = values[np.isfinite(values)]
+    ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    low, high = (end if declared is None else declared for declared, end in zip(measure.range, ends, strict=True))
+    if low >= high:
+        low, high = ends if ends[0] < ends[1] else (ends[0] - 0.5, ends[0] + 0.5)
+    diverging = measure.cmap in DIVERGING_MAPS or (low < 0 < high and ends[0] < 0)
     if diverging:
         low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
     cmap = DIVERGING if diverging and measure.cmap not in DIVERGING_MAPS else measure.cmap
