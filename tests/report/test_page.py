@@ -17,8 +17,8 @@ import pandas as pd
 import pytest
 
 import headscope as hs
-from headscope.files.examples import Example
 from headscope.errors import ConfigError, OutputError
+from headscope.files.examples import Example
 from headscope.report.page.gather import analysis_report, gather, report_of
 from headscope.report.page.numbers import ranked, rounded, spearman, words
 from headscope.report.page.weights import examples_data, pack
