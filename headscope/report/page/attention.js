@@ -66,8 +66,8 @@ function lines(steps, sentence, site, levels) {
   const weight = (query, key) => (steps[query * keys.length + key] / levels) ** 2;
   const height = 20;
   const [left, right, width] = [130, 230, 360];
-  const at = (place) => place * height + 14;
-  const svg = draw('svg', { viewBox: `0 0 ${width} ${Math.max(queries.length, keys.length) * height + 8}`, class: 'lines', role: 'group', 'aria-label': `Attention on: ${sentence.texts.source}` });
+  const at = (place) => place * height + 34;
+  const svg = draw('svg', { viewBox: `0 0 ${width} ${Math.max(queries.length, keys.length) * height + 28}`, class: 'lines', role: 'group', 'aria-label': `Attention on: ${sentence.texts.source}` });
   const drawn = draw('g');
   const status = make('p', { class: 'quiet', role: 'status' }, 'Point at a word on the left, or move with the arrow keys, to see where it looks.');
   const keyTexts = keys.map((subword, place) => draw('text', { x: right + 8, y: at(place) + 4, class: 'word' }, shown(subword)));
@@ -97,11 +97,12 @@ function lines(steps, sentence, site, levels) {
     return moves[event.key] ? place + moves[event.key] : undefined;
   });
   svg.addEventListener('mouseleave', () => show(null));
+  svg.append(draw('text', { x: left - 8, y: 14, class: 'side end' }, 'query'), draw('text', { x: right + 8, y: 14, class: 'side' }, 'key'));
   svg.append(drawn, ...words, ...keyTexts);
   show(null);
   const target = sentence.texts.target ? make('p', { class: 'quiet', dir: 'auto' }, `→ ${sentence.texts.target}`) : null;
   return make('div', {}, make('p', { dir: 'auto' }, sentence.texts.source), target,
-    make('p', { class: 'sides' }, make('span', {}, 'query'), make('span', {}, 'key')), svg, status);
+    svg, status);
 }
 
 /** A subword as the tokenizer writes it, no longer than a line. */

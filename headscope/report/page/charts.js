@@ -24,20 +24,30 @@ function range(values, { zero = false, pad = 0.04 } = {}) {
   return [zero && low === 0 ? 0 : low - more, high + more];
 }
 
+/** Ticks as words, all with the decimals that tell them apart. */
+function tickWords(found, percent = false) {
+  const scale = percent ? 100 : 1;
+  const step = found.length > 1 ? (found[1] - found[0]) * scale : 1;
+  const decimals = Math.min(8, Math.max(0, -Math.floor(Math.log10(step) + 1e-9) + (step / 10 ** Math.floor(Math.log10(step)) === 2.5 ? 1 : 0)));
+  const format = new Intl.NumberFormat('en', { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  return found.map((tick) => `${format.format(tick * scale).replaceAll('-', '−')}${percent ? ' %' : ''}`);
+}
+
 /** Axes of a plane: returns the svg, its scales, and where to draw. */
 function plane({ title, x, y, xLabel, yLabel, width = 460, height = 240, percent = false }) {
-  const edge = { left: 56, right: 12, top: 10, bottom: 40 };
+  const [left, below] = [ticks(y[0], y[1]), ticks(x[0], x[1])];
+  const [leftWords, belowWords] = [tickWords(left), tickWords(below, percent)];
+  const edge = { left: 30 + 6.5 * Math.max(...leftWords.map((word) => word.length)), right: 16, top: 10, bottom: 40 };
   const across = (value) => edge.left + ((value - x[0]) / (x[1] - x[0])) * (width - edge.left - edge.right);
   const up = (value) => height - edge.bottom - ((value - y[0]) / (y[1] - y[0])) * (height - edge.top - edge.bottom);
-  const short = (value) => (percent ? `${number(value * 100)} %` : number(value, 4));
   const svg = draw('svg', { viewBox: `0 0 ${width} ${height}`, class: 'chart', role: 'img', 'aria-label': title });
-  for (const tick of ticks(y[0], y[1])) {
+  left.forEach((tick, place) => {
     svg.append(draw('line', { x1: edge.left, x2: width - edge.right, y1: up(tick), y2: up(tick), class: 'rule' }),
-      draw('text', { x: edge.left - 6, y: up(tick) + 4, class: 'tick end' }, number(tick, 4)));
-  }
-  for (const tick of ticks(x[0], x[1])) {
-    svg.append(draw('text', { x: across(tick), y: height - edge.bottom + 16, class: 'tick middle' }, short(tick)));
-  }
+      draw('text', { x: edge.left - 6, y: up(tick) + 4, class: 'tick end' }, leftWords[place]));
+  });
+  below.forEach((tick, place) => {
+    svg.append(draw('text', { x: across(tick), y: height - edge.bottom + 16, class: 'tick middle' }, belowWords[place]));
+  });
   svg.append(draw('line', { x1: edge.left, x2: width - edge.right, y1: height - edge.bottom, y2: height - edge.bottom, class: 'axis' }),
     draw('text', { x: (edge.left + width - edge.right) / 2, y: height - 6, class: 'tick middle' }, xLabel),
     draw('text', { x: 12, y: edge.top + (height - edge.top - edge.bottom) / 2, class: 'tick middle turned' }, yLabel));
@@ -47,7 +57,7 @@ function plane({ title, x, y, xLabel, yLabel, width = 460, height = 240, percent
 }
 
 /** Curves: each has `points` [x, y, low, high], a `name`, and may be dashed, thin or in steps. */
-function curves({ title, xLabel, yLabel, series, zero = false, percent = false, band = null }) {
+function curves({ title, xLabel, yLabel, series, zero = false, percent = false, band = null, whiskers = false }) {
   const all = series.flatMap((line) => line.points);
   const x = range(all.map((point) => point[0]), { pad: 0.02 });
   const y = range(all.flatMap((point) => point.slice(1)), { zero });
@@ -59,7 +69,11 @@ function curves({ title, xLabel, yLabel, series, zero = false, percent = false, 
   for (const line of series) {
     const points = known(line.points);
     const bounded = points.filter((point) => point[2] !== null && point[2] !== undefined && point[3] !== null);
-    if (bounded.length > 1) svg.append(draw('polygon', { points: area(bounded, 2, 3), fill: line.color, opacity: 0.18 }));
+    if (whiskers) {
+      for (const point of bounded) {
+        svg.append(draw('line', { x1: across(point[0]), x2: across(point[0]), y1: up(point[2]), y2: up(point[3]), stroke: line.color, 'stroke-width': 1.2 }));
+      }
+    } else if (bounded.length > 1) svg.append(draw('polygon', { points: area(bounded, 2, 3), fill: line.color, opacity: 0.18 }));
     const path = points.map((point, place) => {
       const [left, top] = [across(point[0]), up(point[1])];
       if (!place) return `M${left},${top}`;
@@ -132,5 +146,5 @@ function scatter({ title, xLabel, yLabel, points, x, y }) {
     svg.append(draw('circle', { cx: across(point.x), cy: up(point.y), r: 4, class: 'point', click: point.pick },
       draw('title', {}, `${point.name}: ${number(point.x)} and ${number(point.y)}`)));
   }
-  return make('figure', {}, make('figcaption', {}, title), svg);
+  return make('figure', { class: 'square' }, make('figcaption', {}, title), svg);
 }

@@ -24,7 +24,8 @@ function comparisonOf(comparison) {
     made.append(make('p', {}, 'The runs have no measure in common.'));
     return made;
   }
-  made.append(correlations(comparison, a, known), pointwise(comparison, a, b, known));
+  const points = pointwise(comparison, a, b, known);
+  made.append(make('div', { class: 'columns' }, correlations(comparison, a, known), points));
   return made;
 }
 

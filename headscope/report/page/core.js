@@ -189,10 +189,15 @@ function definition(measure) {
   const lines = [make('strong', {}, withUnit(measure))];
   if (measure.analysis) lines.push(make('span', { class: 'quiet' }, ` ${measure.name}, by the analysis ${measure.analysis}`));
   const about = measure.about.split('\n\n')[0] || measure.summary;
-  if (about) lines.push(make('p', {}, about));
+  if (about) lines.push(make('p', {}, prose(about)));
   const ranking = { highest: 'Heads with the highest values matter most', lowest: 'Heads with the lowest values matter most' };
   if (measure.keep) lines.push(make('p', {}, `${ranking[measure.keep]}: the others go first, as ${measure.why}.`));
   return lines;
+}
+
+/** Text in which `names` stand in code. */
+function prose(text) {
+  return text.split('`').map((part, place) => (place % 2 ? make('code', {}, part) : part));
 }
 
 /** A question mark that explains a measure. */
@@ -238,7 +243,9 @@ function measureChoices(data, wanted = () => true) {
 function table(caption, columns, rows) {
   const cell = (value) => (typeof value === 'number' || value === null
     ? make('td', { class: 'number' }, number(value)) : make('td', {}, value));
-  const head = make('tr', {}, columns.map((column) => (column ? make('th', { scope: 'col' }, column) : make('td'))));
+  const numeric = columns.map((_, place) => rows.some((row) => typeof row[place] === 'number'));
+  const head = make('tr', {}, columns.map((column, place) => (
+    column ? make('th', { scope: 'col', class: numeric[place] ? 'number' : null }, column) : make('td'))));
   const body = rows.map(([first, ...rest]) => make('tr', {}, make('th', { scope: 'row' }, first), rest.map(cell)));
   const made = make('table', {}, make('caption', {}, caption), make('thead', {}, head), make('tbody', {}, body));
   return make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption }, made);

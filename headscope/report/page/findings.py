@@ -44,8 +44,9 @@ def compared(first: Data, second: Data, comparison: Data) -> list[str]:
         f"{counted(len(changed), 'head')} of {len(pairs):,} changed function from {first['name']} to {second['name']}"
         + (f": {_some([names[row] for row, _ in changed])}." if changed else ".")
     ]
+    sampled = {measure["name"] for measure in first["measures"] if _sampled(measure)}
     known = [entry for entry in comparison["correlations"] if entry["spearman"] is not None]
-    if known:
+    if known := [entry for entry in known if entry["name"] in sampled] or known:
         titles = {measure["name"]: measure["title"] for measure in first["measures"]}
         best, worst = (choose(known, key=lambda entry: entry["spearman"]) for choose in (max, min))
         text = f"{titles[best['name']]} orders heads most alike in both (rank correlation {words(best['spearman'])})"
@@ -153,14 +154,20 @@ def _importance(data: Data) -> Iterator[str]:
     order = needed(measure)
     if not len(order):
         return
-    most = ", ".join(f"{names[row]} {_value(measure, row)}" for row in order[:FEW])
-    least = ", ".join(f"{names[row]} {_value(measure, row)}" for row in order[::-1][:FEW])
+    few = max(1, min(FEW, len(order) // 2))
+    most = ", ".join(f"{names[row]} {_value(measure, row)}" for row in order[:few])
+    least = ", ".join(f"{names[row]} {_value(measure, row)}" for row in order[::-1][:few])
     yield f"By {measure['title']} the model needs most: {most}."
     yield f"It needs least: {least}."
     low, high = numbers(measure, "low"), numbers(measure, "high")
     if measure["bounds"] is not None and (low < 0).any():
         zero = int(((low <= 0) & (high >= 0)).sum())
-        yield f"Of {counted(zero, 'head')} the interval includes zero: by this text they cannot be told from useless."
+        those = (
+            f"Of {counted(zero, 'head')} the interval includes zero"
+            if zero
+            else "Of no head the interval includes zero"
+        )
+        yield those + (": by this text nobody can tell whether the model needs them." if zero else ".")
     agreement = mean_agreement(data["importance"]) if data.get("importance") else float("nan")
     if np.isfinite(agreement):
         count = len(data["importance"]["measures"])
@@ -190,6 +197,11 @@ def _similarity(data: Data) -> Iterator[str]:
         value, one, other = max(pairs, key=lambda pair: pair[0])
         alike = f"{names[one]} and {names[other]} ({kind['title']} {words(value)})"
         yield f"The two heads most alike within a layer are {alike}."
+
+
+def _sampled(measure: Data) -> bool:
+    """Whether a measure is of a text, and no exact number about parameters."""
+    return measure["bounds"] is not None and measure["bounds"][0] != measure["bounds"][1]
 
 
 def _value(measure: Data, row: int) -> str:

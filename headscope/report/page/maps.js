@@ -32,11 +32,11 @@ function mapOf(data, site, measureName) {
   const widest = Math.max(...counts, 1);
   const title = measureName === FUNCTIONS ? 'functions' : measureOf(data, measureName).title;
   const grid = make('div', {
-    class: widest <= 8 ? 'map few' : 'map', role: 'grid', 'aria-label': `${title}, ${name}: layers down, heads across`, 'aria-rowcount': counts.length + 1,
+    class: widest <= 4 ? 'map fewest' : widest <= 8 ? 'map few' : 'map', role: 'grid', 'aria-label': `${title}, ${name}: layers down, heads across`, 'aria-rowcount': counts.length + 1,
   });
   grid.style.setProperty('--columns', widest);
   const numbers = Array.from({ length: widest }, (_, head) => make('span', { role: 'columnheader', 'aria-label': `head ${head}`, class: 'edge' }, head));
-  grid.append(make('div', { role: 'row' }, make('span', { role: 'columnheader', class: 'edge', 'aria-label': 'layer' }, ''), numbers));
+  grid.append(make('div', { role: 'row' }, make('span', { role: 'columnheader', class: 'edge' }, make('span', { class: 'hidden' }, 'layer')), numbers));
   counts.forEach((count, layer) => {
     const cells = [];
     for (let head = 0; head < widest; head += 1) {
@@ -48,7 +48,7 @@ function mapOf(data, site, measureName) {
   });
   const cells = () => [...grid.querySelectorAll('[data-row]')];
   roving(grid, cells, (place, event) => step(data, cells(), place, event.key));
-  return make('div', { class: 'site' }, make('h4', {}, name), make('div', { class: 'scroll' }, grid));
+  return make('div', { class: 'site' }, make('h3', {}, name), make('div', { class: 'scroll' }, grid));
 }
 
 function cellButton(data, measureName, row) {
@@ -145,7 +145,7 @@ function buildMaps() {
     const picker = choice('Measure', [[FUNCTIONS, 'functions'], ...measureChoices(data)], shown, (value) => change({ measure: value }));
     put(controls, runChoice(), picker, measure ? question(measure) : null);
     put(bar, scaleBar(data, shown));
-    put(small, make('h4', {}, 'Other measures'), thumbs(data, shown));
+    put(small, make('h3', {}, 'At a glance'), thumbs(data, shown));
     put(maps, siteNames(data).map((_, site) => mapOf(data, site, shown)).filter((map) => map.querySelector('[data-row]')));
     mark();
   };
@@ -167,7 +167,7 @@ function buildMaps() {
   });
   show();
   const help = make('p', { class: 'quiet' }, 'Choose a head by a click, or with the arrow keys and Enter; its detail is beside the maps.');
-  return make('div', {}, controls, help, bar, maps, small);
+  return make('div', {}, controls, small, help, maps, bar);
 }
 
 /** The select of the run, where there is more than one. */

@@ -35,7 +35,8 @@ function qualityOf(run, places) {
     if (unpruned !== undefined) points.push(point(cells.kept[unpruned], [unpruned]));
     return { name, color: COLORS[index % COLORS.length], dash: index >= COLORS.length ? '5 3' : null, points: points.sort((one, other) => one[0] - other[0]) };
   });
-  return curves({ title: `${cells.metric[0]} against heads kept`, xLabel: 'heads kept', yLabel: cells.metric[0], series });
+  const metric = cells.metric[0] === 'bleu' ? 'BLEU' : cells.metric[0];
+  return curves({ title: `${metric} against heads kept`, xLabel: 'heads kept', yLabel: metric, series, whiskers: true });
 }
 
 function seriesName(cells, place) { return [cells.method[place], cells.control[place]].filter(Boolean).join(', '); }
@@ -46,7 +47,7 @@ function survivorsOf(run) {
   if (!names.length) return null;
   const whole = run.survivors.unpruned || {};
   const body = make('div', { class: 'maps' });
-  const show = (name) => put(body, Object.keys({ ...whole, ...run.survivors[name] }).map((site) => survivorMap(site, (run.survivors[name] || {})[site] || [], whole[site] || [])));
+  const show = (name) => put(body, run.sites.map((site) => survivorMap(site, (run.survivors[name] || {})[site] || [], whole[site] || [])));
   show(names[0]);
   return make('div', {}, make('h4', {}, 'Heads that stay'), make('div', { class: 'controls' }, choice('Cell', names.map((name) => [name, name]), names[0], show)), body);
 }

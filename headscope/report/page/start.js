@@ -54,7 +54,7 @@ function buildAbout() {
   const known = new Map(analyses.flatMap((data) => data.measures).map((measure) => [measure.analysis || measure.name, measure]));
   const titles = (analysis) => [...new Set(analyses.flatMap((data) => data.measures).filter((measure) => (measure.analysis || measure.name) === analysis).map((measure) => measure.title))];
   made.append(make('dl', {}, [...known].map(([analysis, measure]) => [make('dt', {}, analysis, make('span', { class: 'quiet' }, ` ${titles(analysis).join(', ')}`)),
-    make('dd', {}, (measure.about || 'A column of heads.csv that no installed analysis declares.').split('\n\n').map((paragraph) => make('p', {}, paragraph)))])));
+    make('dd', {}, (measure.about || 'A column of heads.csv that no installed analysis declares.').split('\n\n').map((paragraph) => make('p', {}, prose(paragraph))))])));
   for (const data of analyses) {
     const lists = [['Remarks', data.remarks], ['Left out', data.left_out]].filter(([, lines]) => lines.length);
     made.append(make('h3', {}, `Run ${data.name}`), make('dl', { class: 'facts' }, data.facts.map(([name, value]) => [make('dt', {}, name), make('dd', {}, value)])),

@@ -83,7 +83,7 @@ function buildTable() {
   sorting.key = 'head';
   sorting.down = false;
   build();
-  const frame = make('div', { class: 'scroll tall', tabindex: 0, role: 'region', 'aria-label': 'Table of heads' },
+  const frame = make('div', { class: 'scroll tall', tabindex: 0, role: 'region', 'aria-label': 'Rows of the table' },
     make('table', { id: 'heads-table' }, make('caption', { class: 'hidden' }, 'Heads with their functions and measures'), head, body));
   return make('div', {}, controls, status, frame, make('div', { class: 'controls' }, more, save));
 }
