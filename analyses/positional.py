@@ -13,7 +13,8 @@ from headscope.bootstrap import Estimate, Ratio, interval
 from headscope.config import LabelOptions
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
-from headscope.engine.evidence import LabelTests, evidence_signature, share_p
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
 
 THRESHOLD = 0.9
@@ -24,7 +25,7 @@ class Positional(Analysis):
     """Share of queries whose largest weight lies at each offset (key − query, in subwords); self attention.
 
     A head is positional if one offset holds at least 90 % of the queries (Voita et al. 2019, §5.1), on the evidence of
-    `headscope.engine.evidence`: one test a head, since no two offsets can hold more than half.
+    `headscope.engine.evidence.labels`: one test a head, since no two offsets can hold more than half.
     Where several offsets tie, `offset` is the smallest; where no query counts, it is no number.
     Special tokens are left out as queries and as keys. Causal heads have offset 0 as a trivial place at
     the first position; it counts as everywhere else.

@@ -11,7 +11,8 @@ from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.declarations import HeadFunction, Measure
-from headscope.engine.evidence import LabelTests, above_chance, evidence_signature
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import above_chance
 
 FREQUENT = 500
 SHARE, TIMES_CHANCE = 0.5, 2.0
@@ -27,7 +28,7 @@ class RareWords(Analysis):
     rarest subword are hits. `…_chance` is the mean share of the keys a query sees that are hits.
 
     A head is labelled `rare` if at least half of the queries pick one of the two rarest, and twice as many as by chance
-    (the paper reports 50 % and more, and sets no threshold), on the evidence of `headscope.engine.evidence`: one
+    (the paper reports 50 % and more, and sets no threshold), on the evidence of `headscope.engine.evidence.labels`: one
     test a head, whose p is the larger of both.
     """
 

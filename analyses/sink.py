@@ -11,7 +11,8 @@ from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.declarations import HeadFunction, Measure
-from headscope.engine.evidence import LabelTests, above_chance, evidence_signature
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import above_chance
 from headscope.heads import Site
 
 THRESHOLD, TIMES_CHANCE = 0.5, 2.0
@@ -24,7 +25,7 @@ class Sink(Analysis):
     The first position itself does not count as a query of self attention: in a causal model it can only
     look at itself. A head is labelled `sink` if `sink` or `sink_special` is at least 0.5, and twice what it would be if
     every query looked at all it sees alike (in short sentences much lies on special tokens anyhow), on the evidence of
-    `headscope.engine.evidence`: two tests a head, whose p is the larger of both.
+    `headscope.engine.evidence.labels`: two tests a head, whose p is the larger of both.
     """
 
     name = "sink"

@@ -27,7 +27,8 @@ from headscope.engine.base import (
     max_and_position,
 )
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
-from headscope.engine.evidence import LabelTests, evidence_signature, p_values
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import p_values
 from headscope.heads import HeadId, Site
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
@@ -56,8 +57,8 @@ class Syntactic(Analysis):
     relation's most frequent word offset (the smallest one where several tie; intervals keep it fixed).
     `syntactic_relation` is the one of the largest margin among those that have `--min-instances` (among all where none
     has), the first in the order asked for where several tie. A head is syntactic where it beats the baseline by at
-    least 10 points (Voita et al. 2019, §5.2), on the evidence of `headscope.engine.evidence`: a test for every head,
-    relation and direction, of the difference between head and baseline instance by instance.
+    least 10 points (Voita et al. 2019, §5.2), on the evidence of `headscope.engine.evidence.labels`: a test for every
+    head, relation and direction, of the difference between head and baseline instance by instance.
     `nsubj>` is read from head to dependent, `nsubj<` from dependent to head. UD 2 calls Voita's dobj `obj`.
     """
 

@@ -11,7 +11,8 @@ from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.declarations import HeadFunction, Measure
-from headscope.engine.evidence import LabelTests, evidence_signature, share_p
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
 
 THRESHOLD = 0.5
@@ -23,7 +24,7 @@ class _Pattern(Analysis):
     The column without a suffix is measured on the corpus, `…_random` on random tokens that are repeated
     once (Olsson et al. 2022, §"Induction heads"). Only queries for which the pattern names a key count. A
     head is labelled if the score on random tokens, where content cannot help, is at least 0.5, on the evidence of
-    `headscope.engine.evidence`: one test a head.
+    `headscope.engine.evidence.labels`: one test a head.
     """
 
     version = 2

@@ -39,7 +39,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """Options of analyses that label heads (`headscope.engine.evidence`); their own may inherit them."""
+    """Options of analyses that label heads (`headscope.engine.evidence.labels`); their own may inherit them."""
 
     min_instances: int = option(
         20,

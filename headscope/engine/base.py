@@ -132,8 +132,8 @@ class AnalysisReport:
     """What an analysis found: columns of heads.csv, its own tables and arrays, labels, and remarks.
 
     `unsupported` are labels that the estimates alone would give, with the reason why the evidence does not suffice;
-    `evidence` is that of both, a row of labels.csv each (see `headscope.engine.evidence`). `detail` has arrays of
-    single sentences beside those that the driver collects, by file and by name in it.
+    `evidence` is that of both, a row of labels.csv each (see `headscope.engine.evidence.labels`). `detail` has arrays
+    of single sentences beside those that the driver collects, by file and by name in it.
     """
 
     columns: list[Column] = field(default_factory=list)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from headscope.bootstrap import Array, Bootstrap
 from headscope.data.batching import Omissions
-from headscope.engine.aggregate import Aggregator
+from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
-from headscope.engine.evidence import evidence_table
+from headscope.engine.evidence.labels import evidence_table
+from headscope.engine.evidence.need import agreement_table, need_table
 from headscope.engine.heads_table import heads_table, stacked
 from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.heads import HeadId, Layout, all_heads
@@ -35,9 +36,10 @@ def conclude(
     )
     labels = _joined([report.labels for report in reports])
     unsupported = _joined([report.unsupported for report in reports])
+    heads = heads_table(_measured(aggregator, layout), reports, labels, unsupported)
     return AnalysisResult(
-        heads=heads_table(_measured(aggregator, layout), reports, labels, unsupported),
-        tables=_tables(reporting, reports),
+        heads=heads,
+        tables=_tables(reporting, reports) | _importances(reporting, heads, sums),
         arrays={name: array for report in reports for name, array in report.arrays.items()},
         labels=labels,
         unsupported=unsupported,
@@ -67,6 +69,17 @@ def _tables(reporting: Sequence[Analysis], reports: Sequence[AnalysisReport]) ->
     if any(analysis.functions for analysis in reporting):
         tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
     return tables
+
+
+def _importances(reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums) -> dict[str, pd.DataFrame]:
+    """Every importance of every head, and how much they agree; nothing where none was measured."""
+    asked = [analysis for analysis in reporting if analysis.group == "importance"]
+    measures = [m for analysis in asked for m in analysis.measures if m.keep and m.name in heads]
+    if not measures:
+        return {}
+    statistics = {key: value for analysis in asked for key, value in sums.get(analysis.name, {}).items()}
+    table = need_table(heads, measures, statistics)
+    return {"importance": table, "importance_agreement": agreement_table(heads, measures)}
 
 
 def _signature(analysis: Analysis) -> dict[str, str]:

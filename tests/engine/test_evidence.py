@@ -11,7 +11,8 @@ import torch
 
 from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
 from headscope.engine.base import AnalysisReport
-from headscope.engine.evidence import LabelTests, adjust, p_values, share_p, student_upper_tail
+from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.evidence.significance import adjust, p_values, share_p, student_upper_tail
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.heads import HeadId, Site
 from tests.oracles import evidence, tiny

@@ -1,11 +1,6 @@
 """What a label needs: evidence that a head's true value passes the threshold, not only that its estimate does.
 
-A test asks whether the value over all text of this kind is at most the threshold. The units are sentences: the value
-is a ratio of sums over them, and its variance that of a ratio (Cochran 1977, §6; CR1 of Cameron & Miller 2015), with
-Student's t and as many degrees of freedom as there are sentences of effect, (Σn)² / Σn² − 1 (Kish 1965). For shares
-near 1 sentences that all agree would give no variance at all; so it is taken where the null hypothesis puts the share,
-with the design effect that is observed, and is never less than that of independent instances: Wilson's score test
-(1927) with the effective sample size, which holds its level where Wald's does not (Franco et al. 2019). Percentile
+A test asks whether the value over all text of this kind is at most the threshold (see `significance`). Percentile
 intervals of few sentences are too narrow (Hesterberg 2015), so below ten there are no labels.
 
 All tests of one analysis, of every head and relation and direction that has instances enough, are one family, and
@@ -24,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate
+from headscope.engine.evidence.significance import FALSE_DISCOVERIES, adjust
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -36,9 +31,7 @@ if TYPE_CHECKING:
     from headscope.config import LabelOptions
     from headscope.engine.base import AnalysisReport
 
-FALSE_DISCOVERIES = 0.05
 LEAST_UNITS = 10
-POINTS, WEIGHTS = np.polynomial.legendre.leggauss(96)
 
 Texts = npt.NDArray[np.object_]
 
@@ -142,71 +135,6 @@ class LabelTests:
         if not adjusted <= FALSE_DISCOVERIES:
             return f"p {float(part.p[at]):.2g} is {adjusted:.2g} among {tests} tests"
         return ""
-
-
-def p_values(excess: Tensor, counts: Tensor, *, share: Tensor | Array, null: Tensor | Array | float) -> Array:
-    """One-sided p of Σ excess / Σ counts ≤ 0, for sums of sentences [g *cells].
-
-    `excess` is what each sentence has above the threshold, times its instances. `share` in [0, 1] is the share that is
-    observed and `null` what it would be at the threshold: the variance is that of the null hypothesis.
-    """
-    total = counts.sum(dim=0)
-    mean = excess.sum(dim=0) / total
-    units = (counts > 0).sum(dim=0)
-    squares = (excess - mean * counts).square().sum(dim=0)
-    variance = units / (units - 1).clamp(min=1) * squares / total**2
-    observed = torch.as_tensor(share, dtype=torch.float64).clamp(0, 1)
-    expected = torch.as_tensor(null, dtype=torch.float64).clamp(0, 1)
-    at_null, at_share = expected * (1 - expected), observed * (1 - observed)
-    scaled = variance * torch.where(at_share > 0, at_null / at_share, 1.0).clamp(min=1)
-    error = torch.maximum(scaled, at_null / total).sqrt()
-    statistic = torch.where(mean > 0, mean / error, torch.where(mean < 0, mean / error, 0.0))
-    freedom = (total**2 / counts.square().sum(dim=0) - 1).clamp(min=1).expand(statistic.shape)
-    return student_upper_tail(statistic.numpy(), freedom.numpy())
-
-
-def share_p(total: Tensor, counts: Tensor, *, threshold: float) -> Array:
-    """One-sided p of the mean of numbers in [0, 1] being at most `threshold`, for sums of sentences [g *cells]."""
-    share = total.sum(dim=0) / counts.sum(dim=0)
-    return p_values(total - threshold * counts, counts, share=share, null=threshold)
-
-
-def above_chance(
-    total: Tensor, by_chance: Tensor, counts: Tensor, *, threshold: float, times: float
-) -> tuple[Array, Array]:
-    """One-sided p of a mean of numbers in [0, 1] being at most `threshold`, or at most so many `times` chance.
-
-    Both must be rejected, so it is the larger p (Berger 1982). Sums of sentences [g *cells]; with p comes the threshold
-    that was the higher one.
-    """
-    share, chance = total.sum(dim=0) / counts.sum(dim=0), (times * by_chance).sum(dim=0) / counts.sum(dim=0)
-    against_chance = p_values(total - times * by_chance, counts, share=share, null=chance)
-    p = np.maximum(share_p(total, counts, threshold=threshold), against_chance)
-    return p, np.maximum(threshold, chance.numpy())
-
-
-def student_upper_tail(statistic: Array, freedom: Array) -> Array:
-    """P(T > t) for Student's T with ν degrees of freedom: with t = √ν cot φ the integral of sin^(ν−1) from 0 to φ.
-
-    By 96 points of Gauss and Legendre, below 0 by symmetry; NaN for NaN.
-    """
-    end = np.maximum(np.arctan2(np.sqrt(freedom), np.abs(statistic)), 1e-300)[..., None]  # 0 … π/2
-    power = freedom[..., None] - 1
-    integral = (end / 2 * WEIGHTS * np.exp(power * np.log(np.sin(end / 2 * (POINTS + 1))))).sum(axis=-1)
-    half = torch.from_numpy(np.asarray(freedom)) / 2
-    constant = (torch.lgamma(half + 0.5) - torch.lgamma(half)).exp().numpy() / np.sqrt(np.pi)
-    tail: Array = np.where(statistic < 0, 1 - constant * integral, constant * integral)
-    return tail
-
-
-def adjust(p: Array) -> Array:
-    """Benjamini & Hochberg's adjusted p: at most α exactly where their procedure at α rejects; NaN are no tests."""
-    adjusted = np.full_like(p, np.nan)
-    tested = np.flatnonzero(~np.isnan(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
-    scaled = p[order] * len(order) / np.arange(1, len(order) + 1)
-    adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
-    return adjusted
 
 
 def evidence_signature(options: LabelOptions) -> dict[str, str]:

@@ -1,0 +1,94 @@
+"""Which heads the model needs: every importance beside the others, and whether it can be told from zero.
+
+Importances that have a sign (`ablation`, `shapley`, …) are tested against zero, two-sided, and corrected for all heads
+of the model by Benjamini and Hochberg's procedure at 5 %. Those that are never negative, such as means of absolute
+gradients or distances, cannot be zero on average, so there is nothing to test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headscope.bootstrap import Array, GroupSums
+from headscope.engine.declarations import Measure
+from headscope.engine.evidence.significance import adjust, p_of_difference
+from headscope.heads import HeadId, Site
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Statistics = Mapping[tuple[str, Site, int], GroupSums]
+
+
+def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistics) -> pd.DataFrame:
+    """`importance.csv`: a row per measure and head, with its rank (1: needed most) and the test against zero."""
+    import pandas as pd
+
+    ids = [HeadId(Site(site), layer, head) for site, layer, head in heads[["site", "layer", "head"]].values.tolist()]
+    parts = []
+    for measure in measures:
+        part = heads[["site", "layer", "head"]].assign(measure=measure.name)
+        for end in ("", "_low", "_high"):
+            part[f"value{end}"] = heads[measure.name + end]
+        ascending = measure.keep == "lowest"
+        part["rank"] = heads[measure.name].rank(ascending=ascending, method="min").astype("Int64")
+        part["p"] = _p_of(measure.name, ids, sums)
+        part["p_adjusted"] = adjust(part["p"].to_numpy())
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def agreement_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.DataFrame:
+    """`importance_agreement.csv`: rank correlations of every two measures, over the heads that have both numbers."""
+    import pandas as pd
+
+    signs = {measure.name: 1.0 if measure.keep == "highest" else -1.0 for measure in measures}
+    rows = []
+    for first, second in combinations(signs, 2):
+        pair = np.stack([signs[name] * heads[name].to_numpy(dtype=float) for name in (first, second)])
+        known = pair[:, ~np.isnan(pair).any(axis=0)]
+        rows.append(
+            {
+                "first": first,
+                "second": second,
+                "heads": known.shape[1],
+                "spearman": _spearman(known),
+                "kendall": kendall(known[0], known[1]),
+            }
+        )
+    return pd.DataFrame(rows, columns=["first", "second", "heads", "spearman", "kendall"])
+
+
+def kendall(first: Array, second: Array) -> float:
+    """Kendall's τ-b, which takes ties into account; NaN where one of both is constant."""
+    a, b = (np.sign(values[:, None] - values[None, :]) for values in (first, second))
+    norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / norm if norm else float("nan")
+
+
+def _spearman(pair: Array) -> float:
+    """Spearman's ρ, tied heads with their mean rank; NaN where one of both is constant."""
+    import pandas as pd
+
+    ranks = pd.DataFrame(pair.T).rank().to_numpy().T
+    if ranks.shape[1] < 2 or (np.ptp(ranks, axis=1) == 0).any():
+        return float("nan")
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def _p_of(name: str, ids: Sequence[HeadId], sums: Statistics) -> Array:
+    """p of every head's mean being zero; NaN for what has no sums over sentences, and what is never negative."""
+    p: dict[tuple[Site, int], Array] = {}
+    negative = False
+    for (statistic, site, layer), group_sums in sums.items():
+        if statistic == name and group_sums.total.ndim == 2:
+            total, count = group_sums.total[: group_sums.used], group_sums.count[: group_sums.used]
+            negative = negative or bool((total < 0).any())
+            p[site, layer] = p_of_difference(total, count)
+    if not negative:
+        return np.full(len(ids), np.nan)
+    return np.array([p[head.site, head.layer][head.head] if (head.site, head.layer) in p else np.nan for head in ids])
