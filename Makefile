@@ -10,8 +10,6 @@ TORCH = torch>=2.9,<2.14
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/headscope demo --out demo --force
-	@echo
-	@echo "Done. Look at demo/analysis/figures/heads.png and demo/analysis/heads.csv; demo/pruned is the smaller checkpoint."
 
 # Types are checked beside the tests: on two cores that takes less time than one after the other.
 test: lint browser

@@ -8,6 +8,8 @@ where it saves at least 5 % of the time, or keeps memory flat.
 - allocator: `headscope analyze` of a BERT over the first lines of SOURCE with all default analyses, seconds and MiB;
   off by naming glibc's own threshold in MALLOC_TRIM_THRESHOLD_, which headscope leaves alone.
 - kernels: the same, MiB over 4 × as many lines; off by naming oneDNN's own number of kernels.
+- waiting: `headscope demo` beside a process that keeps a core busy, seconds; off by naming libgomp's own number of
+  spins, with which threads without work keep their core.
 - threads: `headscope demo` beside a process that keeps a core busy, seconds; off by taking every product for large.
 """
 
@@ -22,7 +24,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from demo_busy import busy_core
+from demo_busy import SPINNING, busy_core
 
 from headscope.assets import demo_checkpoint
 
@@ -84,7 +86,9 @@ def main() -> None:
         demo = ["demo", "--out", f"{folder}/demo", "--force"]
         with busy_core():
             pairs = [(cost(demo), cost(demo, code=ALL_THREADS)) for _ in range(given.rounds)]
+            spins = [(cost(demo), cost(demo, environment=SPINNING)) for _ in range(given.rounds)]
         print(compared("threads", [on for on, _ in pairs], [off for _, off in pairs]), flush=True)
+        print(compared("waiting", [on for on, _ in spins], [off for _, off in spins]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""`headscope demo`: analysis and pruning of the small trained model that ships."""
+"""`headscope demo`: a pretrained BERT measured and pruned, a translation model explained, and a page about both."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,51 +12,146 @@ from headscope.cli import console
 from headscope.cli.options import Force
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
 
-    from headscope.api.demo import Demonstration
+    from headscope.api.demo import Demonstration, Part
+
+WIDTH = 80  # of the rules between parts
 
 
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the results.")] = Path("demo"),
     force: Force = False,
 ) -> None:
-    """See what headscope does, on a small translation model that ships with it; needs no network.
+    """See what headscope does, on a pretrained BERT and a small translation model; needs no network.
 
-    Measures every head (relevance, functions), learns which heads can go, cuts them out of the weights, and translates
-    before and after.
+    Finds what the heads of the BERT do, takes half of them out without training, explains translations by relevance and
+    prunes by it, and writes a page about all of it. The BERT comes with `pip install "headscope[demo]"`; without it the
+    translation model, which ships with headscope, is shown alone.
     """
     from headscope.api.demo import run_demonstration
-    from headscope.cli.prune_options import show_choice
     from headscope.cli.prune_remove import show_removed
     from headscope.cli.summary import summary
 
     result = run_demonstration(out, force=force, progress=console.progress)
-    screen = console.out()
-    screen.rule("1  What the heads do")
-    for part in summary(result.analysis):
-        screen.print(part)
-    screen.rule("2  Which can go")
-    show_choice(result.choice, json=False)
-    screen.rule("3  Without them")
-    show_removed(result.removed)
-    screen.print(_scores(result))
-    for figure in result.figures:
-        screen.print(f"look at: {figure}", markup=False, soft_wrap=True)
+    if result.missing:
+        console.say(f"parts 1 and 2 are left out: {result.missing}")
+    if result.bert is not None:
+        _begin("1  What the heads of a pretrained BERT do", functions_found(result.bert))
+        console.show(summary(result.bert.analysis))
+        _begin("2  Half of its heads go, without training", half_removed(result.bert))
+        show_removed(result.bert.removed)
+    _begin("3  Which heads of a translation model its translations rest on", relevance_found(result.translation))
+    console.show(summary(result.translation.analysis))
+    console.show([_scores(result.translation)])
+    _end(result)
 
 
-def _scores(result: Demonstration) -> Table:
-    """BLEU and perplexity of captions that were not used for learning, before and after."""
+def functions_found(part: Part) -> tuple[str, str]:
+    """What was done in part 1, and what came out and why."""
+    study = part.analysis.study
+    evidence = study.tables.get("labels")
+    found = [] if evidence is None else list(_best_of_each(evidence[evidence["given"].astype(bool)]))
+    sinks = sum("sink" in labels for labels in study.labels.values())
+    done = (
+        f"{study.sentences} English sentences with their parses went once through a pretrained BERT; each of its "
+        f"{len(study.heads)} heads got its measures, with intervals."
+    )
+    what = "; ".join(found) or "No head is positional or syntactic beyond doubt on so few sentences"
+    withheld = 0 if evidence is None else int((~evidence["given"].astype(bool)).sum())
+    return done, (
+        f"{what}. {sinks} heads give most of their attention to special tokens, which is where a head goes that finds "
+        f"nothing to do; {withheld} labels that estimates alone would give are withheld for want of evidence."
+    )
+
+
+def _best_of_each(given: pd.DataFrame) -> Iterator[str]:
+    """The clearest positional head and the clearest head of each relation, in words."""
+    given = given.assign(family=given["label"].str.partition(":")[0], detail=given["label"].str.partition(":")[2])
+    row: Any
+    for row in given[given["family"] == "positional"].nlargest(1, "value").itertuples():
+        yield (
+            f"Head {row.layer}.{row.head} looks at the token at offset {row.detail} in {row.value:.0%} of "
+            f"{row.instances:,} positions"
+        )
+    for row in given[given["family"] == "syntactic"].nlargest(2, "value").itertuples():
+        relation, down = row.detail[:-1], row.detail.endswith(">")
+        way = f"to the {relation} of a word" if down else f"from an {relation} to the word it belongs to"
+        yield (
+            f"head {row.layer}.{row.head} points {way} in {row.baseline + row.value:.0%} of "
+            f"{row.instances:,} cases, where the best fixed offset is right in {row.baseline:.0%}"
+        )
+
+
+def half_removed(part: Part) -> tuple[str, str]:
+    """What was done in part 2, and what came out and why."""
+    removed, compensated = part.removed, part.removed.compensated
+    assert compensated is not None
+    text, quality = compensated.text, {name: each.value for name, each in compensated.performance.items()}
+    lost, left = quality["intact"] - quality["removed"], quality["intact"] - quality["refitted"]
+    done = (
+        f"The {len(removed.removal.removed)} of {removed.before.attention_heads} heads that the others can best stand "
+        "in for (obs) were cut out, and what is left of the output projections was refitted in closed form, on "
+        f"{text.calibration.count} sentences."
+    )
+    back = f"{(lost - left) / lost:.0%} of the loss comes back" if left < lost else "here it does not help"
+    return done, (
+        f"On {text.held_out.count} other sentences the cosine of sentence vectors to the intact model's is "
+        f"{quality['refitted']:.3f}, without the refit {quality['removed']:.3f}: {back}, as a refit can give back what "
+        "of the removed heads' output is a linear function of the others'."
+    )
+
+
+def relevance_found(part: Part) -> tuple[str, str]:
+    """What was done in part 3, and what came out and why."""
+    study, removed, scores = part.analysis.study, part.removed, part.scores
+    assert scores is not None
+    heads = study.heads[study.heads["site"] == "encoder-self"]
+    gone = {(head.layer, head.head) for head in removed.removal.removed}
+    measure = part.choice.facts["ranking"]["by"]
+    shares = {(int(row["layer"]), int(row["head"])): float(row[measure]) for row in heads.to_dict("records")}
+    share = sum(shares[head] for head in gone) / sum(shares.values())
+    before, after = (evaluation.scores[0] for evaluation in scores)
+    done = (
+        f"Layer-wise relevance propagation shared what a small English–German model says for {study.sentences} "
+        f"sentences among its {len(study.heads)} heads; the {len(gone)} of {len(heads)} encoder heads with the least "
+        "relevance were removed, and the rest refitted."
+    )
+    tells = "outside what chance" if not after.low <= before.value <= after.high else "inside what chance"
+    return done, (
+        f"{before.name} on captions that had no part in this: {before.value:.1f} before, {after.value:.1f} after "
+        f"(95 %: {after.low:.1f}–{after.high:.1f}). The heads that went had {share:.0%} of the encoder's relevance, "
+        f"where even shares are {len(gone) / len(heads):.0%}; the difference is {tells} does on so small a text."
+    )
+
+
+def _begin(title: str, lines: tuple[str, str]) -> None:
+    """A rule, and the two lines of a part."""
+    console.show(["", f"── {title} ".ljust(WIDTH, "─"), *lines])
+
+
+def _end(result: Demonstration) -> None:
+    figures = [figure for part in result.parts for figure in part.analysis.figures if figure.stem == "heads"]
+    smaller = [f"smaller checkpoint: {part.removed.path}" for part in result.parts]
+    drawn = [f"figure: {figure}" for figure in figures]
+    console.show(["", *smaller, *drawn, f"everything in one page, for a browser: {result.page}"])
+
+
+def _scores(part: Part) -> Table:
+    """BLEU and perplexity of captions that were not used before, with all heads and without those that went."""
     from rich import box
     from rich.table import Table
 
-    sizes = result.removed.before.attention_heads, result.removed.after.attention_heads
-    title = f"100 captions that nothing has learnt from, with {sizes[0]} heads and with {sizes[1]}"
+    assert part.scores is not None
+    sizes = part.removed.before.attention_heads, part.removed.after.attention_heads
+    title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for column in ("before", "95 %", "after", "95 %"):
         table.add_column(column, justify="right")
-    for old, new in zip(result.before.scores, result.after.scores, strict=True):
+    before, after = part.scores
+    for old, new in zip(before.scores, after.scores, strict=True):
         ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
         table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
     return table

@@ -22,7 +22,7 @@ COMMANDS = {
     "evaluate": "Score translations, how well the model predicts a text, or how near it is to the intact one.",
     "translate": "Translate: headscope translate CKPT < text > text. Empty lines stay empty.",
     "convert": "Write a fairseq, MHR, story-of-heads or native Transformer as a native or Hugging Face directory.",
-    "demo": "See what headscope does, on a small translation model that ships with it; needs no network.",
+    "demo": "See what headscope does, on a pretrained BERT and a small translation model; needs no network.",
 }
 """The first line of each command's help. Its module in this folder has a function of its name, or a typer `app`."""
 SHARED = ("analyze", "train", "prune")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import unicodedata
 from importlib import resources
 
+from headscope.assets import captions
+from headscope.data.parses import read_conllu
+
 FOLDER = resources.files("headscope.assets")
 
 
@@ -12,6 +15,11 @@ def lines(name: str) -> list[str]:
     text = (FOLDER / name).read_bytes().decode("utf-8")
     assert text.endswith("\n") and "\r" not in text
     return text[:-1].split("\n")
+
+
+def test_the_parses_of_the_captions_are_of_their_lines() -> None:
+    parses = read_conllu(captions("conllu"))
+    assert [parse.text for parse in parses] == lines("captions.en")
 
 
 def test_captions_are_240_distinct_pairs_of_one_sentence() -> None:

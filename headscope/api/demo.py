@@ -1,136 +1,161 @@
-"""The demonstration on the model that ships: analysis, learned choice of heads, removal, BLEU before and after."""
+"""The demonstration: a pretrained BERT measured and pruned, relevance in the translation model that ships, one page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from headscope.api.analysis import Finished, run_analysis
-from headscope.assets import captions, sample, trained
+from headscope.assets import captions, demo_checkpoint, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.engine.run_files import ANALYSIS
+from headscope.errors import CheckpointError
 from headscope.evaluation.quality import Evaluation, run_evaluation
 from headscope.files.folders import Build
 from headscope.files.output_kind import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
-from headscope.pruning.learning.learn import LearnConfig, run_learning
-from headscope.pruning.learning.subset import SubsetOptions
+from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, Removed, run_removal
 from headscope.pruning.selection import CHOICE, Selection
+from headscope.report.page.write import write_page
 from headscope.version import VERSION
 
+T = TypeVar("T")
 DEMONSTRATION = OutputKind(
     "demonstration",
     "run of `headscope demo`",
     "demo.json",
-    (*ANALYSIS.within("analysis"), *CHOICE.within("gates"), *REMOVAL.within("pruned"), "text/*.en", "text/*.de"),
+    (
+        *(*ANALYSIS.within("bert"), *CHOICE.within("bert-ranking"), *REMOVAL.within("bert-pruned")),
+        *ANALYSIS.within("translation"),
+        *CHOICE.within("translation-ranking"),
+        *REMOVAL.within("translation-pruned"),
+        *("text/*.en", "text/*.de", "text/*.conllu", "page.html"),
+        # What the demonstration of version 0.1.0 wrote, so that --force replaces it.
+        *(*ANALYSIS.within("analysis"), *CHOICE.within("gates"), *REMOVAL.within("pruned")),
+    ),
 )
-LEARN = 140  # captions that gates are learned from; the others are translated
-KEEP = 12  # of the 24 heads of encoder self attention, where Voita et al. 2019 prune the most
-UPDATES = 200
-TOKENS = 1024  # per update: twice as many take twice as long and do not improve the choice
+LEARN = 140  # captions that weights are refitted on; the others are for measuring
+EXPLAINED = 40  # sentences whose translations are explained: a backward pass for each of their tokens
+MEASURE = "lrp"  # what heads of the translation model are ranked by
+SHARE = 0.5  # of the heads that stay
+ROUNDS = 2  # of timing
 
 
 @dataclass(frozen=True)
-class Demonstration:
-    """Results of all steps; `before` and `after` are scores of captions that were not used for learning."""
+class Part:
+    """A model that was measured and pruned; `scores` are of texts that had no part in it, before and after."""
 
     analysis: Finished
     choice: Selection
     removed: Removed
-    before: Evaluation
-    after: Evaluation
-    figures: tuple[Path, ...]
+    scores: tuple[Evaluation, Evaluation] | None = None
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """Results of all parts; without the package of the BERT there is none of it, and `missing` says what to do."""
+
+    bert: Part | None
+    translation: Part
+    page: Path
+    missing: str = ""
+
+    @property
+    def parts(self) -> list[Part]:
+        """Those that there are, in their order."""
+        return [part for part in (self.bert, self.translation) if part is not None]
 
 
 def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no_progress) -> Demonstration:
-    """Analyse the model on the sample corpus, learn which heads to keep, remove the others, evaluate before and after.
+    """Measure and prune both models, and write the page about them.
 
-    `out` has the folders `analysis` (relevance, functions, figures), `gates`, `pruned` (the smaller checkpoint) and
-    `text`. OutputError where `out` has results and `force` is not given.
+    `out` gets, for `bert` and `translation` each, a run of `analyze`, NAME-ranking and NAME-pruned (the smaller
+    checkpoint); `text`, and `page.html`. OutputError where `out` has results and `force` is not given.
     """
     with Build(out, DEMONSTRATION, force=force) as build:
         with build.writing() as temporary:
-            demonstration = _run(temporary, progress)
+            demonstration = _run(temporary, out, progress)
         build.finish({"headscope": VERSION})
     return _moved(demonstration, temporary, out)
 
 
-def _run(out: Path, progress: Progress) -> Demonstration:
-    text = _split(out / "text")
-    analysis = run_analysis(
+def _run(out: Path, final: Path, progress: Progress) -> Demonstration:
+    text, missing, bert = _texts(out / "text"), "", None
+    try:
+        checkpoint = demo_checkpoint()
+    except CheckpointError as error:
+        missing = str(error)
+    else:
+        bert = _bert(checkpoint, out, text, progress)
+    translation = _translation(out, text, progress)
+    parts = [part for part in (bert, translation) if part is not None]
+    _move_in_files(out, final)
+    runs = [folder for part in parts for folder in (part.analysis.folder, part.choice.folder, part.removed.path)]
+    return Demonstration(bert, translation, write_page(runs, out / "page.html"), missing)
+
+
+def _bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress) -> Part:
+    """All heads on parsed sentences; half of them go by how well the others make up for them."""
+    analysis = _analysed(
+        AnalyzeConfig(checkpoint=checkpoint, out=out / "bert", parse=str(text["parsed.conllu"])), progress
+    )
+    calibration: dict[str, Any] = {"source": text["calibration.en"], "valid_source": text["test.en"]}
+    choice = run_ranking(
+        RankConfig(checkpoint=checkpoint, out=out / "bert-ranking", by="obs", fraction=SHARE, **calibration),
+        progress=progress,
+    )
+    return Part(analysis, choice, _removed(checkpoint, out / "bert-pruned", choice, calibration))
+
+
+def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
+    """Relevance of all heads for translations; half of the encoder's go, the least relevant ones."""
+    analysis = _analysed(
         AnalyzeConfig(
             checkpoint=trained(),
-            out=out / "analysis",
+            out=out / "translation",
             source=sample("en"),
             target=sample("de"),
             parse=str(sample("conllu")),
+            max_sentences=EXPLAINED,
             also=("lrp",),
         ),
-        progress=progress,
+        progress,
     )
-    if not analysis.study.complete:
+    options: dict[str, Any] = {
+        "by": MEASURE,
+        "run": analysis.folder,
+        "fraction": SHARE,
+        "sites": ("encoder-self",),
+    }
+    choice = run_ranking(RankConfig(checkpoint=trained(), out=out / "translation-ranking", **options))
+    calibration: dict[str, Any] = {
+        "source": text["learn.en"],
+        "target": text["learn.de"],
+        "valid_source": text["test.en"],
+        "valid_target": text["test.de"],
+    }
+    removed = _removed(trained(), out / "translation-pruned", choice, calibration)
+    before, after = (_scores(path, text, progress) for path in (trained(), str(removed.path)))
+    return Part(analysis, choice, removed, (before, after))
+
+
+def _analysed(config: AnalyzeConfig, progress: Progress) -> Finished:
+    finished = run_analysis(replace(config, examples=6), progress=progress)
+    if not finished.study.complete:
         raise KeyboardInterrupt
-    choice = run_learning(
-        LearnConfig(
-            checkpoint=trained(),
-            out=out / "gates",
-            source=text["learn.en"],
-            target=text["learn.de"],
-            valid_source=text["test.en"],
-            valid_target=text["test.de"],
-            method=SubsetOptions(keep=KEEP),
-            sites=("encoder-self",),
-            freeze="model",
-            updates=UPDATES,
-            batch_tokens=TOKENS,
-        ),
-        progress=progress,
-    )
-    removed = run_removal(
-        RemoveConfig(
-            checkpoint=trained(),
-            out=out / "pruned",
-            heads=",".join(map(str, choice.removed)),
-            source=text["test.en"],
-            target=text["test.de"],
-        )
-    )
-    before, after = (_scores(path, text, progress) for path in (trained(), str(out / "pruned")))
-    return Demonstration(analysis, choice, removed, before, after, tuple(analysis.figures))
+    return finished
 
 
-def _moved(demonstration: Demonstration, temporary: Path, out: Path) -> Demonstration:
-    """A copy with paths below `out` instead of `temporary`."""
-
-    def at(path: Path) -> Path:
-        return out / path.relative_to(temporary)
-
-    figures = tuple(map(at, demonstration.figures))
-    return replace(
-        demonstration,
-        analysis=replace(demonstration.analysis, folder=at(demonstration.analysis.folder), figures=list(figures)),
-        choice=replace(demonstration.choice, folder=at(demonstration.choice.folder)),
-        removed=replace(demonstration.removed, path=at(demonstration.removed.path)),
-        figures=figures,
-    )
-
-
-def _split(folder: Path) -> dict[str, Path]:
-    """Write the captions in two parts, one to learn from and one to translate."""
-    paths = {}
-    for kind in ("en", "de"):
-        lines = captions(kind).read_text(encoding="utf-8").splitlines()
-        for name, part in (("learn", lines[:LEARN]), ("test", lines[LEARN:])):
-            paths[f"{name}.{kind}"] = _written(folder / f"{name}.{kind}", part)
-    return paths
-
-
-def _written(path: Path, lines: Sequence[str]) -> Path:
-    text = "\n".join(lines) + "\n"
-    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+def _removed(checkpoint: str, out: Path, choice: Selection, calibration: dict[str, Any]) -> Removed:
+    """The heads that were chosen cut out, and what is left of the output projections refitted."""
+    heads = ",".join(map(str, choice.removed))
+    options = {"compensate": "least-squares", "rounds": ROUNDS, **calibration}
+    return run_removal(RemoveConfig(checkpoint=checkpoint, out=out, heads=heads, **options))
 
 
 def _scores(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:
@@ -141,3 +166,47 @@ def _scores(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evalu
     if not evaluation.complete:
         raise KeyboardInterrupt
     return evaluation
+
+
+def _texts(folder: Path) -> dict[str, Path]:
+    """Captions in two parts, to refit on and to measure on; what the BERT reads has the sample corpus before them."""
+    paths = {}
+    for kind in ("en", "de"):
+        lines = captions(kind).read_text(encoding="utf-8").splitlines()
+        for name, part in (("learn", lines[:LEARN]), ("test", lines[LEARN:])):
+            paths[f"{name}.{kind}"] = _written(folder / f"{name}.{kind}", part)
+    learnt = captions("en").read_text(encoding="utf-8").splitlines()[:LEARN]
+    known = sample("en").read_text(encoding="utf-8").splitlines()
+    paths["calibration.en"] = _written(folder / "calibration.en", [*known, *learnt])
+    parses = [path.read_text(encoding="utf-8").strip("\n") + "\n" for path in (sample("conllu"), captions("conllu"))]
+    paths["parsed.conllu"] = _written(folder / "parsed.conllu", parses)
+    return paths
+
+
+def _written(path: Path, lines: Sequence[str]) -> Path:
+    text = "\n".join(lines) + "\n"
+    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _moved(value: T, old: Path, new: Path) -> T:
+    """A copy of results with paths below `new` instead of `old`, in names and messages too."""
+    moved: Any = value
+    if isinstance(value, (str, Path)):
+        moved = type(value)(str(value).replace(str(old), str(new)))
+    elif is_dataclass(value) and not isinstance(value, type):
+        changed = {one.name: _moved(getattr(value, one.name), old, new) for one in fields(value) if one.init}
+        moved = replace(value, **changed)
+    elif isinstance(value, dict):
+        moved = {key: _moved(entry, old, new) for key, entry in value.items()}
+    elif type(value) in (list, tuple):
+        moved = type(value)(_moved(entry, old, new) for entry in value)  # type: ignore[attr-defined, call-arg]
+    result: T = moved
+    return result
+
+
+def _move_in_files(folder: Path, new: Path) -> None:
+    """Records name texts by their paths: those that they have when all is in its place."""
+    for path in sorted(folder.rglob("*.json")):
+        text = path.read_text(encoding="utf-8")
+        if str(folder) in text:
+            path.write_text(text.replace(str(folder), str(new)), encoding="utf-8")

@@ -1,7 +1,8 @@
 """Settings of the whole process that make passes on a CPU faster: on in the commands, off for library users.
 
-glibc's allocator, oneDNN's cache and torch's number of threads (`headscope.model.threads`) belong to the process.
-`headscope.cli.main.run` enters `process_settings`; without it nothing here, and no pass, changes them.
+OpenMP's way of waiting, glibc's allocator, oneDNN's cache and torch's number of threads (`headscope.model.threads`)
+belong to the process. `headscope.cli.main.run` enters `process_settings`; without it nothing here, and no pass, changes
+them.
 """
 
 from __future__ import annotations
@@ -18,22 +19,36 @@ TRIM_THRESHOLD = 256 * 2**20
 """Bytes that may lie free at the end of the heap before they go back to the system."""
 KERNELS = 4
 """Prepared kernels that oneDNN keeps: more than the kinds that a float32 pass uses (its GELU, forward and backward)."""
+WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+"""What the OpenMP of GNU and that of Intel and LLVM read: threads without work sleep, and keep no core busy."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # the numbers of mallopt(3)
 _KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 _USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_WAITING_SETTINGS = (*WAITING, "GOMP_SPINCOUNT", "KMP_LIBRARY")
 _allowed = False
 
 
 @contextmanager
 def process_settings() -> Iterator[None]:
-    """Within the block headscope may change settings of the process, as it runs a command and nothing else."""
+    """Within the block headscope may change settings of the process, as it runs a command and nothing else.
+
+    It begins with the way in which threads wait (`WAITING`), unless the user has set that: OpenMP reads it once, when
+    torch is imported. By default a thread that has done its share spins until the others have, for some milliseconds:
+    where another process keeps a core busy, the thread that all wait for cannot run meanwhile.
+    """
     global _allowed
     before, _allowed = _allowed, True
+    chosen = any(name in os.environ for name in _WAITING_SETTINGS)
+    if not chosen:
+        os.environ.update(WAITING)
     try:
         yield
     finally:
         _allowed = before
+        if not chosen:
+            for name in WAITING:
+                os.environ.pop(name, None)
 
 
 def may_change_process() -> bool:

@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ import pytest
 import typer
 
 from headscope.api import demo
-from headscope.assets import sample
+from headscope.api.analysis import Finished, run_analysis
+from headscope.assets import captions, sample
 from headscope.cli import main, prune
 from headscope.formats.base import open_checkpoint
 
@@ -248,23 +251,41 @@ def test_ctrl_c_keeps_what_was_done(
 
 @pytest.mark.slow
 def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the first sentences, with few updates."""
+    """On the first sentences; what it says of them is computed from the results. `make demo` runs it as it stands."""
 
-    def shortened(part: str) -> Path:
-        path = tmp_path / f"sample.{part}"
-        whole, between = sample(part).read_text(encoding="utf-8"), "\n\n" if part == "conllu" else "\n"
-        path.write_text(between.join(whole.split(between)[:17]) + between, encoding="utf-8")
+    def shortened(part: str, original: Callable[[str], Path] = sample, count: int = 17) -> Path:
+        whole, between = original(part).read_text(encoding="utf-8"), "\n\n" if part == "conllu" else "\n"
+        path = tmp_path / f"{original.__name__}.{part}"
+        path.write_text(between.join(whole.split(between)[:count]) + between, encoding="utf-8")
         return path
 
+    def quick(config: AnalyzeConfig, **more: Any) -> Finished:
+        return run_analysis(replace(config, bootstrap=50, figures=config.out.name == "bert"), **more)
+
+    monkeypatch.setattr(demo, "run_analysis", quick)
     monkeypatch.setattr(demo, "sample", shortened)
-    monkeypatch.setattr(demo, "UPDATES", 3)
-    status, shown, _ = headscope("demo", "--out", tmp_path / "demo")
-    assert status == 0 and "17 sentences, 72 heads" in shown and "masked and shrunk logits differ by" in shown
-    figures = tmp_path / "demo" / "analysis" / "figures"
+    monkeypatch.setattr(demo, "captions", partial(shortened, original=captions, count=14))
+    for name, value in {"LEARN": 8, "EXPLAINED": 3, "ROUNDS": 0}.items():
+        monkeypatch.setattr(demo, name, value)
+    status, shown, err = headscope("demo", "--out", tmp_path / "demo")
+    parts = re.split(r"^── (\d) .*─$", shown, flags=re.MULTILINE)
+    assert status == 0 and parts[1::2] == ["1", "2", "3"], err
+    first, second, third = (" ".join(part.split()) for part in parts[2::2])
+    assert first.startswith("31 English sentences with their parses went once through") and "31 sentences, 72" in first
+    assert ".headscope-build" not in shown + (tmp_path / "demo" / "bert-pruned" / "pruning.json").read_text()
+    assert "The 36 of 72 heads" in second and "on 25 sentences" in second and "logits differ by" in second
+    record = json.loads((tmp_path / "demo" / "bert-pruned" / "pruning.json").read_text(encoding="utf-8"))
+    refitted = record["compensation"]["performance"]["refitted"]["value"]
+    assert f"On 6 other sentences the cosine of sentence vectors to the intact model's is {refitted:.3f}" in second
+    assert "for 3 sentences among its 72 heads; the 12 of 24 encoder heads" in third and "captions that had" in third
+    figures = tmp_path / "demo" / "bert" / "figures"
     assert {"heads.png", "relations.png"} <= {path.name for path in figures.iterdir()}
-    heads = pd.read_csv(tmp_path / "demo" / "analysis" / "heads.csv")
+    heads = pd.read_csv(tmp_path / "demo" / "translation" / "heads.csv")
     assert set(heads.site) == {"encoder-self", "decoder-self", "cross"} and heads.lrp.between(0, 1).all()
-    assert sum(open_checkpoint(str(tmp_path / "demo" / "pruned")).layout.values()) == 60
+    for name, left in {"bert": 36, "translation": 60}.items():
+        assert sum(open_checkpoint(str(tmp_path / "demo" / f"{name}-pruned")).layout.values()) == left
+    page = tmp_path / "demo" / "page.html"
+    assert f"for a browser: {page}" in shown and "encoder-self.0.2" in page.read_text(encoding="utf-8")
 
 
 COMMANDS = [

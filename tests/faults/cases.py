@@ -17,6 +17,7 @@ import pytest
 from headscope.api import demo
 from headscope.api.analysis import run_analysis
 from headscope.assets import captions
+from headscope.errors import CheckpointError
 from headscope.formats.native import NATIVE
 from tests.oracles import checkpoints, fairseq
 
@@ -148,15 +149,23 @@ def prepare(inputs: Path) -> None:
 
 @contextmanager
 def short_demo(inputs: Path) -> Iterator[None]:
-    """Within the block `headscope demo` reads few lines and learns little."""
+    """Within the block `headscope demo` reads few lines, and has no BERT."""
     for language in ("en", "de"):
-        lines = captions(language).read_text(encoding="utf-8").splitlines()[:12]
+        lines = captions(language).read_text(encoding="utf-8").splitlines()[:14]
         (inputs / f"captions.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     few: dict[str, Any] = {"max_sentences": 4, "bootstrap": 10, "also": (), "figures": False}
+
+    def no_bert() -> str:
+        raise CheckpointError("it is not installed")
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "captions", lambda language: inputs / f"captions.{language}")
-        patch.setattr(demo, "LEARN", 6)
-        patch.setattr(demo, "UPDATES", 2)
+        patch.setattr(
+            demo, "captions", lambda kind: captions(kind) if kind == "conllu" else inputs / f"captions.{kind}"
+        )
+        patch.setattr(demo, "demo_checkpoint", no_bert)
+        patch.setattr(demo, "LEARN", 8)
+        patch.setattr(demo, "MEASURE", "confidence")
+        patch.setattr(demo, "ROUNDS", 0)
         patch.setattr(demo, "run_analysis", lambda config, **more: run_analysis(replace(config, **few), **more))
         yield
 

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -110,6 +111,37 @@ def test_commands_change_the_process_and_nobody_else(monkeypatch: pytest.MonkeyP
     keep_few_kernels()
     assert seen == [True] and not may_change_process()
     assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
+
+
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}, {"KMP_BLOCKTIME": "3"}])
+def test_threads_of_a_command_sleep_while_they_wait_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
+) -> None:
+    names = ("OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY", "GOMP_SPINCOUNT")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        main, "app", lambda: seen.append({name: os.environ[name] for name in names if name in os.environ})
+    )
+    main.run()
+    assert seen == [own or {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}]
+    assert {name: os.environ[name] for name in names if name in os.environ} == own
+
+
+def test_the_way_of_waiting_is_set_before_torch_is_imported(python: Callable[..., str]) -> None:
+    """OpenMP shows what it has read when it is loaded, which is when torch is."""
+    code = """import os, sys
+os.environ.update(OMP_DISPLAY_ENV="true")
+from headscope.cli import main
+main.app = lambda: __import__("torch")
+assert "torch" not in sys.modules
+os.dup2(1, 2)
+main.run()
+"""
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in python("-c", code)
 
 
 @pytest.mark.slow
