@@ -30,7 +30,17 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def analyses(*, importance: bool) -> str:
     """A section for every analysis, in the order of their columns in heads.csv."""
     chosen = sorted((each for _, each in ANALYSES if (each.group == "importance") == importance), key=lambda e: e.order)
-    return "\n".join(line for each in chosen for line in _analysis(each))
+    rows = (f"| {_link(each)} | {_cell(each.summary)} | {_columns(each)} |" for each in chosen)
+    sections = (line for each in chosen for line in _analysis(each))
+    return "\n".join(["| analysis | what it measures | columns |", "| --- | --- | --- |", *rows, "", *sections])
+
+
+def _link(cls: Any) -> str:
+    return f"[`{cls.name}`](#{anchor(cls.name)})"
+
+
+def _columns(cls: Any) -> str:
+    return ", ".join(f"`{measure.name}`" for measure in cls.measures) or "tables of its own"
 
 
 def _analysis(cls: Any) -> Iterator[str]:
@@ -69,7 +79,7 @@ def _described(cls: Any) -> list[str]:
 def _measure(measure: Measure) -> str:
     low, high = measure.range
     span = "" if low is None and high is None else f"{'…' if low is None else low} to {'…' if high is None else high}"
-    kept = f"the {measure.keep}" if measure.keep else "what `--keep-lowest` or `--keep-highest` says"
+    kept = f"the {measure.keep}" if measure.keep else "as you say"
     return f"| `{measure.name}` | {_cell(measure.label)} | {span or '–'} | {kept} |"
 
 

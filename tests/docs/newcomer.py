@@ -51,7 +51,7 @@ SMALLER = {
     ("prune", "sweep"): f"{LEARNING} --score-sentences 4 --seeds 1 --beam 1 --bootstrap 20",
     ("train",): TINY,
 }
-"""Options that tests add at the end of a command, where the last of two counts: less work in the same way."""
+"""Options that tests give a command: less work in the same way."""
 
 
 class Newcomer:
@@ -91,7 +91,7 @@ class Newcomer:
 
     def _headscope(self, command: Command, words: list[str]) -> None:
         stdin = (self.folder / command.source).read_bytes() if command.source else b""
-        finished = ran([*words, *smaller(words)], stdin=stdin)
+        finished = ran(smaller(words), stdin=stdin)
         assert finished.status == 0 and finished.crash is None, (command.line, finished)
         if command.out:
             (self.folder / command.out).write_text(finished.said, encoding="utf-8")
@@ -128,11 +128,15 @@ def llama(folder: Path) -> None:
 
 
 def smaller(words: list[str]) -> list[str]:
-    """The options of `SMALLER` for a command; of several sizes the first and the last."""
+    """A command with the options of `SMALLER` in place of its own; of several sizes the first and the last."""
     found = [options.split() for name, options in SMALLER.items() if tuple(words[: len(name)]) == name]
     if not found or "--resume" in words:
-        return []
-    refit = ["--calibration-sentences", "16"] if "--compensate" in words and words[1] == "remove" else []
-    sizes = {flag: words[words.index(flag) + 1].split(",") for flag in ("--keep", "--fractions") if flag in words}
-    ends = [(flag, f"{each[0]},{each[-1]}") for flag, each in sizes.items() if len(each) > 2]
-    return [*found[0], *refit, *(part for pair in ends for part in pair)]
+        return words
+    options = dict(zip(found[0][::2], found[0][1::2], strict=True))
+    if "--compensate" in words and words[1] == "remove":
+        options["--calibration-sentences"] = "16"
+    for flag in {"--keep", "--fractions"} & set(words):
+        first, *others = words[words.index(flag) + 1].split(",")
+        options[flag] = ",".join([first, *others[-1:]])
+    kept = [word for place, word in enumerate(words) if word not in options and words[place - 1] not in options]
+    return [*kept, *(part for option in options.items() for part in option)]
