@@ -31,7 +31,7 @@ class LrpOptions:
 
     rules: str = option(
         "",
-        "Rule sets of `lrp`, comma-separated: voita, attnlrp, cp, epsilon, gradient, …; default: what fits.",
+        "Rule sets of `lrp`, comma-separated (an unknown name lists them all); default: what fits.",
         metavar="NAMES",
         refuse_idle=True,
     )

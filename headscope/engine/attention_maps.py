@@ -68,13 +68,13 @@ def _encoded(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[str
 
 
 def _short(checkpoint: Checkpoint, corpus: Corpus, count: int, limit: int) -> Iterator[Sentence]:
-    found = 0
+    taken = 0
     for sentence in corpus.first(LOOKED_AT * count):
-        if found == count:
+        if taken == count:
             return
         sides = _encoded(checkpoint, sentence, limit).values()
         if all(0 < len(side.ids) <= SHORT and not side.cut for side in sides):
-            found += 1
+            taken += 1
             yield sentence
 
 

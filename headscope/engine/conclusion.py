@@ -73,11 +73,11 @@ def _tables(reporting: Sequence[Analysis], reports: Sequence[AnalysisReport]) ->
 
 def _importances(reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums) -> dict[str, pd.DataFrame]:
     """Every importance of every head, and how much they agree; nothing where none was measured."""
-    asked = [analysis for analysis in reporting if analysis.group == "importance"]
-    measures = [m for analysis in asked for m in analysis.measures if m.keep and m.name in heads]
+    importances = [analysis for analysis in reporting if analysis.group == "importance"]
+    measures = [m for analysis in importances for m in analysis.measures if m.keep and m.name in heads]
     if not measures:
         return {}
-    statistics = {key: value for analysis in asked for key, value in sums.get(analysis.name, {}).items()}
+    statistics = {key: value for analysis in importances for key, value in sums.get(analysis.name, {}).items()}
     table = need_table(heads, measures, statistics)
     return {"importance": table, "importance_agreement": agreement_table(heads, measures)}
 

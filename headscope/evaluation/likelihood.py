@@ -179,8 +179,8 @@ def class_counts(logits: Tensor, labels: Tensor, names: int) -> Tensor:
     counts = torch.zeros(len(labels), names, 3, dtype=torch.float64)
     if names:
         row, position = (labels != IGNORED).nonzero(as_tuple=True)
-        wanted, said = labels[row, position].cpu(), logits[row, position].argmax(dim=-1).cpu()
-        for column, (classes, counted) in enumerate(((wanted, said == wanted), (said, None), (wanted, None))):
+        wanted, predicted = labels[row, position].cpu(), logits[row, position].argmax(dim=-1).cpu()
+        for column, (classes, counted) in enumerate(((wanted, predicted == wanted), (predicted, None), (wanted, None))):
             ones = torch.ones(len(row), dtype=torch.float64) if counted is None else counted.double()
             counts[..., column].index_put_((row.cpu(), classes), ones, accumulate=True)
     return counts

@@ -31,8 +31,8 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
     if context.corpus is None:
         raise ConfigError("moments of contexts are measured on text: give --source FILE")
     objective, seed = (context.options.objective, context.options.seed) if gradients else (None, 0)
-    asked = "moments", id(context.checkpoint), id(context.corpus), context.batching
-    key = *asked, objective, seed
+    text_key = "moments", id(context.checkpoint), id(context.corpus), context.batching
+    key = *text_key, objective, seed
     if removed or key not in context.measured:
         with masked(context.checkpoint.model, removed):
             moments = collect_moments(
@@ -40,8 +40,8 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
             )
         if removed:
             return moments
-        context.measured[asked] = context.checkpoint, context.corpus  # no other object gets their ids
-        context.measured[key] = context.measured[(*asked, None, 0)] = moments
+        context.measured[text_key] = context.checkpoint, context.corpus  # no other object gets their ids
+        context.measured[key] = context.measured[(*text_key, None, 0)] = moments
     intact: Moments = context.measured[key]
     return intact
 

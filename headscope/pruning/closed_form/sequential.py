@@ -173,8 +173,8 @@ def _pair_moments(
         calls = zip(*(reader.of(on_device) for reader in readers), strict=True)
         for (intact, stream), (altered, altered_stream) in calls:
             target = intact @ weight.T
-            told = stream is not None and altered_stream is not None
+            followed = stream is not None and altered_stream is not None
             if stream is not None and altered_stream is not None:
                 target = target + stream - altered_stream
-            pair.add(intact, altered, target, stream=told)
+            pair.add(intact, altered, target, stream=followed)
     return pair

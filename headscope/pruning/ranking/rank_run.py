@@ -244,9 +244,9 @@ def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
 
 def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None]) -> Callable[[list[HeadId]], Scores]:
     def counted(removed_heads: list[HeadId]) -> Scores:
-        found = score(removed_heads)
+        scores = score(removed_heads)
         step(1)
-        return found
+        return scores
 
     return counted
 

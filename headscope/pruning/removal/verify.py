@@ -110,15 +110,15 @@ def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], batch: ModelInput
         return logits
 
 
-def max_abs_difference(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference as a share of the largest wanted number (or of 1)."""
-    if found.shape != wanted.shape:
+def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference as a share of the largest expected number (or of 1)."""
+    if actual.shape != expected.shape:
         return float("inf")
-    if not found.numel():
+    if not actual.numel():
         return 0.0
-    same = found == wanted  # -inf too, where a model masks what it must not say; NaN equals nothing
-    difference = (found - wanted).abs().masked_fill(same, 0.0).max()
-    largest = wanted.abs().masked_fill(wanted.isinf(), 0.0).max().clamp(min=1.0)
+    same = actual == expected  # -inf too, where a model masks what it must not say; NaN equals nothing
+    difference = (actual - expected).abs().masked_fill(same, 0.0).max()
+    largest = expected.abs().masked_fill(expected.isinf(), 0.0).max().clamp(min=1.0)
     share = float(difference / largest)
     return share if share == share else float("inf")
 

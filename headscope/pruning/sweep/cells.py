@@ -93,15 +93,15 @@ class SweepContext:
         metric, margin = METRICS.get(self.metric), self.config.tolerance
         floor = metric.floor(self.checkpoint, self.data)
         bootstrap = Bootstrap(seed=self.config.seed, replicates=self.config.bootstrap)
-        found = compare_scores(metric, unpruned, unpruned, bootstrap)
+        baseline = compare_scores(metric, unpruned, unpruned, bootstrap)
         if floor is None:
-            if found.value != 0 or not margin.relative:
+            if baseline.value != 0 or not margin.relative:
                 return None
             return f"the unpruned model's {metric.title} is 0, of which {margin} is nothing; give --margin in its unit"
-        if found.low > floor.value if metric.higher_is_better else found.high < floor.value:
+        if baseline.low > floor.value if metric.higher_is_better else baseline.high < floor.value:
             return None
         return (
-            f"the unpruned model's {metric.title}, {found.value:.3g} ({found.low:.3g} to {found.high:.3g} at 95 %), is "
+            f"the unpruned model's {metric.title}, {baseline.value:.3g} ({baseline.low:.3g} to {baseline.high:.3g} at 95 %), is "
             f"not beyond {floor.value:.3g}, {floor.words}: no loss can be judged against it; give a model that can do "
             "the task, or more text"
         )
