@@ -101,8 +101,8 @@ class SweepContext:
         if baseline.low > floor.value if metric.higher_is_better else baseline.high < floor.value:
             return None
         return (
-            f"the unpruned model's {metric.title}, {baseline.value:.3g} ({baseline.low:.3g} to {baseline.high:.3g} at 95 %), is "
-            f"not beyond {floor.value:.3g}, {floor.words}: no loss can be judged against it; give a model that can do "
+            f"the unpruned model's {metric.title}, {baseline.value:.3g} ({baseline.low:.3g} to {baseline.high:.3g} at "
+            f"95 %), is not beyond {floor.value:.3g}, {floor.words}: no loss can be judged against it; give a model that can do "
             "the task, or more text"
         )
 
