@@ -1,7 +1,7 @@
 """Heads removed without training: every one-pass ranking × what makes up for removed heads, on held-out text.
 
 Run: python benchmarks/closed_form_pruning.py bert|translation|CHECKPOINT --data DIR [--out FILE.csv] [--seeds N]
-     [--calibration N] [--methods NAMES]
+     [--calibration N] [--methods NAMES] [--compensations NAMES]
 
 DIR has Multi30k (train and test_2016_flickr as .gz). A seed draws the calibration sentences from the training text, and
 the order of `random`. `bert` is the pretrained sentence encoder of the extra `dev`; its metrics are the mean cosine of
@@ -117,7 +117,13 @@ def refitted(name: str, context: ScoringContext, heads: Sequence[HeadId]) -> Any
 
 
 def study(
-    checkpoint: Checkpoint, calibration: Corpus, test: Corpus, *, seed: int, methods: Sequence[str]
+    checkpoint: Checkpoint,
+    calibration: Corpus,
+    test: Corpus,
+    *,
+    seed: int,
+    methods: Sequence[str],
+    compensations: Sequence[str] = COMPENSATIONS,
 ) -> Iterator[dict[str, Any]]:
     """A row for every method, number of heads kept, and compensation."""
     began = time.monotonic()
@@ -131,7 +137,7 @@ def study(
     for method in methods:
         removed, ranking = removed_by(method, context)
         for kept, heads in removed.items():
-            for name in COMPENSATIONS:
+            for name in compensations:
                 if name in SEQUENTIAL and (seed > 1 or not method.startswith("obs") or kept not in (48, 24)):
                     continue
                 began = time.monotonic()
@@ -182,6 +188,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--calibration", type=int, default=400)
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--compensations", default=",".join(COMPENSATIONS))
     given = parser.parse_args()
     checkpoint = open_model(given.model)
     options: dict[str, Any] = {"target": given.model == "translation", "tested": 200 if given.model == "bert" else None}
@@ -191,7 +198,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for seed in range(1, given.seeds + 1):
         pair = texts(given.data, seed=seed, count=given.calibration, **options)
-        for row in study(checkpoint, *pair, seed=seed, methods=given.methods.split(",")):
+        for row in study(
+            checkpoint,
+            *pair,
+            seed=seed,
+            **{name: getattr(given, name).split(",") for name in ("methods", "compensations")},
+        ):
             rows.append({"seed": seed, **row})
             print(rows[-1], flush=True)
             pd.DataFrame(rows).to_csv(given.out, index=False, float_format="%.6g")

@@ -102,8 +102,8 @@ class SweepContext:
             return None
         return (
             f"the unpruned model's {metric.title}, {baseline.value:.3g} ({baseline.low:.3g} to {baseline.high:.3g} at "
-            f"95 %), is not beyond {floor.value:.3g}, {floor.words}: no loss can be judged against it; give a model that can do "
-            "the task, or more text"
+            f"95 %), is not beyond {floor.value:.3g}, {floor.words}: no loss can be judged against it; give a model "
+            "that can do the task, or more text"
         )
 
     def check_baseline(self, unpruned: Array) -> None:
