@@ -95,7 +95,7 @@ def _run(out: Path, final: Path, progress: Progress) -> Demonstration:
     translation = _translation(out, text, progress)
     parts = [part for part in (bert, translation) if part is not None]
     _move_in_files(out, final)
-    runs = [folder for part in parts for folder in (part.analysis.folder, part.choice.folder, part.removed.path)]
+    runs = [folder for part in parts for folder in (part.analysis.folder, part.removed.path)]
     return Demonstration(bert, translation, write_page(runs, out / "page.html"), missing)
 
 
