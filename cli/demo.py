@@ -44,7 +44,9 @@ def demo(
         show_removed(result.bert.removed)
     _begin("3  Which heads of a translation model its translations rest on", relevance_found(result.translation))
     console.show(summary(result.translation.analysis))
-    console.show([_scores(result.translation)])
+    sizes = result.translation.removed.before.attention_heads, result.translation.removed.after.attention_heads
+    title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
+    console.show(["", title, _scores(result.translation)])
     _end(result)
 
 
@@ -144,9 +146,7 @@ def _scores(part: Part) -> Table:
     from rich.table import Table
 
     assert part.scores is not None
-    sizes = part.removed.before.attention_heads, part.removed.after.attention_heads
-    title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for column in ("before", "95 %", "after", "95 %"):
         table.add_column(column, justify="right")

@@ -163,6 +163,9 @@ def show_removed(removed: Removed) -> None:
     screen.print(table)
     masked = "masked"
     if removed.compensated is not None:
+        held_out = removed.compensated.text.held_out
+        title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
+        screen.print(Text(title, style="italic"), soft_wrap=True)
         screen.print(_performance_table(removed.compensated))
         masked = "masked" if removed.compensated.options.compensate == "none" else "refitted masked"
     lines = [
@@ -189,10 +192,9 @@ def _performance_table(compensated: Compensated) -> Table:
     from rich import box
     from rich.table import Table
 
-    performance, held_out = compensated.performance, compensated.text.held_out
+    performance = compensated.performance
     objective = performance["intact"].objective
-    title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column({"representation": "cosine to the intact model"}.get(objective, objective), justify="right")
     table.add_column("worse than intact by", justify="right")
