@@ -49,7 +49,13 @@ class Ablation(Analysis):
     needs = frozenset({"objective"})
     summary = "how much worse the objective gets without the head"
     measures = (
-        Measure("ablation", overview=5, keep="highest", why="the objective suffers least without them, one at a time"),
+        Measure(
+            "ablation",
+            signed=True,
+            overview=5,
+            keep="highest",
+            why="the objective suffers least without them, one at a time",
+        ),
     )
     Options = AblationOptions
     layer_index: LayerIndex | None = None

@@ -25,7 +25,7 @@ class Confidence(Analysis):
     name = "confidence"
     order = 10
     summary = "mean largest attention weight (Voita et al. 2019)"
-    measures = (Measure("confidence", overview=1, keep="highest", why=LEAST_SURE),)
+    measures = (Measure("confidence", range=(0, 1), overview=1, keep="highest", why=LEAST_SURE),)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         return {"confidence": heads.over_queries(heads.max_weight)}
@@ -49,7 +49,7 @@ class ConfidenceBase(Analysis):
     name = "confidence.base"
     order = 11
     summary = "the MHR fork's `base`: mean over sentences of the single largest weight"
-    measures = (Measure("confidence_base", keep="highest", why=LEAST_SURE),)
+    measures = (Measure("confidence_base", range=(0, 1), keep="highest", why=LEAST_SURE),)
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
@@ -67,7 +67,7 @@ class ConfidenceAdvanced(Analysis):
     name = "confidence.advanced"
     order = 12
     summary = "the MHR fork's `advanced`: mean over keys of the largest weight any query gives them"
-    measures = (Measure("confidence_advanced", keep="highest", why=LEAST_SURE),)
+    measures = (Measure("confidence_advanced", range=(0, 1), keep="highest", why=LEAST_SURE),)
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

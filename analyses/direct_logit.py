@@ -38,7 +38,9 @@ class DirectLogit(Analysis):
     sites = frozenset({Site.DECODER_SELF, Site.CROSS})
     afterwards = True
     summary = "direct effect of a head on the logit of the reference (Elhage et al. 2021)"
-    measures = (Measure("direct_logit", keep="highest", why="they raise the logit of the reference least"),)
+    measures = (
+        Measure("direct_logit", signed=True, keep="highest", why="they raise the logit of the reference least"),
+    )
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)

@@ -22,7 +22,7 @@ class Distance(Analysis):
     name = "distance"
     order = 30
     summary = "mean distance to the key with the largest weight"
-    measures = (Measure("distance", "mean distance of the argmax", unit="tokens"),)
+    measures = (Measure("distance", "mean distance of the argmax", unit="tokens", range=(0, None)),)
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

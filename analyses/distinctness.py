@@ -42,8 +42,9 @@ class Distinctness(Analysis):
     order = 120
     summary = "cosines, principal angles and effective ranks of the heads' own parameters"
     measures = (
-        *(Measure(f"{name}_{letter}") for name in ("cosine", "overlap") for letter in "qkvo"),
-        *(Measure("rank_qk"), Measure("rank_ov")),
+        *(Measure(f"cosine_{letter}", range=(-1, 1), signed=True) for letter in "qkvo"),
+        *(Measure(f"overlap_{letter}", range=(0, 1)) for letter in "qkvo"),
+        *(Measure("rank_qk", range=(0, None)), Measure("rank_ov", range=(0, None))),
     )
     passes = frozenset()
 

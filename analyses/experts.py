@@ -16,7 +16,7 @@ from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
-from headscope.engine.declarations import Measure
+from headscope.engine.declarations import AnalysisFigure, Measure
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -45,7 +45,14 @@ class ExpertUse(Analysis):
     name = "experts"
     order = 132
     summary = "mixtures of attentive experts: entropy of gates, use of experts, tokens of experts"
-    measures = (Measure("expert_factor"),)
+    measures = (Measure("expert_factor", range=(0, None)),)
+    figures = (
+        AnalysisFigure(
+            "experts",
+            "Mixtures of attentive experts: how much each expert counts, and the tokens that go with it.",
+            "headscope.report.figures.experts:experts_figure",
+        ),
+    )
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)

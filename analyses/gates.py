@@ -15,6 +15,8 @@ from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
 from headscope.model.mixing.gates import open_probability
 
+CLOSED = "the model's own gates close them most"
+
 
 @analysis
 class Gates(Analysis):
@@ -28,9 +30,11 @@ class Gates(Analysis):
     name = "gates"
     order = 131
     summary = "a model's own head gates: value, log_a and the probability of being open"
-    measures = tuple(
-        Measure(name, keep="highest", why="the model's own gates close them most")
-        for name in ("gate", "gate_log_a", "gate_open", "gate_one")
+    measures = (
+        Measure("gate", range=(0, 1), keep="highest", why=CLOSED),
+        Measure("gate_log_a", signed=True, keep="highest", why=CLOSED),
+        Measure("gate_open", range=(0, 1), keep="highest", why=CLOSED),
+        Measure("gate_one", range=(0, 1), keep="highest", why=CLOSED),
     )
     passes = frozenset()
 

@@ -55,7 +55,11 @@ class Gradient(Analysis):
     default = False
     needs = frozenset({"gradient"})
     summary = "sensitivity of the objective to a head's gate (Michel et al. 2019)"
-    measures = (Measure("gradient", overview=4, keep="highest", why="the objective is least sensitive to their gates"),)
+    measures = (
+        Measure(
+            "gradient", range=(0, 1), overview=4, keep="highest", why="the objective is least sensitive to their gates"
+        ),
+    )
     Options = GradientOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

@@ -42,7 +42,7 @@ class IntegratedGradients(Analysis):
     default = False
     needs = frozenset({"objective"})
     summary = "gradient of the objective by the head's gate, integrated from no heads to all"
-    measures = (Measure("integrated_gradients", keep="highest", why="they add least to the objective"),)
+    measures = (Measure("integrated_gradients", signed=True, keep="highest", why="they add least to the objective"),)
     Options = IntegratedGradientsOptions
 
     def __init__(self, run: RunOptions) -> None:

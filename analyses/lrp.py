@@ -70,7 +70,12 @@ class Lrp(Analysis):
     summary = "relevance of heads for what the model says, by layer-wise relevance propagation"
     measures = (
         Measure(
-            "lrp", "LRP relevance", overview=2, keep="highest", why="predictions get the least relevance from them"
+            "lrp",
+            "LRP relevance",
+            range=(0, None),
+            overview=2,
+            keep="highest",
+            why="predictions get the least relevance from them",
         ),
     )
     default = False

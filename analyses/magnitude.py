@@ -33,8 +33,10 @@ class Magnitude(Analysis):
     passes = frozenset()
     summary = "norm of a head's slice of W_O, and product of the norms of all four slices"
     measures = (
-        Measure("magnitude", keep="highest", why="their slices of W_O are the smallest"),
-        Measure("magnitude_all", keep="highest", why="the slices of their four matrices are the smallest"),
+        Measure("magnitude", range=(0, None), keep="highest", why="their slices of W_O are the smallest"),
+        Measure(
+            "magnitude_all", range=(0, None), keep="highest", why="the slices of their four matrices are the smallest"
+        ),
     )
 
     def __init__(self, run: RunOptions) -> None:

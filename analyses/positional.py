@@ -35,7 +35,10 @@ class Positional(Analysis):
     version = 2
     order = 40
     summary = "histogram of argmax offsets; positional if one holds 90 %"
-    measures = (Measure("offset", unit="tokens"), Measure("offset_share", "share of the modal offset"))
+    measures = (
+        Measure("offset", unit="tokens", signed=True),
+        Measure("offset_share", "share of the modal offset", range=(0, 1)),
+    )
     functions = (
         HeadFunction(
             "positional",

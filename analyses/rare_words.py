@@ -37,10 +37,10 @@ class RareWords(Analysis):
     order = 60
     summary = "share of queries whose largest weight is on the rarest token"
     measures = (
-        Measure("rarest", "argmax on the rarest token"),
-        Measure("rarest_two", "argmax on the two rarest"),
-        Measure("rarest_chance"),
-        Measure("rarest_two_chance"),
+        Measure("rarest", "argmax on the rarest token", range=(0, 1)),
+        Measure("rarest_two", "argmax on the two rarest", range=(0, 1)),
+        Measure("rarest_chance", range=(0, 1)),
+        Measure("rarest_two_chance", range=(0, 1)),
     )
     functions = (HeadFunction("rare", "★", "r", "#009e73", "rare: looks at the rarest token", order=3),)
     needs = frozenset({"frequencies"})

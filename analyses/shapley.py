@@ -47,7 +47,13 @@ class Shapley(Analysis):
     needs = frozenset({"objective"})
     summary = "Shapley value: mean gain by the head over random orders of all heads"
     measures = (
-        Measure("shapley", "Shapley value", keep="highest", why="they add least to the objective (Castro et al. 2009)"),
+        Measure(
+            "shapley",
+            "Shapley value",
+            signed=True,
+            keep="highest",
+            why="they add least to the objective (Castro et al. 2009)",
+        ),
     )
     Options = ShapleyOptions
     layer_index: LayerIndex | None = None

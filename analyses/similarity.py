@@ -19,13 +19,28 @@ from headscope.heads import Site
 
 NEAR = 0.02  # ‖a − b‖² against ‖a‖² + ‖b‖², below which a − b is formed
 CONSTANT = 1e-6  # variance, against the second moment, below which a context counts as constant
+COSINE = Measure("cosine", "cosine of contexts", range=(-1, 1), signed=True)
+PAIRS = (
+    COSINE,
+    Measure("l2", "L2 distance of contexts", range=(0, None), cmap="viridis_r"),
+    Measure("cka", "linear CKA of contexts", range=(0, 1)),
+)
+DIVERGENCE = (
+    Measure("js", "Jensen–Shannon divergence of weights", unit="nats", range=(0, math.log(2)), cmap="viridis_r"),
+)
 
 
 @dataclass(frozen=True)
 class FigureOptions:
     """Options of the figure of similarities."""
 
-    measure: str | None = option(None, "cosine (unasked), l2, cka, or js where the run has it.", metavar="NAME")
+    measure: str | None = option(
+        None,
+        f"What is compared: {', '.join(f'{pair.name} ({pair.label})' for pair in (*PAIRS, *DIVERGENCE))}; "
+        f"default: {COSINE.name}.",
+        metavar="NAME",
+    )
+    range: str | None = option(None, "Range of the colours; default: that of the measure.", metavar="LOW,HIGH")
 
 
 @analysis
@@ -43,7 +58,11 @@ class Similarity(Analysis):
     name = "similarity"
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
-    measures = (Measure("similarity_cosine"), Measure("similarity_cka"))
+    measures = (
+        Measure("similarity_cosine", range=(-1, 1), signed=True),
+        Measure("similarity_cka", range=(0, 1)),
+    )
+    pairs = PAIRS
     figures = (
         AnalysisFigure(
             "similarity",
@@ -104,6 +123,7 @@ class JensenShannon(Analysis):
     name = "similarity.js"
     order = 111
     summary = "Jensen–Shannon divergence between the weights of a layer's heads (costs H² maps)"
+    pairs = DIVERGENCE
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

@@ -32,7 +32,10 @@ class Sink(Analysis):
     version = 2
     order = 90
     summary = "mean weight on the first key, and on special tokens"
-    measures = (Measure("sink", "weight on the first key"), Measure("sink_special", "weight on special tokens"))
+    measures = (
+        Measure("sink", "weight on the first key", range=(0, 1)),
+        Measure("sink_special", "weight on special tokens", range=(0, 1)),
+    )
     functions = (HeadFunction("sink", "▼", "s", "#cc79a7", "sink: looks at first or special tokens", order=7),)
     Options = LabelOptions
 

@@ -66,7 +66,7 @@ class Syntactic(Analysis):
     version = 2
     order = 50
     summary = "accuracy on dependency relations, against the best fixed offset"
-    measures = (Measure("syntactic_margin", "syntactic margin over baseline"),)
+    measures = (Measure("syntactic_margin", "syntactic margin over baseline", range=(-0.5, 0.5), signed=True),)
     functions = (
         HeadFunction(
             "syntactic", "▲", "→", "#e69f00", "syntactic: looks along the relation", order=2, detail="relation"

@@ -27,7 +27,14 @@ class Taylor(Analysis):
     default = False
     needs = frozenset({"gradient"})
     summary = "squared first-order effect of a head's removal on the objective (Molchanov et al. 2019)"
-    measures = (Measure("taylor", keep="highest", why="their squared first-order effect on the objective is smallest"),)
+    measures = (
+        Measure(
+            "taylor",
+            range=(0, None),
+            keep="highest",
+            why="their squared first-order effect on the objective is smallest",
+        ),
+    )
     Options = GradientOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

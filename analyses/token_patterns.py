@@ -71,7 +71,7 @@ class PreviousToken(_Pattern):
 
     name = "previous_token"
     summary = "mean weight on the previous token, on the corpus and on repeated random tokens"
-    measures = (Measure("previous_token"), Measure("previous_token_random"))
+    measures = (Measure("previous_token", range=(0, 1)), Measure("previous_token_random", range=(0, 1)))
     functions = (HeadFunction("previous", "◀", "p", "#0072b2", "previous token", order=4),)
 
     def keys(self, heads: HeadBatch) -> Tensor:
@@ -85,7 +85,7 @@ class DuplicateToken(_Pattern):
 
     name = "duplicate_token"
     summary = "mean weight on earlier occurrences of the same token"
-    measures = (Measure("duplicate_token"), Measure("duplicate_token_random"))
+    measures = (Measure("duplicate_token", range=(0, 1)), Measure("duplicate_token_random", range=(0, 1)))
     functions = (HeadFunction("duplicate", "■", "d", "#f0e442", "duplicate token", order=5),)
 
     def keys(self, heads: HeadBatch) -> Tensor:
@@ -98,7 +98,7 @@ class Induction(_Pattern):
 
     name = "induction"
     summary = "mean weight on the token after an earlier occurrence of the same token"
-    measures = (Measure("induction"), Measure("induction_random"))
+    measures = (Measure("induction", range=(0, 1)), Measure("induction_random", range=(0, 1)))
     functions = (HeadFunction("induction", "●", "i", "#d55e00", "induction", order=6),)
 
     def keys(self, heads: HeadBatch) -> Tensor:

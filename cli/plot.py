@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -15,7 +14,8 @@ from typer.core import TyperGroup
 
 from headscope.bounds import WHOLE
 from headscope.cli.failures import Application
-from headscope.cli.options import declared, option_of, parameter, value_of
+from headscope.cli.options import option_of, parameter, value_of
+from headscope.cli.plot_options import FORCE, JSON, FigureOutput, drawing, say, shared_command
 from headscope.engine.declarations import AnalysisFigure, analysis_figures, imported
 from headscope.errors import ConfigError, check_one_given
 
@@ -56,95 +56,96 @@ FilesArg = Annotated[
         metavar="RUN|PICKLE…", help="Directories of runs, pickles of runs, or pickles that the MHR fork wrote."
     ),
 ]
-Out = Annotated[
-    Path,
-    typer.Option(
-        "--out",
-        metavar="PATH",
-        help="File to write: .png, .svg or .pdf. For several runs a directory, or a name with {run} in it.",
-    ),
+TrainedArg = Annotated[
+    list[Path], typer.Argument(metavar="RUN…", help="Directories that `headscope train --out` wrote.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
-Dpi = Annotated[int, typer.Option("--dpi", min=30, max=2400, help="Dots per inch of PNG.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")]
 Measure = Annotated[str, typer.Option("--measure", metavar="NAME", help="Column of heads.csv.")]
-DPI = 200
+Range = Annotated[
+    str | None,
+    typer.Option("--range", metavar="LOW,HIGH", help="Range of the scale, such as 0,1; default: that of the measure."),
+]
 
 
 @app.command()
+@drawing
 def heads(
     runs: FilesArg,
-    out: Out,
+    output: FigureOutput,
     measure: Annotated[
         list[str] | None,
-        typer.Option("--measure", metavar="NAME", help="Column of heads.csv; repeat it for several maps side by side."),
+        typer.Option("--measure", metavar="NAME", help="Column of heads.csv; repeat it for several maps."),
     ] = None,
     sort: Annotated[bool, typer.Option("--sort", help="Sort the heads of each layer by the measure.")] = False,
-    force: Force = False,
-    dpi: Dpi = DPI,
-    as_json: AsJson = False,
+    range: Range = None,
 ) -> None:
     """Layers × heads maps of measures, with the functions of the heads; also of the MHR fork's confidence files."""
     from headscope.report.figures.headmap import heads_figure
     from headscope.report.readers.fork import confidence_run
 
-    draw = _Draw("heads", lambda run: heads_figure(run, measure, sort=sort), from_pickle=confidence_run)
-    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
+    draw = _Draw("heads", lambda run: heads_figure(run, measure, sort=sort, range=range), from_pickle=confidence_run)
+    draw(runs, output)
 
 
 @app.command()
-def functions(runs: RunsArg, out: Out, force: Force = False, dpi: Dpi = DPI, as_json: AsJson = False) -> None:
+@drawing
+def functions(runs: RunsArg, output: FigureOutput) -> None:
     """Which function each head has, and how many heads of each layer have it."""
     from headscope.report.figures.functionmap import functions_figure
 
-    _Draw("functions", functions_figure)(runs, out, force=force, dpi=dpi, as_json=as_json)
+    _Draw("functions", functions_figure)(runs, output)
 
 
 @app.command()
+@drawing
+def rankings(
+    runs: RunsArg,
+    output: FigureOutput,
+    ranking: Annotated[
+        list[str] | None,
+        typer.Option("--ranking", metavar="NAME", help="Column of heads.csv; repeat it; default: all that rank heads."),
+    ] = None,
+) -> None:
+    """Rankings of heads against each other: how much they agree, with intervals, and the ranks of all heads."""
+    from headscope.report.figures.rankings import rankings_figure
+
+    _Draw("rankings", lambda run: rankings_figure(run, ranking))(runs, output)
+
+
+@app.command()
+@drawing
 def faithfulness(
     runs: RunsArg,
-    out: Out,
+    output: FigureOutput,
     metric: Annotated[
         str | None,
         typer.Option("--metric", metavar="NAME", help="Curves of: loss (unasked), accuracy, bleu, or the objective's."),
     ] = None,
-    force: Force = False,
-    dpi: Dpi = DPI,
-    as_json: AsJson = False,
 ) -> None:
     """Heads removed in the order of every ranking: which ranking deserves belief (`analyze --faithfulness`)."""
     from headscope.report.figures.faithfulness import faithfulness_figure
 
-    draw = _Draw("faithfulness", lambda run: faithfulness_figure(run, metric))
-    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
+    _Draw("faithfulness", lambda run: faithfulness_figure(run, metric))(runs, output)
 
 
 @app.command()
+@drawing
 def compare(
-    first: RunArg,
-    second: RunArg,
-    out: Out,
-    measure: Measure = "confidence",
-    force: Force = False,
-    dpi: Dpi = DPI,
-    as_json: AsJson = False,
+    first: RunArg, second: RunArg, output: FigureOutput, measure: Measure = "confidence", range: Range = None
 ) -> None:
     """Two runs side by side: both maps, their difference, and head against head."""
     from headscope.report.figures.compare import compare_figure
-    from headscope.report.layout.save import check_path, write_figure
     from headscope.report.readers.checkpoint import read_run
 
-    check_path(out, force=force)
+    output.check()
     pair = read_run(first), read_run(second)
-    figure = compare_figure(*pair, measure)
-    names = [run.name for run in pair]
-    _say("compare", [(names, write_figure(figure, out, dpi=dpi, force=force))], as_json=as_json)
+    output.write("compare", [run.name for run in pair], compare_figure(*pair, measure, range=range))
 
 
 @app.command()
+@drawing
 def attention(
     run: RunArg,
-    out: Out,
+    output: FigureOutput,
     heads: Annotated[
         str,
         typer.Option("--heads", metavar="LIST", help="Heads of one site: encoder-self.2.5,encoder-self.3.*"),
@@ -157,49 +158,50 @@ def attention(
     target: Annotated[
         str | None, typer.Option("--target", metavar="TEXT", help="The other side, for models that have one.")
     ] = None,
-    force: Force = False,
-    dpi: Dpi = DPI,
-    as_json: AsJson = False,
 ) -> None:
     """Attention maps of chosen heads over one sentence."""
     check_one_given({"--sentence TEXT": sentence, "--index N, a sentence of the run": index})
     from headscope.report.figures.attention import attention_figure
-    from headscope.report.layout.save import check_path, write_figure
     from headscope.report.readers.checkpoint import read_run
     from headscope.report.readers.sentence import sentence_attention
 
-    check_path(out, force=force)
+    output.check()
     opened = read_run(run)
     head_ids = _of_one_site(heads, opened)
     maps = sentence_attention(opened, sentence=sentence, index=index, target=target, heads=head_ids)
     figure = attention_figure(maps.weights, maps.subwords_t, maps.subwords_s, maps.names, run=opened)
-    written = write_figure(figure, out, dpi=dpi, force=force)
-    _say("attention", [([opened.name], written)], as_json=as_json)
+    output.write("attention", [opened.name], figure)
 
 
 @app.command()
+@drawing
 def training(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Directories that `headscope train --out` wrote.")],
-    out: Out,
+    runs: TrainedArg,
+    output: FigureOutput,
     axis: Annotated[
         str, typer.Option("--axis", metavar="NAME", help="What runs from left to right: update, tokens or seconds.")
     ] = "update",
-    force: Force = False,
-    dpi: Dpi = DPI,
-    as_json: AsJson = False,
 ) -> None:
     """Loss, BLEU, and histories of gates, mixing matrices and swaps, of several training runs together."""
     from headscope.report.figures.training import load_history, training_figure
-    from headscope.report.layout.save import check_path, write_figure
 
-    check_path(out, force=force)
+    output.check()
     histories = [load_history(path) for path in runs]
-    figure = training_figure(histories, axis=axis)
-    written = write_figure(figure, out, dpi=dpi, force=force)
-    _say("training", [([history.name for history in histories], written)], as_json=as_json)
+    output.write("training", [history.name for history in histories], training_figure(histories, axis=axis))
 
 
 @app.command()
+@drawing
+def gates(runs: TrainedArg, output: FigureOutput) -> None:
+    """Gates and experts of a mixture (`train mae`) while they learn: entropies, and how much each expert counts."""
+    from headscope.report.figures.experts import gates_figure
+    from headscope.report.figures.training import load_history
+
+    _Draw("gates", gates_figure, load=load_history)(runs, output)
+
+
+@app.command()
+@drawing
 def confidence(
     runs: Annotated[
         list[Path],
@@ -208,19 +210,17 @@ def confidence(
             help="Directories that `headscope train --save-confidence` wrote, or of the MHR fork's epoch-N.pkl.",
         ),
     ],
-    out: Out,
-    force: Force = False,
-    dpi: Dpi = DPI,
-    as_json: AsJson = False,
+    output: FigureOutput,
+    range: Range = None,
 ) -> None:
     """Confidence of every head on the training batches, from epoch to epoch."""
     from headscope.report.figures.confidence import confidence_figure, load_confidence
 
-    draw = _Draw("confidence", confidence_figure, load=load_confidence)
-    draw(runs, out, force=force, dpi=dpi, as_json=as_json)
+    _Draw("confidence", lambda run: confidence_figure(run, range=range), load=load_confidence)(runs, output)
 
 
 @app.command()
+@drawing
 def pruning(
     runs: Annotated[
         list[Path],
@@ -228,7 +228,7 @@ def pruning(
             metavar="SWEEP|RUN…", help="Directories that `headscope prune sweep`, `l0`, `subset` or `rank` wrote."
         ),
     ],
-    out: Out,
+    output: FigureOutput,
     figure: Annotated[
         str | None,
         typer.Option(
@@ -242,19 +242,14 @@ def pruning(
         Path | None,
         typer.Option("--functions", metavar="RUN", help="A run of `headscope analyze` that labels the heads."),
     ] = None,
-    force: Force = False,
-    dpi: Dpi = DPI,
-    as_json: AsJson = False,
 ) -> None:
     """What pruning costs, where the heads that stay are, which functions survive, and how gates learnt."""
     from headscope.report.figures.pruning import pruning_figure
-    from headscope.report.layout.save import check_path, write_figure
     from headscope.report.readers.pruning_runs import load_pruned
 
-    check_path(out, force=force)
+    output.check()
     pruned = load_pruned(runs, functions=functions)
-    written = write_figure(pruning_figure(pruned, figure), out, dpi=dpi, force=force)
-    _say("pruning", [([run.name for run in pruned], written)], as_json=as_json)
+    output.write("pruning", [run.name for run in pruned], pruning_figure(pruned, figure))
 
 
 @app.command()
@@ -266,15 +261,15 @@ def report(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="PAGE.html", help="The page to write.")],
-    force: Force = False,
-    as_json: AsJson = False,
+    force: FORCE = False,
+    as_json: JSON = False,
 ) -> None:
     """One HTML page about runs, which works from disk: findings, maps, table, detail of every head, comparison."""
     from headscope.report.page.write import check_page, write_page
 
     check_page(out, force=force)
     written = write_page(runs, out, force=force)
-    _say("report", [([path.resolve().name for path in runs], written)], as_json=as_json)
+    say("report", [([path.resolve().name for path in runs], written)], as_json=as_json)
 
 
 def _command(figure: AnalysisFigure) -> Any:
@@ -286,7 +281,7 @@ def _command(figure: AnalysisFigure) -> Any:
     hints = get_type_hints(figure.Options)
     declared_options = [option_of(field, hints[field.name], None) for field in fields(figure.Options)]
 
-    def command(**values: Any) -> None:
+    def command(output: FigureOutput, **values: Any) -> None:
         options = {
             option.name: value_of(option.name, hints[option.name], values[option.name]) for option in declared_options
         }
@@ -297,13 +292,11 @@ def _command(figure: AnalysisFigure) -> Any:
             from_pickle=readers[0],
             from_checkpoint=readers[1],
         )
-        draw(values["runs"], values["out"], force=values["force"], dpi=values["dpi"], as_json=values["as_json"])
+        draw(values["runs"], output)
 
-    none = inspect.Parameter.empty
-    parameters = [parameter("runs", runs, none), parameter("out", Out, none), *declared_options]
-    parameters += [parameter("force", Force, False), parameter("dpi", Dpi, DPI), parameter("as_json", AsJson, False)]
+    parameters = [parameter("runs", runs, inspect.Parameter.empty), *declared_options]
     group = Application(add_completion=False)
-    group.command(name=figure.name, help=figure.summary)(declared(command, parameters))
+    group.command(name=figure.name, help=figure.summary)(shared_command(command, parameters))
     return typer.main.get_command(group)
 
 
@@ -321,7 +314,7 @@ class _Draw:
         *,
         from_pickle: Callable[[Path], AnalysisRun] | None = None,
         from_checkpoint: Callable[[Path], AnalysisRun] | None = None,
-        load: Callable[[Path], AnalysisRun] | None = None,
+        load: Callable[[Path], Any] | None = None,
     ) -> None:
         self.name = name
         self.draw = draw
@@ -329,17 +322,17 @@ class _Draw:
         self.from_checkpoint = from_checkpoint
         self.load = load
 
-    def __call__(self, paths: Sequence[Path], out: Path, *, force: bool, dpi: int, as_json: bool) -> None:
+    def __call__(self, paths: Sequence[Path], output: FigureOutput) -> None:
         from headscope.report.layout.save import target_paths, write_figure
         from headscope.report.readers.checkpoint import read_run
 
         read = self.load or partial(read_run, from_pickle=self.from_pickle, from_checkpoint=self.from_checkpoint)
         runs = [read(path) for path in paths]
-        targets = target_paths(out, runs, figure=self.name, force=force)
+        targets = target_paths(output.out, [run.path for run in runs], figure=self.name, force=output.force)
         written = []
         for run, target in zip(runs, targets, strict=True):
-            written.append(([run.name], write_figure(self.draw(run), target, dpi=dpi, force=force)))
-        _say(self.name, written, as_json=as_json)
+            written.append(([run.name], write_figure(self.draw(run), target, dpi=output.dpi, force=output.force)))
+        output.say(self.name, written)
 
 
 def _of_one_site(names: str, run: AnalysisRun) -> list[HeadId]:
@@ -352,16 +345,3 @@ def _of_one_site(names: str, run: AnalysisRun) -> list[HeadId]:
         problem = f"are of {', '.join(sites)}" if sites else "are none"
         raise ConfigError(f"--heads {names!r} {problem}; a figure shows heads of one site, draw one for each")
     return head_ids
-
-
-def _say(figure: str, written: Sequence[tuple[list[str], Path]], *, as_json: bool) -> None:
-    """One line on stdout about the files written."""
-    if as_json:
-        files: list[dict[str, Any]] = [{"figure": figure, "runs": names, "path": str(path)} for names, path in written]
-        typer.echo(json.dumps({"written": files}))
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    line = Text("wrote ").append(", ".join(str(path) for _, path in written), style="bold")
-    Console(soft_wrap=True).print(line)

@@ -149,29 +149,36 @@ def plot(
     name: str = "heads",
     *,
     out: PathName | None = None,
-    dpi: int = 200,
+    dpi: int | None = None,
     force: bool = False,
+    style: str = "screen",
+    width: float | None = None,
+    title: bool = True,
+    signature: bool = True,
     **options: Any,
 ) -> Figure:
     """Draw a figure of a finished run: what `headscope plot NAME` does.
 
     runs: a study, or the folder of a run; two of them for "compare", any number for "training" and "pruning".
-    name: heads, functions, faithfulness or the figure of an analysis (positional, similarity, …) of a study; compare
-        (`measure=`) of two; training (`axis=`) of runs of `train`; pruning (`figure=`, `functions=`) of runs of
-        `prune`.
+    name: heads, functions, rankings, faithfulness or the figure of an analysis (positional, similarity, …) of a study;
+        compare (`measure=`) of two; training (`axis=`) of runs of `train`, gates of one; pruning (`figure=`,
+        `functions=`) of runs of `prune`.
     out: a .png, .svg or .pdf file to write; `dpi` is for PNG, `force` replaces a file that is there.
+    style: screen, or paper, which has letters of print; `width` in inches; whether to write `title` and `signature`.
 
     ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
     """
     from headscope.report.layout.notebooks import show_in_notebook
     from headscope.report.layout.save import check_path, write_figure
+    from headscope.report.layout.style import FigureStyle, figure_style
 
     if out is not None:
         check_path(Path(out), force=force)
     show_in_notebook()
-    figure = _drawn([runs] if isinstance(runs, (Study, str, PathLike)) else list(runs), name, options)
-    if out is not None:
-        write_figure(figure, Path(out), dpi=dpi, force=force)
+    with figure_style(FigureStyle(style, width, title=title, signature=signature)):
+        figure = _drawn([runs] if isinstance(runs, (Study, str, PathLike)) else list(runs), name, options)
+        if out is not None:
+            write_figure(figure, Path(out), dpi=dpi, force=force)
     return figure
 
 

@@ -227,8 +227,9 @@ class Analysis:
 
     `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
     that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.
-    `measures` say how figures show its columns, `functions` are the kinds of its labels, `figures` its own figures
-    (see `headscope.engine.declarations`; what these attributes use must be constants of the file or of that module).
+    `measures` say how figures show its columns, `pairs` its matrices of pairs of heads (in similarity.npz); `functions`
+    are the kinds of its labels, `figures` its own figures (see `headscope.engine.declarations`; what these attributes
+    use must be constants of the file or of that module).
     """
 
     name: ClassVar[str]
@@ -244,6 +245,7 @@ class Analysis:
     passes: ClassVar[frozenset[str]] = frozenset({"text"})
     Options: ClassVar[type[Any]] = NoOptions
     measures: ClassVar[tuple[Measure, ...]] = ()
+    pairs: ClassVar[tuple[Measure, ...]] = ()
     functions: ClassVar[tuple[HeadFunction, ...]] = ()
     figures: ClassVar[tuple[AnalysisFigure, ...]] = ()
 

@@ -27,7 +27,7 @@ from headscope.registry import Registry, unknown
 
 REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
 """The analyses by name; `headscope.engine.base.ANALYSES` is the same registry with its type."""
-LIGHT = {"dataclasses", "typing", "pathlib", "headscope.config", "headscope.errors", "headscope.heads"}
+LIGHT = {"dataclasses", "typing", "pathlib", "math", "headscope.config", "headscope.errors", "headscope.heads"}
 LIGHT |= {__name__}
 """What declarations may import: modules that import no torch."""
 
@@ -37,8 +37,9 @@ class Measure:
     """A column of heads.csv: how figures show it, and which end of it matters when heads are ranked by it.
 
     `title` (default: the name in words) and `unit` stand beside the scale, which goes over `range` (None: to the
-    smallest or largest value that there is) in the matplotlib colour map `cmap`. `overview` is the column's place among
-    the maps that are drawn of every run; 0: it is none of them.
+    smallest or largest value that there is) in the matplotlib colour map `cmap`. Values of a `signed` column lie on
+    both sides of zero, and the sign says something: its scale has zero in the middle of a diverging map. `overview` is
+    the column's place among the maps that are drawn of every run; 0: it is none of them.
 
     `keep` says which heads stay when heads are ranked by the column, those with the "highest" values or with the
     "lowest", and `why` completes "the others are removed first, as …". An empty `keep` is a column without an agreed
@@ -49,10 +50,15 @@ class Measure:
     title: str = ""
     unit: str = ""
     range: tuple[float | None, float | None] = (None, None)
-    cmap: str = "viridis"
+    cmap: str = ""
     overview: int = 0
     keep: Literal["", "highest", "lowest"] = ""
     why: str = ""
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.cmap:
+            object.__setattr__(self, "cmap", "RdBu_r" if self.signed else "viridis")
 
     @property
     def words(self) -> str:
@@ -122,6 +128,7 @@ class Declaration:
     needs: frozenset[str] = frozenset()
     Options: type[Any] = NoOptions
     measures: tuple[Measure, ...] = ()
+    pairs: tuple[Measure, ...] = ()
     functions: tuple[HeadFunction, ...] = ()
     figures: tuple[AnalysisFigure, ...] = ()
 
@@ -177,6 +184,11 @@ def measure_of(column: str) -> Measure:
     """How a column of heads.csv is shown, as its analysis declares it."""
     known = measured_columns()
     return known[column][1] if column in known else Measure(column)
+
+
+def pair_measures() -> dict[str, Measure]:
+    """The measures of pairs of heads that similarity.npz holds where their analysis ran, by name."""
+    return {measure.name: measure for analysis in declarations("pairs") for measure in analysis.pairs}
 
 
 def overview_measures() -> list[str]:
@@ -307,6 +319,8 @@ def _read(module: str, sources: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def _is_light(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Import):
+        return all(alias.name in LIGHT for alias in node.names)
     return isinstance(node, ast.ImportFrom) and node.module in LIGHT
 
 

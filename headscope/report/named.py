@@ -16,12 +16,19 @@ from headscope.registry import unknown
 from headscope.report.figures.faithfulness import faithfulness_figure
 from headscope.report.figures.functionmap import functions_figure
 from headscope.report.figures.headmap import heads_figure
-from headscope.report.layout.save import DPI, write_figure
+from headscope.report.figures.rankings import rankings_figure, ranks_of
+from headscope.report.layout.save import write_figure
 from headscope.report.readers.run import AnalysisRun, MissingTable, load_run
 
 
-def _heads(run: AnalysisRun, *, measure: str | Sequence[str] | None = None, sort: bool = False) -> Figure:
-    return heads_figure(run, [measure] if isinstance(measure, str) else measure, sort=sort)
+def _heads(
+    run: AnalysisRun,
+    *,
+    measure: str | Sequence[str] | None = None,
+    sort: bool = False,
+    range: str | Sequence[float] | None = None,
+) -> Figure:
+    return heads_figure(run, [measure] if isinstance(measure, str) else measure, sort=sort, range=range)
 
 
 def _functions(run: AnalysisRun) -> Figure:
@@ -32,9 +39,14 @@ def _faithfulness(run: AnalysisRun, *, metric: str | None = None) -> Figure:
     return faithfulness_figure(run, metric)
 
 
+def _rankings(run: AnalysisRun, *, ranking: str | Sequence[str] | None = None) -> Figure:
+    return rankings_figure(run, [ranking] if isinstance(ranking, str) else ranking)
+
+
 FIRST: dict[str, Callable[..., Figure]] = {"heads": _heads, "functions": _functions}
-LAST: dict[str, Callable[..., Figure]] = {"faithfulness": _faithfulness}
+LAST: dict[str, Callable[..., Figure]] = {"rankings": _rankings, "faithfulness": _faithfulness}
 """Figures of whole runs, before and after those that analyses declare."""
+FEW = 3  # rankings: fewer are compared when that is asked for
 
 
 def figure_names() -> list[str]:
@@ -67,7 +79,7 @@ def _of_analysis(run: AnalysisRun, name: str, options: dict[str, Any]) -> Figure
     return drawn
 
 
-def draw_standard(run_dir: Path | str, *, dpi: int = DPI) -> list[Path]:
+def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
     """Draw the figures of a run whose tables it has, as PNG in its `figures` folder, replacing older ones.
 
     Returns the files written, in order.
@@ -78,6 +90,8 @@ def draw_standard(run_dir: Path | str, *, dpi: int = DPI) -> list[Path]:
     written = []
     for name, stem in {**{name: name for name in FIRST}, **stems, **{name: name for name in LAST}}.items():
         try:
+            if name == "rankings" and len(ranks_of(run).columns) < FEW:
+                continue
             figure = draw(run, name)
         except MissingTable:
             continue

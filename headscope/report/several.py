@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from headscope.errors import ConfigError
 from headscope.report.figures.compare import compare_figure
+from headscope.report.figures.experts import gates_figure
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.figures.training import load_history, training_figure
 from headscope.report.readers.pruning_runs import load_pruned
@@ -20,15 +21,23 @@ Source = AnalysisRun | Path
 """A run that was read already, or its folder."""
 
 
-def _compare(runs: Sequence[Source], *, measure: str = "confidence") -> Figure:
+def _compare(
+    runs: Sequence[Source], *, measure: str = "confidence", range: str | Sequence[float] | None = None
+) -> Figure:
     if len(runs) != 2:
         raise ConfigError(f"the figure 'compare' is of two runs; {len(runs)} given")
     first, second = (run if isinstance(run, AnalysisRun) else load_run(run) for run in runs)
-    return compare_figure(first, second, measure)
+    return compare_figure(first, second, measure, range=range)
 
 
 def _training(runs: Sequence[Source], *, axis: str = "update") -> Figure:
     return training_figure([load_history(folder) for folder in _folders(runs, "training")], axis=axis)
+
+
+def _gates(runs: Sequence[Source]) -> Figure:
+    if len(runs) != 1:
+        raise ConfigError(f"the figure 'gates' is of one run; {len(runs)} given")
+    return gates_figure(load_history(_folders(runs, "gates")[0]))
 
 
 def _pruning(runs: Sequence[Source], *, figure: str | None = None, functions: str | Path | None = None) -> Figure:
@@ -42,7 +51,12 @@ def _folders(runs: Sequence[Source], name: str) -> list[Path]:
     return [run for run in runs if isinstance(run, Path)]
 
 
-SEVERAL: dict[str, Callable[..., Figure]] = {"compare": _compare, "training": _training, "pruning": _pruning}
+SEVERAL: dict[str, Callable[..., Figure]] = {
+    "compare": _compare,
+    "training": _training,
+    "gates": _gates,
+    "pruning": _pruning,
+}
 
 
 def draw_several(runs: Sequence[Source], name: str, **options: Any) -> Figure:
@@ -50,5 +64,5 @@ def draw_several(runs: Sequence[Source], name: str, **options: Any) -> Figure:
     known = [option for option in inspect.signature(SEVERAL[name]).parameters if option != "runs"]
     for option in options:
         if option not in known:
-            raise ConfigError(f"the figure {name!r} has no option {option!r}; it has {', '.join(known)}")
+            raise ConfigError(f"the figure {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}")
     return SEVERAL[name](runs, **options)

@@ -31,8 +31,8 @@ from headscope.engine.declarations import (
 )
 from headscope.errors import ConfigError
 from headscope.pruning.ranking.criterion import CRITERIA
-from headscope.report.figures import headmap
 from headscope.report.figures.headmap import heads_figure
+from headscope.report.layout.grid import measure_limits
 from headscope.report.named import draw
 from headscope.report.readers.run import load_run
 from tests.oracles.plugin import registered
@@ -122,7 +122,7 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
     )
     monkeypatch.setattr(declarations, "REGISTRY", unread)
     declarations._declarations.cache_clear()
-    attributes = ("Options", "measures", "functions", "figures")
+    attributes = ("Options", "measures", "pairs", "functions", "figures")
     read = {each.name: each for each in declarations.declarations(*attributes)}
     options = analysis_options()
     assert not unread.registered() and "headscope_plugin.last_key" not in sys.modules
@@ -132,7 +132,11 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
     assert options.pop("last_keys").field.metadata["maximum"] == 9
     for name, cls in ANALYSES:
         imported, found = Declaration.of(cls), read.pop(name, Declaration(name))
-        assert found.measures == imported.measures and found.functions == imported.functions, name
+        assert (
+            found.measures == imported.measures
+            and found.pairs == imported.pairs
+            and found.functions == imported.functions
+        ), name
         assert [each.name for each in found.figures] == [each.name for each in imported.figures], name
     assert not read
     expected = analysis_options()
@@ -150,7 +154,7 @@ def test_columns_without_a_declaration_are_shown_by_their_names() -> None:
 def test_scales_go_over_the_declared_range_where_there_are_values_in_it() -> None:
     values = [np.array([0.2, 0.5, np.nan])]
     for range_, expected in (((0, 1), (0, 1)), ((None, 1), (0.2, 1)), ((0, None), (0, 0.5)), ((0.7, None), (0.2, 0.5))):
-        norm = headmap.measure_limits(Measure("x", range=range_), values)
+        norm = measure_limits(Measure("x", range=range_), values)
         assert (norm.vmin, norm.vmax) == expected
 
 

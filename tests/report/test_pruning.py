@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from headscope.cli.main import app
 from headscope.errors import ConfigError
 from headscope.report.figures.pruning import SEVERAL, function_counts, pruning_figure, run_kind
+from headscope.report.layout.methods import CHANCE, method_style
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.report.readers.run import RunError
 
@@ -119,15 +120,20 @@ def words(figure: Figure) -> set[str]:
 
 def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) -> None:
     figure = pruning_figure(load_pruned([sweep(tmp_path / "s")]))
-    assert list(panels(figure)) == ["BLEU", "loss (nats)"]
+    assert list(panels(figure)) == ["BLEU", "loss (nats per token)"]
     table = pd.read_csv(tmp_path / "s" / "sweep.csv").fillna({"control": ""})
     lines = {line.get_label(): line for line in panels(figure)["BLEU"].lines}
     unpruned, *others = lines.values()
     assert set(np.asarray(unpruned.get_ydata())) == {table["value"].iloc[0]}
     assert len(others) == len(METHODS) + 2
     mine = table[(table["method"] == "l0") & (table["control"] == "")].groupby("kept")["value"].mean()
-    drawn = next(line for line in others if np.allclose(line.get_ydata(), mine))
-    assert list(drawn.get_xdata()) == list(SIZES) and drawn.get_linestyle() == "-"
+    whole = [line for line in others if line.get_linestyle() == "-"]
+    assert all(line.get_xydata()[-1].tolist() == [72, table["value"].iloc[0]] for line in whole)  # the unpruned point
+    drawn = next(line for line in whole if np.allclose(line.get_ydata()[:-1], mine))
+    assert list(drawn.get_xdata()) == [*SIZES, 72]
+    assert drawn.get_color() == method_style("l0").color and drawn.get_marker() == method_style("l0").mark
+    random = table[table["method"] == "random"].groupby("kept")["value"].mean()
+    assert next(line for line in whole if np.allclose(line.get_ydata()[:-1], random)).get_color() == CHANCE
     assert sum(line.get_linestyle() == "--" for line in others) == 2
     assert panels(figure)["BLEU"].get_xscale() == "log"
     bands = [each for each in panels(figure)["BLEU"].collections if type(each).__name__ == "FillBetweenPolyCollection"]
@@ -152,7 +158,7 @@ def test_a_sweep_that_has_just_begun_has_one_size(tmp_path: Path) -> None:
 def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> None:
     both = [sweep(tmp_path / "a", controls=False), sweep(tmp_path / "b", metric="perplexity", controls=False)]
     figure = pruning_figure(load_pruned(both), "quality")
-    assert list(panels(figure)) == ["a: BLEU", "a: loss (nats)", "b: perplexity"]
+    assert list(panels(figure)) == ["a: BLEU", "a: loss (nats per token)", "b: perplexity"]
     assert "the same heads per layer, trained from scratch" not in words(figure)
 
 

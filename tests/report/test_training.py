@@ -48,17 +48,23 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
     figure = training_figure([load_history(path) for path in runs(tmp_path)])
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert list(panels) == [
-        "Loss: training (thin) and validation", "BLEU of the validation text", "Gates: entropy",
-        "Alphas: nuclear norm over heads", "Alphas: off-diagonal share", "Swaps by score: pairs in effect",
-        "Swaps: exchanges so far", "Gates: G steps so far", "own number",
+        "Loss of training batches", "Loss of the validation text", "The same, less that of plain",
+        "BLEU of the validation text", "Gates: entropy", "Alphas: nuclear norm over heads · encoder-self",
+        "Alphas: nuclear norm over heads · cross", "Alphas: off-diagonal share · cross",
+        "Swaps by score: pairs in effect · cross", "Swaps: exchanges so far · cross", "Gates: G steps so far",
+        "own number",
     ]  # fmt: skip
     lines = [np.asarray(line.get_xydata()).tolist() for line in panels["BLEU of the validation text"].lines]
     assert lines == [[[50, 1.5], [150, 3.5]]] * 4
-    assert len(panels["Loss: training (thin) and validation"].lines) == 8
-    encoder, cross, opening = panels["Alphas: nuclear norm over heads"].lines
-    assert np.asarray(encoder.get_ydata()).tolist() == [1, 1.1, 1.2] and encoder.get_linestyle() == "-"
-    assert np.asarray(cross.get_ydata()).tolist() == [1, 1.2, 1.4] and cross.get_linestyle() == ":"
+    assert len(panels["Loss of training batches"].lines) == 4
+    encoder, opening = panels["Alphas: nuclear norm over heads · encoder-self"].lines
+    cross, _ = panels["Alphas: nuclear norm over heads · cross"].lines
+    assert np.asarray(encoder.get_ydata()).tolist() == [1, 1.1, 1.2]
+    assert np.asarray(cross.get_ydata()).tolist() == [1, 1.2, 1.4]
     assert np.asarray(opening.get_xdata()).tolist() == [100, 100]
+    limits = {axes.get_ylim() for name, axes in panels.items() if name.startswith("Alphas: nuclear")}
+    assert len(limits) == 1  # the sites of one quantity share an axis
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1
     (entropy,) = panels["Gates: entropy"].lines
     assert np.asarray(entropy.get_xydata()).tolist() == [[100, 1.9], [150, 1.8]]
     words = " ".join(text.get_text() for text in figure.texts)

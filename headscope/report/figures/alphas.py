@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from headscope.report.layout.grid import centred_limits, draw_cells
+from headscope.report.layout.grid import centred_limits, draw_cells, tick_step
 from headscope.report.layout.page import BAR, LABEL, RULE, TICK, Page
 from headscope.report.layout.panels import Panels
+from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.fork import ForkRun
 from headscope.report.readers.run import AnalysisRun, MissingTable, RunError
 
@@ -27,9 +28,10 @@ def alphas_figure(run: AnalysisRun) -> Figure:
     """Every module's matrix on one scale centred at zero, and its singular values on one scale from zero."""
     matrices = alpha_matrices(run)
     heads = max(len(matrix) for matrix in matrices.values())
-    side = heads * max(0.09, min(0.2, 1.6 / heads))
+    pitch = cell_pitch(max(0.09, min(0.2, 1.6 / heads)), heads, besides=LEFT + BAR)
+    side = heads * pitch
     height = ABOVE + side + BETWEEN + BARS + BELOW
-    panels = Panels.plan(run, (LEFT + side, height), widest=12.6)
+    panels = Panels.plan(run, (LEFT + side, height), widest=widest(12.6, besides=BAR), only=matrices)
     page = Page(
         panels.flow.width + BAR,
         panels.flow.height,
@@ -44,19 +46,17 @@ def alphas_figure(run: AnalysisRun) -> Figure:
     }
     largest = max(float(values.max(initial=0)) for values in spectra.values()) or 1.0
     for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
-        if (site, layer) not in matrices:
-            continue
         extent = side * count / heads
         axes = page.axes(left + LEFT, top + ABOVE, extent, extent)
         draw_cells(axes, matrices[site, layer], cmap="RdBu_r", norm=norm, edge=0.3 if heads <= 12 else 0)
-        _label(axes, count)
+        _label(axes, count, pitch)
         title = panels.title((site, layer, count))
         axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
         below = page.axes(left + LEFT, top + ABOVE + extent + BETWEEN, extent, BARS)
         _draw_spectrum(below, spectra[site, layer], largest, first=left == 0)
     bar = ScalarMappable(norm, "RdBu_r")
     page.color_bar(panels.flow.width + 0.1, ABOVE, side, bar, label="weight")
-    return page.figure
+    return page.finished()
 
 
 def alpha_matrices(run: AnalysisRun) -> Matrices:
@@ -78,9 +78,8 @@ def alpha_matrices(run: AnalysisRun) -> Matrices:
     return matrices
 
 
-def _label(axes: Axes, heads: int) -> None:
-    step = 1 if heads <= 8 else 2 if heads <= 16 else 4
-    ticks = np.arange(0, heads, step)
+def _label(axes: Axes, heads: int, pitch: float) -> None:
+    ticks = np.arange(0, heads, tick_step(heads, pitch))
     axes.set_xticks(ticks + 0.5, [str(tick) for tick in ticks])
     axes.set_yticks(ticks + 0.5, [str(tick) for tick in ticks])
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
-from headscope.report.figures.headmap import WIDEST, measure_limits
-from headscope.report.layout.families import Legend, legend_entries
+from headscope.report.figures.headmap import WIDEST
+from headscope.report.layout.families import legend_entries
 from headscope.report.layout.grid import (
     ABOVE,
     BELOW,
@@ -27,8 +27,12 @@ from headscope.report.layout.grid import (
     draw_marks,
     grids_of,
     label_grid,
+    measure_limits,
+    parse_range,
 )
+from headscope.report.layout.legend import Legend
 from headscope.report.layout.page import BAR, GREY, LABEL, Page, flow, shorten, text_width
+from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
 
 SMALL, LARGE = 1.9, 3.2  # inches of a scatter, which is otherwise as high as its maps
@@ -55,7 +59,8 @@ class Map:
     def reach(self) -> float:
         """Inches of the map, or of its title where that is longer: the colour bar stands beyond both."""
         slots: int = self.grid.heads.shape[1]
-        return max(slots * cell_size(slots)[0], text_width(self.title, LABEL, weight="bold"))
+        title = min(text_width(self.title, LABEL, weight="bold"), widest(WIDEST, besides=LEFT + BAR + 0.1))
+        return max(slots * cell_size(slots)[0], title)
 
 
 @dataclass(frozen=True)
@@ -74,14 +79,24 @@ class Scatter:
         return LEFT + 0.1 + self.side, ABOVE + self.side + BELOW
 
 
-def compare_figure(run_a: AnalysisRun, run_b: AnalysisRun, measure: str = "confidence") -> Figure:
-    """Site by site: run A, run B, B − A where the layouts agree, and a scatter."""
+def compare_figure(
+    run_a: AnalysisRun,
+    run_b: AnalysisRun,
+    measure: str = "confidence",
+    *,
+    range: str | Sequence[float] | None = None,
+) -> Figure:
+    """Site by site: run A, run B, B − A where the layouts agree, and a scatter.
+
+    Both maps go over the range that the measure declares, or over `range` (`0,1`).
+    """
     for run in (run_a, run_b):
         run.require(measure)
-    parts, breaks = _parts(run_a, run_b, measure)
-    laid = flow([part.size for part in parts], WIDEST, gap=(0.25, 0.15), breaks=frozenset(breaks))
+    limits = parse_range(range) or _limits(run_a, run_b, measure)
+    parts, breaks = _parts(run_a, run_b, measure, limits)
+    laid = flow([part.size for part in parts], widest(WIDEST), gap=(0.25, 0.15), breaks=frozenset(breaks))
     marks = [mark for part in parts if isinstance(part, Map) and part.marks for mark in part.grid.marks]
-    legend = Legend.plan(legend_entries(marks, boxed=False), max(laid.width, 4.6))
+    legend = Legend.plan(legend_entries(marks, boxed=False), widest(max(laid.width, 4.6)))
     names = _names(run_a, run_b)
     page = Page(
         laid.width,
@@ -90,25 +105,28 @@ def compare_figure(run_a: AnalysisRun, run_b: AnalysisRun, measure: str = "confi
         subtitle=f"A {names[0]}: {run_a.model} · {run_a.data}\nB {names[1]}: {run_b.model} · {run_b.data}",
         footer=f"A {run_a.signature}\nB {run_b.signature}",
     )
-    limits = _limits(run_a, run_b, measure)
     for part, corner in zip(parts, laid.corners, strict=True):
         if isinstance(part, Map):
             _draw_map(page, part, corner, label=measure_of(measure).label)
         else:
-            _draw_scatter(page, part, corner, limits)
+            _draw_scatter(page, part, corner, limits, measure_of(measure).words)
     legend.draw(page, laid.height)
-    return page.figure
+    return page.finished()
 
 
-def _parts(run_a: AnalysisRun, run_b: AnalysisRun, measure: str) -> tuple[list[Map | Scatter], list[int]]:
-    """The maps and scatters in order, and where each site starts."""
-    norm, cmap = _limits(run_a, run_b, measure), measure_of(measure).cmap
+def _parts(
+    run_a: AnalysisRun, run_b: AnalysisRun, measure: str, norm: Normalize
+) -> tuple[list[Map | Scatter], list[int]]:
+    """The maps and scatters in order, and where each site starts; sites without a value in either run are left out."""
+    cmap = measure_of(measure).cmap
     sides = [{grid.site: grid for grid in grids_of(run, measure)} for run in (run_a, run_b)]
     pairs = [(site, sides[0][site], sides[1][site]) for site in sides[0] if site in sides[1]]
     if not pairs:
         raise ConfigError(
             f"runs {run_a.name} and {run_b.name} share no site: {', '.join(run_a.layout)} and {', '.join(run_b.layout)}"
         )
+    valued = [pair for pair in pairs if any(np.isfinite(grid.values).any() for grid in pair[1:])]
+    pairs = valued or pairs
     agree = {site: run_a.layout[site] == run_b.layout[site] for site, _, _ in pairs}
     differences = [_difference(a, b) for site, a, b in pairs if agree[site]]
     around = centred_limits([grid.values for grid in differences])
@@ -153,23 +171,24 @@ def _draw_map(page: Page, part: Map, corner: tuple[float, float], *, label: str)
     shades = draw_cells(axes, part.grid.values, cmap=part.cmap, norm=part.norm)
     if part.marks:
         draw_marks(axes, part.grid, shades, cell=cell)
-    label_grid(axes, part.grid, title=part.title)
+    label_grid(axes, part.grid, title=shorten(part.title, part.reach, LABEL, weight="bold"), cell=cell[0])
     bar = ScalarMappable(part.norm, part.cmap)
     name = label if part.marks else f"difference in {label}"
-    page.color_bar(left + part.reach + 0.1, top, layers * cell[1], bar, label=name)
+    page.color_bar(left + part.reach + 0.1, top, layers * cell[1], bar, label=name, values=[part.grid.values])
 
 
-def _draw_scatter(page: Page, part: Scatter, corner: tuple[float, float], limits: Normalize) -> None:
+def _draw_scatter(page: Page, part: Scatter, corner: tuple[float, float], limits: Normalize, words: str) -> None:
     axes = page.axes(corner[0] + LEFT + 0.1, corner[1] + ABOVE, part.side, part.side)
     low, high = float(limits.vmin or 0), float(limits.vmax or 0)
     edge = (high - low) * 0.05
     axes.plot([low, high], [low, high], color=GREY, linewidth=0.6, zorder=1)
     axes.scatter(part.x, part.y, s=9, color="#0072b2", alpha=0.65, linewidths=0, zorder=2)
     axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge))
-    axes.locator_params(nbins=4)
+    axes.locator_params(nbins=5)
     axes.tick_params(length=2, width=0.4)
-    axes.set_xlabel("A", size=LABEL, labelpad=1.5)
-    axes.set_ylabel("B", size=LABEL, labelpad=2)
+    words = shorten(words, part.side - 0.2, LABEL)
+    axes.set_xlabel(f"A: {words}", size=LABEL, labelpad=1.5)
+    axes.set_ylabel(f"B: {words}", size=LABEL, labelpad=2)
     axes.set_title(_scatter_title(part), size=LABEL, loc="left", pad=3, weight="bold")
 
 

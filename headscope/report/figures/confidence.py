@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,23 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from headscope.errors import DataError
 from headscope.files.reading import read_object
-from headscope.report.figures.training import COLORS, DASHES
-from headscope.report.layout.families import Legend
-from headscope.report.layout.grid import shared_limits
-from headscope.report.layout.page import LABEL, RULE, TICK, Page
+from headscope.report.layout.charts import chart, share_limits
+from headscope.report.layout.grid import parse_range
+from headscope.report.layout.legend import Entry, Legend
+from headscope.report.layout.methods import COLORS
+from headscope.report.layout.page import Dashes, Page, Swatch
+from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.fork import ForkRun, confidence_run
 from headscope.report.readers.run import AnalysisRun, RunError
 
 WIDTH, HEIGHT = 1.9, 1.15  # inches of the axes of one panel
 LEFT, ABOVE, BELOW = 0.46, 0.22, 0.32
 FILE = re.compile(r"epoch-(\d{1,9})\.pkl")
+DASHES: tuple[Dashes, ...] = ("-", "--", ":")
 MANY = 30  # more epochs than this are lines without points
 
 
@@ -82,12 +84,17 @@ def _stacked(runs: list[ForkRun]) -> dict[tuple[str, int], NDArray[np.float64]]:
     return scores
 
 
-def confidence_figure(run: ConfidenceHistory) -> Figure:
-    """A panel for every layer (rows) of every site (columns), a line for every head, one scale for all."""
+def confidence_figure(run: ConfidenceHistory, *, range: str | Sequence[float] | None = None) -> Figure:
+    """A panel for every layer (rows) of every site (columns), a line for every head, one scale for all.
+
+    The scale is that of all values, or `range` (`0,1`).
+    """
+    limits = parse_range(range)
+    sites = [site for site in run.layout if any(key[0] == site for key in run.scores)]
     layers = max(map(len, run.layout.values()))
-    heads = max(values.shape[1] for values in run.scores.values())
-    width = len(run.layout) * (LEFT + WIDTH)
-    legend = Legend.plan([("    ", COLORS[head], f"head {head}{_more(head, heads)}") for head in _colors(heads)], width)
+    wide = cell_pitch(WIDTH, len(sites), besides=len(sites) * LEFT, least=0.4)
+    width = len(sites) * (LEFT + wide)
+    legend = Legend.plan(_entries(run), widest(max(width, 4.6)))
     page = Page(
         width,
         layers * (ABOVE + HEIGHT + BELOW) + legend.height,
@@ -95,16 +102,22 @@ def confidence_figure(run: ConfidenceHistory) -> Figure:
         subtitle=f"{run.name} · {run.data}",
         footer=run.signature,
     )
-    limits = shared_limits(list(run.scores.values()))
-    for column, site in enumerate(run.layout):
-        for layer in range(len(run.layout[site])):
+    panels = []
+    for column, site in enumerate(sites):
+        for layer, _ in enumerate(run.layout[site]):
             if (site, layer) in run.scores:
-                left, top = column * (LEFT + WIDTH) + LEFT, layer * (ABOVE + HEIGHT + BELOW) + ABOVE
-                axes = page.axes(left, top, WIDTH, HEIGHT)
+                left, top = column * (LEFT + wide) + LEFT, layer * (ABOVE + HEIGHT + BELOW) + ABOVE
+                axes = page.axes(left, top, wide, HEIGHT)
+                label = "confidence" if column == 0 else ""
+                chart(axes, title=f"{site}.{layer}", xlabel="epoch", ylabel=label, width=wide, whole=(True, False))
                 _draw(axes, run.epochs, run.scores[site, layer])
-                _label(axes, f"{site}.{layer}", (float(limits.vmin or 0), float(limits.vmax or 0)))
+                panels.append(axes)
+    share_limits(panels)
+    if limits is not None:
+        for axes in panels:
+            axes.set_ylim(limits.vmin, limits.vmax)
     legend.draw(page, layers * (ABOVE + HEIGHT + BELOW))
-    return page.figure
+    return page.finished()
 
 
 def _draw(axes: Axes, epochs: tuple[int, ...], scores: NDArray[np.float64]) -> None:
@@ -120,23 +133,10 @@ def _draw(axes: Axes, epochs: tuple[int, ...], scores: NDArray[np.float64]) -> N
         )
 
 
-def _label(axes: Axes, title: str, limits: tuple[float, float]) -> None:
-    room = 0.04 * (limits[1] - limits[0])
-    axes.set_ylim(limits[0] - room, limits[1] + room)
-    axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
-    axes.set_xlabel("epoch", size=TICK, labelpad=1)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.tick_params(length=2, width=0.4, color=RULE)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(linewidth=0.3, color="#e4e4e4")
-    axes.set_axisbelow(True)
-
-
-def _colors(heads: int) -> range:
-    return range(min(heads, len(COLORS)))
-
-
-def _more(head: int, heads: int) -> str:
-    """Heads beyond the colours have the same ones again, dashed, then dotted."""
-    return "".join(f", {same_color}" for same_color in range(head + len(COLORS), heads, len(COLORS)))
+def _entries(run: ConfidenceHistory) -> list[Entry]:
+    """A line for each head; heads beyond the colours have the same ones again, dashed, then dotted."""
+    heads = max(values.shape[1] for values in run.scores.values())
+    return [
+        (Swatch(DASHES[head // len(COLORS) % len(DASHES)]), COLORS[head % len(COLORS)], f"head {head}")
+        for head in range(heads)
+    ]

@@ -7,26 +7,46 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from headscope.report.layout.page import BAR, GREY, LABEL, RULE, TICK, Page, even_width, flow, text_width
+from headscope.report.layout.charts import chart, share_limits, short_number
+from headscope.report.layout.legend import Entry, Legend
+from headscope.report.layout.methods import method_style
+from headscope.report.layout.page import (
+    INK,
+    LABEL,
+    RULE,
+    TICK,
+    Dashes,
+    Page,
+    Swatch,
+    even_width,
+    flow,
+    text_width,
+    wrap,
+)
+from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import AnalysisRun, MissingTable
 
-WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 1.75, 1.25, 0.5, 0.22, 0.42
-WIDEST = 9.4
-ROW = 0.2  # inches of a bar
-ORDERS = ("most important first", "least important first")
-FIRST, LAST, CHANCE = "#d55e00", "#0072b2", "#999999"
+WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 1.75, 1.25, 0.5, 0.22, 0.36
+WIDEST = 9.8
+ROW, TICKS = 0.2, 0.34  # inches of a bar, and of the numbers below all bars
+ORDERS: dict[str, Dashes] = {"most important first": "-", "least important first": "--"}
+WITHIN = 2  # standard deviations of random orders that grey shows
+LIGHT = "#d9d9d9"  # the grey of random choices, as a band
 METRICS = {
     "loss": "rise of the loss (nats per token)",
     "accuracy": "fall of the accuracy",
     "bleu": "fall of BLEU",
     "representation": "cosine distance to the intact vector",
     "top1": "fall of the largest logit",
-    "log-probability": "fall of log p",
+    "log-probability": "fall of log p (nats)",
 }
 
 
 def faithfulness_figure(run: AnalysisRun, metric: str | None = None) -> Figure:
-    """Bars of the areas on top, the best ranking first; below, a panel of curves for each ranking."""
+    """Bars of the areas on top, the best ranking first; below, a panel of curves for each ranking.
+
+    A ranking has its colour in both. Grey is what random orders of heads give: mean ± 2 standard deviations.
+    """
     table, curves = run.rankings, run.faithfulness
     metrics = list(dict.fromkeys(curves["metric"]))
     metric = metric or metrics[0]
@@ -34,68 +54,95 @@ def faithfulness_figure(run: AnalysisRun, metric: str | None = None) -> Figure:
         raise MissingTable(f"run {run.name}: faithfulness.csv has no metric {metric!r}; it has {', '.join(metrics)}")
     shown = curves[curves["metric"] == metric]
     names = [name for name in table["ranking"] if name in set(shown["ranking"])]
-    bars = 0.28 + ROW * len(names) + 0.34
-    box = (LEFT + WIDTH, ABOVE + HEIGHT + BELOW)
-    placed = flow([box] * len(names), even_width(len(names), box[0], WIDEST))
+    wide = panel_width(WIDTH, len(names), left=LEFT, gap=0.2, most=WIDEST)
+    box = (LEFT + wide, ABOVE + HEIGHT + BELOW)
+    placed = flow([box] * len(names), even_width(len(names), box[0], widest(WIDEST)), gap=(0.2, 0.1))
+    width = widest(max(placed.width, 6.2))
+    title = wrap(
+        f"Area between the curves: {METRICS.get(metrics[0], metrics[0])}, mean over the share removed", width, LABEL
+    )
+    head = 0.08 + 0.15 * len(title)
+    chance = _chance(shown)
+    legend = Legend.plan(_entries(chance), width)
+    bars = head + ROW * len(table) + TICKS
     page = Page(
-        max(placed.width, 6.2),
-        bars + 0.3 + placed.height,
+        width,
+        bars + placed.height + legend.height,
         title="Which ranking of heads deserves belief",
         subtitle=f"{run.model} · {run.data} · heads removed in the order of a ranking, and the other way round",
         footer=run.signature,
     )
-    _areas(page, table, metrics[0])
-    page.text(0, bars, "— most important first", color=FIRST)
-    page.text(1.5, bars, "— least important first", color=LAST)
-    page.text(3.05, bars, "▪ random orders, from the least to the most harm", color=GREY)
-    chance = shown[shown["ranking"].str.startswith("random:")].groupby("share")["harm"]
-    highest = float(shown["harm"].max())
-    lowest = min(0.0, float(shown["harm"].min()))
+    for number, line in enumerate(title):
+        page.text(0, 0.15 * number, line, weight="bold")
+    _areas(page, table, head)
+    panels = []
     for number, (name, (left, top)) in enumerate(zip(names, placed.corners, strict=True)):
-        axes = page.axes(left + LEFT, bars + 0.3 + top + ABOVE, WIDTH, HEIGHT)
-        _curves(axes, shown[shown["ranking"] == name], chance.min(), chance.max())
-        axes.set_ylim(lowest - 0.03 * (highest - lowest), highest * 1.05 or 1.0)
-        axes.set_title(f"{number + 1}  {name}", size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
-        if left == 0:
-            axes.set_ylabel(METRICS.get(metric, metric), size=TICK, labelpad=3)
-    return page.figure
+        axes = page.axes(left + LEFT, bars + top + ABOVE, wide, HEIGHT)
+        chart(
+            axes,
+            title=f"{number + 1}  {name}",
+            xlabel="heads removed",
+            ylabel=METRICS.get(metric, metric) if left == 0 else "",
+            width=wide,
+        )
+        _curves(axes, shown[shown["ranking"] == name], chance, method_style(name).color)
+        panels.append(axes)
+    share_limits(panels)
+    legend.draw(page, bars + placed.height)
+    return page.finished()
 
 
-def _areas(page: Page, table: pd.DataFrame, metric: str) -> None:
+def _chance(curves: pd.DataFrame) -> pd.DataFrame:
+    """Mean and deviation of the harm of random orders by share of heads removed; empty for fewer than two orders."""
+    chance = curves[curves["ranking"].str.startswith("random:")]  # reversed they are random too
+    return chance.groupby("share")["harm"].agg(["mean", "std"]).dropna()
+
+
+def _entries(chance: pd.DataFrame) -> list[Entry]:
+    entries: list[Entry] = [(Swatch(line=dash), INK, order) for order, dash in ORDERS.items()]
+    entries.append(("", "", "band, whisker: 95 % interval over sentences"))
+    if len(chance):
+        entries.insert(2, (Swatch(band=True), LIGHT, f"random orders: mean ± {WITHIN} standard deviations"))
+    return entries
+
+
+def _areas(page: Page, table: pd.DataFrame, top: float) -> None:
     """A bar for each ranking with its interval; what random orders give is the grey band."""
     label = max(text_width(name, LABEL) for name in table["ranking"]) + 0.12
-    axes = page.axes(label, 0.22, max(page.width - label - BAR, 2.5), ROW * len(table))
-    page.text(
-        0, 0, f"Area between the curves: {METRICS.get(metric, metric)}, mean over the share removed", weight="bold"
-    )
+    axes = page.axes(label, top, max(page.width - label - 0.15, 0.8), ROW * len(table))
     rows = range(len(table))
     low, high = table["area"] - table["area_low"], table["area_high"] - table["area"]
-    axes.barh(rows, table["area"], height=0.68, color=FIRST, alpha=0.85)
-    axes.errorbar(
-        table["area"], rows, xerr=[low.clip(lower=0), high.clip(lower=0)], fmt="none", ecolor="#222222", lw=0.7
-    )
     middle, spread = table["area_random"].iloc[0], table["area_random_sd"].iloc[0]
     if pd.notna(middle) and pd.notna(spread):
-        axes.axvspan(middle - 2 * spread, middle + 2 * spread, color=CHANCE, alpha=0.35, lw=0)
-    axes.axvline(0, color=RULE, lw=0.6)
-    axes.set_yticks(list(rows), list(table["ranking"]), size=LABEL, parse_math=False)
+        reach = WITHIN * spread
+        axes.axvspan(middle - reach, middle + reach, color=LIGHT, lw=0, zorder=0)
+    colors = [method_style(name).color for name in table["ranking"]]
+    axes.barh(rows, table["area"], height=0.62, color=colors, alpha=0.9, zorder=2)
+    errors = [low.clip(lower=0), high.clip(lower=0)]
+    axes.errorbar(table["area"], rows, xerr=errors, fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.5, capthick=0.8)
+    axes.axvline(0, color=INK, lw=0.6, zorder=3)
+    axes.set_yticks(list(rows), list(table["ranking"]), parse_math=False)
+    axes.tick_params(axis="y", labelsize=LABEL)
     axes.set_ylim(len(table) - 0.5, -0.5)
-    axes.tick_params(axis="x", length=1.5, width=0.4, color=RULE)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(short_number)
+    axes.tick_params(axis="x", length=1.5, width=0.4, color=RULE, labelsize=TICK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _curves(axes: Axes, ranking: pd.DataFrame, chance_low: pd.Series, chance_high: pd.Series) -> None:
-    if len(chance_low):
-        axes.fill_between(chance_low.index, chance_low, chance_high, color=CHANCE, alpha=0.35, lw=0)
-    for order, color in zip(ORDERS, (FIRST, LAST), strict=True):
+def _curves(axes: Axes, ranking: pd.DataFrame, chance: pd.DataFrame, color: str) -> None:
+    if len(chance):
+        reach = WITHIN * chance["std"]
+        axes.fill_between(chance.index, chance["mean"] - reach, chance["mean"] + reach, color=LIGHT, lw=0, zorder=1)
+    for order, dash in ORDERS.items():
         curve = ranking[ranking["order"] == order]
-        axes.plot(curve["share"], curve["harm"], color=color, lw=1.2, marker=".", ms=3)
+        filled = color if dash == "-" else "white"
+        axes.plot(
+            curve["share"], curve["harm"], dash, color=color, lw=1.2, marker="o", ms=2.2, mfc=filled, mew=0.7, zorder=3
+        )
         if curve["harm_low"].notna().any():
-            axes.fill_between(curve["share"], curve["harm_low"], curve["harm_high"], color=color, alpha=0.2, lw=0)
+            axes.fill_between(
+                curve["share"], curve["harm_low"], curve["harm_high"], color=color, alpha=0.2, lw=0, zorder=2
+            )
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.set_xlabel("heads removed", size=TICK, labelpad=2)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(length=1.5, width=0.4, color=RULE)

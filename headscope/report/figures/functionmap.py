@@ -9,12 +9,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from headscope.engine.declarations import HeadFunction, head_functions
-from headscope.report.layout.families import Function, Legend, contrast, fit, legend_entries
+from headscope.report.layout.families import Function, contrast, fit, legend_entries
 from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
+from headscope.report.layout.legend import Legend
 from headscope.report.layout.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
+from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
 
-COUNTS = 1.5  # inches of the bars beside a map
+COUNTS, NARROW = 1.5, 0.8  # inches of the bars beside a map, and where the width is scarce
 BAND = 0.125  # inches a function needs in its cell
 MOST = 4  # functions of one head that are all written; more are counted
 
@@ -24,12 +26,12 @@ def functions_figure(run: AnalysisRun) -> Figure:
     grids = grids_of(run)
     tall = _row_height(grids)
     sizes = [_panel_size(grid, tall) for grid in grids]
-    laid = flow(sizes, 14.0, gap=(0.35, 0.12))
+    laid = flow(sizes, widest(14.0), gap=(0.35, 0.12))
     entries = legend_entries((mark for grid in grids for mark in grid.marks), boxed=True)
     entries.append(("    ", PALE, "no function found"))
     if any(grid.ragged for grid in grids):
         entries.append(("///", "", "no such head in this layer"))
-    legend = Legend.plan(entries, max(laid.width, 4.6))
+    legend = Legend.plan(entries, widest(max(laid.width, 4.6)))
     page = Page(
         laid.width,
         laid.height + legend.height,
@@ -41,29 +43,37 @@ def functions_figure(run: AnalysisRun) -> Figure:
     for grid, corner in zip(grids, laid.corners, strict=True):
         _draw_panel(page, grid, corner, tall, longest=max(longest, 1))
     legend.draw(page, laid.height)
-    return page.figure
+    return page.finished()
 
 
 def _row_height(grids: Sequence[Grid]) -> float:
     busiest = max((grid.busiest for grid in grids), default=0)
     slots = max(grid.heads.shape[1] for grid in grids) if grids else 0
-    return max(cell_size(slots)[1], BAND * min(busiest, MOST))
+    return max(_cell(slots)[1], BAND * min(busiest, MOST))
 
 
 def _reach(grid: Grid) -> float:
     """Inches of the map, or of its title where that is longer: the bars stand beyond both."""
     slots: int = grid.heads.shape[1]
-    return float(max(slots * cell_size(slots)[0], text_width(grid.site, LABEL, weight="bold")))
+    return float(max(slots * _cell(slots)[0], text_width(grid.site, LABEL, weight="bold")))
+
+
+def _bars() -> float:
+    return COUNTS if widest(10.0) >= 6 else NARROW
+
+
+def _cell(slots: int) -> tuple[float, float]:
+    return cell_size(slots, besides=LEFT + 0.15 + _bars() + 0.1)
 
 
 def _panel_size(grid: Grid, tall: float) -> tuple[float, float]:
     layers = len(grid.heads)
-    return LEFT + _reach(grid) + 0.15 + COUNTS, ABOVE + layers * tall + BELOW
+    return LEFT + _reach(grid) + 0.15 + _bars(), ABOVE + layers * tall + BELOW
 
 
 def _draw_panel(page: Page, grid: Grid, corner: tuple[float, float], tall: float, *, longest: int) -> None:
     layers, slots = grid.heads.shape
-    wide = cell_size(slots)[0]
+    wide = _cell(slots)[0]
     left, top = corner[0] + LEFT, corner[1] + ABOVE
     axes = page.axes(left, top, slots * wide, layers * tall)
     if grid.ragged:
@@ -73,8 +83,8 @@ def _draw_panel(page: Page, grid: Grid, corner: tuple[float, float], tall: float
             if grid.heads[layer, slot] >= 0:
                 _draw_head(axes, slot, layer, functions, wide)
     axes.set(xlim=(0, slots), ylim=(layers, 0))
-    label_grid(axes, grid, title=grid.site)
-    bars = page.axes(left + _reach(grid) + 0.15, top, COUNTS, layers * tall)
+    label_grid(axes, grid, title=grid.site, cell=wide)
+    bars = page.axes(left + _reach(grid) + 0.15, top, _bars(), layers * tall)
     _draw_counts(bars, grid, longest=longest)
 
 

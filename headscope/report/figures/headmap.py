@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from matplotlib.cm import ScalarMappable
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from headscope.engine.declarations import Measure, measure_of, overview_measures
 from headscope.errors import ConfigError
-from headscope.report.layout.families import Legend, legend_entries
+from headscope.report.layout.families import legend_entries
 from headscope.report.layout.grid import (
     ABOVE,
     BELOW,
@@ -25,9 +26,12 @@ from headscope.report.layout.grid import (
     draw_marks,
     grids_of,
     label_grid,
-    shared_limits,
+    measure_limits,
+    parse_range,
 )
-from headscope.report.layout.page import BAR, LABEL, Page, flow, text_width
+from headscope.report.layout.legend import Legend
+from headscope.report.layout.page import BAR, LABEL, Page, flow, shorten, text_width
+from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
 
 WIDEST = 14.5  # inches: more panels than fit start a new line
@@ -43,6 +47,8 @@ class HeadMapPanel:
     norm: Normalize
     bar: bool
     cell: tuple[float, float]
+    all_values: tuple[NDArray[np.float64], ...]
+    """Those of all sites, which share the scale."""
 
     @property
     def size(self) -> tuple[float, float]:
@@ -53,14 +59,14 @@ class HeadMapPanel:
     @property
     def reach(self) -> float:
         """Inches of the map, or of its title where that is longer: the colour bar stands beyond both."""
-        title = text_width(self.title, LABEL, weight="bold")
         slots: int = self.grid.heads.shape[1]
-        return max(slots * self.cell[0], title)
+        return max(slots * self.cell[0], text_width(self.title, LABEL, weight="bold"))
 
     @property
     def title(self) -> str:
-        """Measure and site."""
-        return f"{self.measure.words} · {self.grid.site}"
+        """Measure and site, no wider than the figure may be."""
+        room = widest(WIDEST, besides=LEFT + BAR + 0.1)
+        return shorten(f"{self.measure.words} · {self.grid.site}", room, LABEL, weight="bold")
 
 
 def head_map(run: AnalysisRun, measure: str, *, sort: bool = False, marks: bool = True) -> Figure:
@@ -69,17 +75,27 @@ def head_map(run: AnalysisRun, measure: str, *, sort: bool = False, marks: bool 
 
 
 def heads_figure(
-    run: AnalysisRun, measures: Sequence[str] | None = None, *, sort: bool = False, marks: bool = True
+    run: AnalysisRun,
+    measures: Sequence[str] | None = None,
+    *,
+    sort: bool = False,
+    marks: bool = True,
+    range: str | Sequence[float] | None = None,
 ) -> Figure:
-    """Several measures side by side; without a list, those of `overview_measures` that the run has."""
+    """Several measures side by side; without a list, those of `overview_measures` that the run has.
+
+    Colours go over the range that a measure declares, or over `range` (`0,1`). Sites of which no head has a value are
+    left out.
+    """
     chosen = [run.require(measure) for measure in measures] if measures else heads_overview(run)
-    panels = [panel for measure in chosen for panel in _panels(run, measure, sort=sort)]
-    sites = len(run.layout)
-    breaks = frozenset(range(0, len(panels), sites)) if sites > 1 else frozenset[int]()
-    laid = flow([panel.size for panel in panels], WIDEST, gap=(0.2, 0.12), breaks=breaks)
+    by_measure = [_panels(run, measure, sort=sort, limits=parse_range(range)) for measure in chosen]
+    panels = [panel for maps in by_measure for panel in maps]
+    starts = accumulate((len(maps) for maps in by_measure), initial=0)
+    breaks = frozenset(starts if max(map(len, by_measure)) > 1 else ())
+    laid = flow([panel.size for panel in panels], widest(WIDEST), gap=(0.2, 0.12), breaks=breaks)
     functions = [mark for panel in panels for mark in panel.grid.marks] if marks else []
     entries = legend_entries(functions, boxed=False) + _blank_entry([panel.grid for panel in panels])
-    legend = Legend.plan(entries, max(laid.width, 4.6))
+    legend = Legend.plan(entries, widest(max(laid.width, 4.6)))
     page = Page(
         laid.width,
         laid.height + legend.height,
@@ -90,7 +106,7 @@ def heads_figure(
     for panel, corner in zip(panels, laid.corners, strict=True):
         _draw(page, panel, corner, sort=sort, marks=marks)
     legend.draw(page, laid.height)
-    return page.figure
+    return page.finished()
 
 
 def heads_overview(run: AnalysisRun) -> list[str]:
@@ -101,23 +117,15 @@ def heads_overview(run: AnalysisRun) -> list[str]:
     return measures
 
 
-def measure_limits(measure: Measure, arrays: Sequence[NDArray[np.float64]]) -> Normalize:
-    """The range that a measure declares, its open ends at the smallest and the largest of all values.
-
-    Where all values lie beyond the end that it declares, their own range.
-    """
-    limits = shared_limits(arrays)
-    low, high = measure.range
-    declared = Normalize(limits.vmin if low is None else low, limits.vmax if high is None else high)
-    return declared if (declared.vmin or 0) < (declared.vmax or 0) else limits
-
-
-def _panels(run: AnalysisRun, measure: str, *, sort: bool) -> list[HeadMapPanel]:
-    grids, shown = grids_of(run, measure, sort=sort), measure_of(measure)
-    norm = measure_limits(shown, [grid.values for grid in grids])
+def _panels(run: AnalysisRun, measure: str, *, sort: bool, limits: Normalize | None) -> list[HeadMapPanel]:
+    shown = measure_of(measure)
+    every = grids_of(run, measure, sort=sort)
+    grids = [grid for grid in every if np.isfinite(grid.values).any()] or every
+    values = tuple(grid.values for grid in grids)
+    norm = limits or measure_limits(shown, values)
     lines = min(max((grid.busiest for grid in grids), default=0), LINES) + sort
     return [
-        HeadMapPanel(grid, shown, norm, bar=grid is grids[-1], cell=cell_size(grid.heads.shape[1], lines=lines))
+        HeadMapPanel(grid, shown, norm, grid is grids[-1], cell_size(grid.heads.shape[1], lines=lines), values)
         for grid in grids
     ]
 
@@ -136,11 +144,12 @@ def _draw(page: Page, panel: HeadMapPanel, corner: tuple[float, float], *, sort:
     if sort:
         full = "heads of the layer, highest first"
         xlabel = full if text_width(full, LABEL) <= width else "rank"
-    label_grid(axes, panel.grid, title=panel.title, xlabel=xlabel, first=int(sort))
+    label_grid(axes, panel.grid, title=panel.title, cell=cell[0], xlabel=xlabel, first=int(sort))
     if panel.bar:
         bar = ScalarMappable(panel.norm, panel.measure.cmap)
         unit = panel.measure.unit
-        page.color_bar(left + panel.reach + 0.1, top, height, bar, label=panel.measure.label, unit=unit)
+        at = left + panel.reach + 0.1
+        page.color_bar(at, top, height, bar, label=panel.measure.label, unit=unit, values=panel.all_values)
 
 
 def _blank_entry(grids: Sequence[Grid]) -> list[tuple[str, str, str]]:

@@ -11,10 +11,12 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from headscope.engine.declarations import head_functions
-from headscope.report.layout.families import Function, Legend, functions_of
+from headscope.report.layout.families import Function, functions_of
 from headscope.report.layout.grid import draw_cells
+from headscope.report.layout.legend import Legend
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import PanelLayer, Panels
+from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun
 
 REACH = 10  # offsets shown one by one; what is beyond goes into a tail on either side
@@ -28,12 +30,15 @@ def offset_histograms(run: AnalysisRun) -> Figure:
     """Share of queries whose most attended key lies at each offset; positional heads are framed."""
     rows = max((count for counts in run.layout.values() for count in counts), default=1)
     pitch = PITCH if rows > 8 else 0.13
-    width = COLUMNS * PITCH
+    width = COLUMNS * cell_pitch(PITCH, COLUMNS, besides=LEFT + RIGHT + BAR)
     shares = offset_shares(run)  # before the page: a missing table must not cost a layout
-    panels = Panels.plan(run, (LEFT + width + RIGHT, ABOVE + rows * pitch + BELOW), widest=13.4)
+    counted = {layer for layer, histogram in shares.items() if histogram.any()} or set(shares)
+    size = (LEFT + width + RIGHT, ABOVE + rows * pitch + BELOW)
+    panels = Panels.plan(run, size, widest=widest(13.4, besides=BAR), only=counted)
     family = head_functions()["positional"]
     meaning = "positional head, with the offset that holds at least 90 %"
-    legend = Legend.plan([(family.glyph + family.letter, "", meaning)], panels.flow.width)
+    entries = [(family.glyph + family.letter, "", meaning), ("<  >", "", f"offsets beyond −{REACH} and +{REACH}")]
+    legend = Legend.plan(entries, widest(panels.flow.width + BAR))
     page = Page(
         panels.flow.width + BAR,
         panels.flow.height + legend.height,
@@ -42,16 +47,16 @@ def offset_histograms(run: AnalysisRun) -> Figure:
         footer=run.signature,
     )
     norm = Normalize(0, 1)
-    for number, (panel, (left, top)) in enumerate(zip(panels.layers, panels.flow.corners, strict=True)):
+    for panel, (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
         box = (left + LEFT, top + ABOVE, width, panel[2] * pitch)
         axes = page.axes(*box)
-        _draw(axes, shares[panel[:2]], norm, first=left == 0 or number == 0)
+        _draw(axes, shares[panel[:2]], norm, first=left == 0)
         _frame(axes, run, panel)
         axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     page.color_bar(panels.flow.width + 0.08, ABOVE, min(rows * pitch, 2.0), bar, label="share of queries")
     legend.draw(page, panels.flow.height)
-    return page.figure
+    return page.finished()
 
 
 def offset_shares(run: AnalysisRun) -> dict[tuple[str, int], NDArray[np.float64]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -12,29 +12,39 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from headscope.engine.declarations import head_functions
 from headscope.errors import ConfigError
-from headscope.report.figures.training import COLORS
-from headscope.report.layout.families import Legend, functions_of
-from headscope.report.layout.page import GREY, LABEL, PALE, RULE, TICK, Page, even_width, flow, shorten, text_width
+from headscope.report.layout.charts import chart, share_limits
+from headscope.report.layout.families import functions_of
+from headscope.report.layout.legend import Entry, Legend, method_entries
+from headscope.report.layout.methods import SITE_COLORS as SITES
+from headscope.report.layout.methods import method_style
+from headscope.report.layout.page import INK, TICK, Page, Swatch, even_width, flow, text_width
+from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.pruning_runs import UNPRUNED, PruningRun
 from headscope.report.readers.run import RunError
 
 WIDTH, HEIGHT = 2.6, 1.75  # inches of the axes of one panel
-LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.4, (0.25, 0.22)
+LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.36, (0.25, 0.12)
 WIDEST = 10.0
 METRICS = {"bleu": "BLEU", "perplexity": "perplexity", "accuracy": "accuracy"}
-SITES = {"encoder-self": "#0072b2", "decoder-self": "#d55e00", "cross": "#009e73"}
 SEVERAL, NONE = "several functions", "no function found"
 SEVERAL_COLOR = "#555555"
+SAND = "#f6ecd2"  # grey is of random choices
 MOST = 12  # trajectories in one figure
+TICK_ROOM = 0.26  # inches that the number below a bar takes
 LOG_FROM = 8  # sizes that span this factor are set on a logarithmic axis
 
 
 @dataclass(frozen=True)
 class PruningPanel:
-    """Axes of one kind: the title, and what draws into them."""
+    """Axes of one kind: the title, what draws into them, and what stands beside the axes with which unit.
+
+    Panels with the same `ylabel` have the same limits.
+    """
 
     title: str
     draw: Callable[[Axes], None]
+    xlabel: str
+    ylabel: str
 
 
 def pruning_figure(runs: Sequence[PruningRun], kind: str | None = None) -> Figure:
@@ -50,12 +60,11 @@ def pruning_figure(runs: Sequence[PruningRun], kind: str | None = None) -> Figur
     return _page(runs, title, panels, legend)
 
 
-def _page(
-    runs: Sequence[PruningRun], title: str, panels: Sequence[PruningPanel], entries: Sequence[tuple[str, str, str]]
-) -> Figure:
-    box = (LEFT + WIDTH, ABOVE + HEIGHT + BELOW)
-    laid = flow([box] * len(panels), even_width(len(panels), box[0], WIDEST, gap=GAP[0]), gap=GAP)
-    legend = Legend.plan(entries, max(laid.width, 4.6))
+def _page(runs: Sequence[PruningRun], title: str, panels: Sequence[PruningPanel], entries: Sequence[Entry]) -> Figure:
+    wide = panel_width(WIDTH, len(panels), left=LEFT, gap=GAP[0], most=WIDEST)
+    box = (LEFT + wide, ABOVE + HEIGHT + BELOW)
+    laid = flow([box] * len(panels), even_width(len(panels), box[0], widest(WIDEST), gap=GAP[0]), gap=GAP)
+    legend = Legend.plan(entries, widest(max(laid.width, 4.6)))
     models = ", ".join(dict.fromkeys(run.model for run in runs))
     counts = ", ".join(dict.fromkeys(f"{_total(run)} heads ({' + '.join(run.sites)})" for run in runs))
     page = Page(
@@ -65,16 +74,17 @@ def _page(
         subtitle=f"{models} · {counts}",
         footer="\n".join(str(run.meta.get("signature", "")) for run in runs),
     )
+    drawn: dict[str, list[Axes]] = {}
     for panel, (left, top) in zip(panels, laid.corners, strict=True):
-        axes = page.axes(left + LEFT, top + ABOVE, WIDTH, HEIGHT)
+        axes = page.axes(left + LEFT, top + ABOVE, wide, HEIGHT)
+        chart(axes, title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, width=wide)
         panel.draw(axes)
-        axes.set_title(
-            shorten(panel.title, WIDTH, LABEL * 1.08), size=LABEL, loc="left", pad=4, weight="bold", parse_math=False
-        )
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(length=1.5, width=0.4, color=RULE)
+        drawn.setdefault(panel.ylabel, []).append(axes)
+    for alike in drawn.values():
+        if alike[0].get_autoscaley_on():
+            share_limits(alike)
     legend.draw(page, laid.height)
-    return page.figure
+    return page.finished()
 
 
 def _total(run: PruningRun) -> int:
@@ -84,71 +94,84 @@ def _total(run: PruningRun) -> int:
 # Quality.
 
 
-def _quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[str, str, str]]]:
-    """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots."""
+def _quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry]]:
+    """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots.
+
+    Every line begins at the model with all heads.
+    """
     measured = [run for run in runs if run.measured]
     if not measured:
         raise RunError("these runs have no numbers of quality; --figure quality is for `headscope prune sweep`")
-    colors = _colors(measured)
+    methods = dict.fromkeys(str(name) for run in measured for name in run.cells["method"] if name != UNPRUNED)
+    sizes = sorted({round(count) for run in measured for name in ("kept", "of") for count in run.cells[name]})
     panels = []
     for run in measured:
         metric = str(run.cells["metric"].iloc[0])
-        columns = {"value": METRICS.get(metric, metric)} | ({} if metric == "perplexity" else {"loss": "loss (nats)"})
+        columns = {"value": METRICS.get(metric, metric)} | (
+            {} if metric == "perplexity" else {"loss": "loss (nats per token)"}
+        )
         for column, label in columns.items():
             title = label if len(measured) == 1 else f"{run.name}: {label}"
-            panels.append(PruningPanel(title, _quality_panel(run, column, label, colors)))
-    entries = [("    ", color, method) for method, color in colors.items()]
+            draw = _quality_panel(run, column, sizes)
+            panels.append(PruningPanel(title, draw, "heads kept", label))
+    entries = method_entries(list(methods))
     if any((run.cells["control"] != "").any() for run in measured):
-        entries.append(("– –", "", "the same heads per layer, trained from scratch"))
-    entries.append(("——", "", "mean over seeds; dots: seeds; band: from the lowest to the highest"))
-    entries.append(("····", "", "unpruned, with its 95 % interval"))
+        entries.append((Swatch("--", "o", filled=False), INK, "the same heads per layer, trained from scratch"))
+    if any(run.cells.duplicated(["method", "control", "size"]).any() for run in measured):
+        entries.append(("", "", "line: mean over seeds; small dots: seeds; band: lowest to highest"))
+    entries.append((Swatch(":"), INK, "unpruned"))
+    if any(_has_interval(run) for run in measured):
+        entries.append((Swatch(band=True), SAND, "its 95 % interval over sentences"))
     entries += [
         ("", "", note if len(measured) == 1 else f"{run.name}: {note}") for run in measured for note in run.notes
     ]
     return panels, entries
 
 
-def _colors(runs: Iterable[PruningRun]) -> dict[str, str]:
-    methods = dict.fromkeys(str(name) for run in runs for name in run.cells["method"] if name != UNPRUNED)
-    return {method: COLORS[number % len(COLORS)] for number, method in enumerate(methods)}
+def _has_interval(run: PruningRun) -> bool:
+    return bool(run.cells.loc[run.cells["method"] == UNPRUNED, "low"].notna().any())
 
 
-def _quality_panel(run: PruningRun, column: str, label: str, colors: Mapping[str, str]) -> Callable[[Axes], None]:
+def _quality_panel(run: PruningRun, column: str, sizes: Sequence[int]) -> Callable[[Axes], None]:
     cells = run.cells
 
     def draw(axes: Axes) -> None:
         unpruned = cells[cells["method"] == UNPRUNED]
         for _, row in unpruned.head(1).iterrows():
-            axes.axhline(row[column], color=GREY, lw=1, ls=":", zorder=1)
+            axes.axhline(row[column], color=INK, lw=1, ls=":", zorder=1)
             if column == "value" and pd.notna(row["low"]):
-                axes.axhspan(row["low"], row["high"], color=PALE, lw=0, zorder=0)
-        for (method, control), pruned in cells[cells["method"] != UNPRUNED].groupby(["method", "control"], sort=False):
-            _line(axes, pruned, column, colors[str(method)], dashed=bool(control))
-        _size_axis(axes, cells)
-        axes.set_ylabel(label, size=TICK, labelpad=3)
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+                axes.axhspan(row["low"], row["high"], color=SAND, lw=0, zorder=0)
+        for (_, control), pruned in cells[cells["method"] != UNPRUNED].groupby(["method", "control"], sort=False):
+            _line(axes, pruned, unpruned.head(1), column, dashed=bool(control))
+        _size_axis(axes, sizes)
 
     return draw
 
 
-def _line(axes: Axes, cells: pd.DataFrame, column: str, color: str, *, dashed: bool) -> None:
-    by_size = cells.groupby("size", sort=False).agg(
-        kept=("kept", "mean"), mean=(column, "mean"), low=(column, "min"), high=(column, "max")
+def _line(axes: Axes, cells: pd.DataFrame, unpruned: pd.DataFrame, column: str, *, dashed: bool) -> None:
+    """A method from the unpruned model on; a control, or a method that was tried with all heads too, from there."""
+    look = method_style(str(cells["method"].iloc[0]))
+    color = look.color
+    whole = dashed or (cells["kept"] >= cells["of"]).any()
+    by_size = (
+        pd.concat([cells, *([] if whole else [unpruned])])
+        .groupby("size", sort=False)
+        .agg(kept=("kept", "mean"), mean=(column, "mean"), low=(column, "min"), high=(column, "max"))
     )
     by_size = by_size.sort_values("kept")
     style = "--" if dashed else "-"
     fill = "white" if dashed else color
+    mark = "o" if dashed else look.mark
     axes.plot(
-        by_size["kept"], by_size["mean"], style, color=color, lw=1.2, marker="o", ms=3, mfc=fill, mew=0.8, zorder=4
+        by_size["kept"], by_size["mean"], style, color=color, lw=1.2, marker=mark, ms=3.2, mfc=fill, mew=0.8, zorder=4
     )
-    if len(cells) > len(by_size):
+    if cells.duplicated("size").any():
         axes.fill_between(by_size["kept"], by_size["low"], by_size["high"], color=color, alpha=0.15, lw=0, zorder=2)
         axes.scatter(cells["kept"], cells[column], s=3, color=color, alpha=0.6, lw=0, zorder=3)
 
 
-def _size_axis(axes: Axes, cells: pd.DataFrame) -> None:
+def _size_axis(axes: Axes, sizes: Sequence[int]) -> None:
     """Heads that stay, logarithmic where the sizes span much; ticks at sizes that do not touch each other."""
-    sizes = sorted({round(count) for count in cells["kept"]} | {int(cells["of"].iloc[0])})
     if sizes[0] > 0 and sizes[-1] / sizes[0] >= LOG_FROM:
         axes.set_xscale("log", base=2)
         axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
@@ -158,7 +181,6 @@ def _size_axis(axes: Axes, cells: pd.DataFrame) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_locator(FixedLocator(_apart(axes, sizes)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlabel("heads kept", size=TICK, labelpad=2)
 
 
 def _apart(axes: Axes, sizes: Sequence[int]) -> list[int]:
@@ -176,16 +198,20 @@ def _apart(axes: Axes, sizes: Sequence[int]) -> list[int]:
 # Sites.
 
 
-def _sites(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[str, str, str]]]:
+def _sites(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry]]:
     """Heads that stay at each site against all that are pruned, a panel a method (Voita et al. 2019, figure 9)."""
     panels = []
     for run, method, cells in _by_method(runs):
         unpruned = run.cells[run.cells["method"] == UNPRUNED]
-        panels.append(PruningPanel(_named(runs, run, method), _sites_panel(run, pd.concat([unpruned, cells]))))
+        draw = _sites_panel(run, pd.concat([unpruned, cells]))
+        panels.append(PruningPanel(_named(runs, run, method), draw, "heads pruned in all", "heads kept"))
     if not panels:
         raise RunError("there is no pruned model in these runs yet")
     sites = [site for site in SITES if any(site in run.sites for run in runs)]
-    return panels, [("    ", SITES[site], site) for site in sites]
+    entries: list[Entry] = [(Swatch(mark="o"), SITES[site], site) for site in sites]
+    if any(run.cells.duplicated(["method", "control", "size"]).any() for run in runs):
+        entries.append(("", "", "mean over seeds; band: lowest to highest"))
+    return panels, entries
 
 
 def _sites_panel(run: PruningRun, cells: pd.DataFrame) -> Callable[[Axes], None]:
@@ -203,11 +229,9 @@ def _sites_panel(run: PruningRun, cells: pd.DataFrame) -> Callable[[Axes], None]
                     by_size["pruned"], by_size["low"], by_size["high"], color=SITES[site], alpha=0.15, lw=0
                 )
         axes.set_xlim(-0.02 * float(cells["of"].max()), 1.02 * float(cells["of"].max()))
-        axes.set_ylim(bottom=0)
+        axes.update_datalim([(0, 0)])
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_xlabel("heads pruned in all", size=TICK, labelpad=2)
-        axes.set_ylabel("heads kept", size=TICK, labelpad=3)
 
     return draw
 
@@ -228,7 +252,7 @@ def _named(runs: Sequence[PruningRun], run: PruningRun, method: str) -> str:
 # Functions.
 
 
-def _functions(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[str, str, str]]]:
+def _functions(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry]]:
     """Which functions survive: a bar a size, a part a function (Voita et al. 2019, figure 8)."""
     labelled = [run for run in runs if "functions" in run.survivors]
     if not labelled:
@@ -238,9 +262,9 @@ def _functions(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tup
     for run, method, cells in _by_method(labelled):
         counts = function_counts(run, cells)
         colors |= {name: _color(name) for name in counts.columns if counts[name].any()}
-        panels.append(PruningPanel(_named(labelled, run, method), _functions_panel(counts)))
+        panels.append(PruningPanel(_named(labelled, run, method), _functions_panel(counts), "heads kept", "heads"))
     order = [*head_functions(), *sorted(set(colors) - {*head_functions(), SEVERAL, NONE}), SEVERAL, NONE]
-    entries = [("    ", colors[name], name) for name in order if name in colors]
+    entries: list[Entry] = [("    ", colors[name], name) for name in order if name in colors]
     return panels, [*entries, ("", "", "functions are those of the unpruned model; mean over seeds")]
 
 
@@ -282,11 +306,11 @@ def _functions_panel(counts: pd.DataFrame) -> Callable[[Axes], None]:
             )
             bottom = bottom + heights
         labels = [f"{heads:.3g}" for heads in counts.index]
-        step = max(1, -(-len(labels) * 5 // 60))
+        room = axes.get_window_extent().width / axes.figure.dpi
+        step = max(1, -(-len(labels) // max(int(room / TICK_ROOM), 1)))
         axes.set_xticks(positions[::step], labels[::step])
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_xlabel("heads kept", size=TICK, labelpad=2)
-        axes.set_ylabel("heads", size=TICK, labelpad=3)
+        axes.grid(visible=False, axis="x")
 
     return draw
 
@@ -294,7 +318,7 @@ def _functions_panel(counts: pd.DataFrame) -> Callable[[Axes], None]:
 # Gates.
 
 
-def _gates(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[str, str, str]]]:
+def _gates(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry]]:
     """How open every gate is while gates learn; of a sweep the first seed of each size."""
     panels: list[PruningPanel] = []
     sites: dict[str, None] = {}
@@ -308,11 +332,12 @@ def _gates(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[tuple[s
             name = str(cells["cell"].iloc[0])
             table = run.trajectory(name)
             sites |= dict.fromkeys(table["site"])
-            panels.append(PruningPanel(_named(runs, run, f"{method}, {size}"), _gates_panel(table)))
+            title = _named(runs, run, f"{method}, {size}")
+            panels.append(PruningPanel(title, _gates_panel(table), "update", "probability of being open"))
     if not panels:
         raise RunError("no gates were learnt in these runs; l0 and subset write gates.csv")
-    entries = [("    ", SITES[site], site) for site in SITES if site in sites]
-    entries += [("——", "", "thin: a head; thick: mean of the site")]
+    entries: list[Entry] = [(Swatch(width=1.8), SITES[site], f"{site}, mean") for site in SITES if site in sites]
+    entries += [(Swatch(width=0.5), INK, "a head")]
     return panels, [*entries, *([("", "", f"{hidden} more sizes are not shown")] if hidden else [])]
 
 
@@ -325,13 +350,11 @@ def _gates_panel(table: pd.DataFrame) -> Callable[[Axes], None]:
             axes.plot(gates.index, gates.mean(axis=1), color=SITES[site], lw=1.8)
         axes.set_ylim(-0.03, 1.03)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_xlabel("update", size=TICK, labelpad=2)
-        axes.set_ylabel("probability of being open", size=TICK, labelpad=3)
 
     return draw
 
 
-Made = tuple[list[PruningPanel], list[tuple[str, str, str]]]
+Made = tuple[list[PruningPanel], list[Entry]]
 FIGURES: Mapping[str, tuple[str, Callable[[Sequence[PruningRun]], Made]]] = {
     "quality": ("What pruning costs", _quality),
     "sites": ("Where the heads that stay are", _sites),

@@ -11,10 +11,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
-from headscope.report.layout.families import Legend, contrast
-from headscope.report.layout.grid import draw_cells
+from headscope.report.layout.families import contrast
+from headscope.report.layout.grid import draw_cells, tick_step
+from headscope.report.layout.legend import Legend
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import Panels
+from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun
 
 CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
@@ -32,11 +34,13 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
         raise ConfigError(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")
     heads = max((count for counts in run.layout.values() for count in counts), default=1)
     gutter = max(text_width(label, TICK) for label in labels) + 0.12
-    width = (1 + GAP + heads) * PITCH
+    pitch = cell_pitch(PITCH, heads + 2, besides=gutter + 0.1 + BAR)
+    width = (1 + GAP + heads) * pitch
     size = (gutter + width + 0.1, ABOVE + len(labels) * PITCH + BELOW)
-    panels = Panels.plan(run, size, widest=13.9)
+    counted = set(zip(table["site"], table["layer"], strict=True))
+    panels = Panels.plan(run, size, widest=widest(13.9, besides=BAR), only=counted)
     page_width = panels.flow.width + BAR
-    legend = Legend.plan(_entries(), page_width)
+    legend = Legend.plan(_entries(), widest(page_width))
     left_out = table["label"].nunique() - len(labels)
     page = Page(
         page_width,
@@ -48,16 +52,16 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
     norm = Normalize(0, 1)
     for panel, (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
         site, layer, count = panel
-        wide = (1 + GAP + count) * PITCH
+        wide = (1 + GAP + count) * pitch
         axes = page.axes(left + gutter, top + ABOVE, wide, len(labels) * PITCH)
         rows = table[(table["site"] == site) & (table["layer"] == layer)]
-        _draw(axes, rows, labels, count, norm)
+        _draw(axes, rows, labels, (count, pitch), norm)
         axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     height = min(len(labels) * PITCH, 2.0)
     page.color_bar(panels.flow.width + 0.08, ABOVE, height, bar, label="accuracy")
     legend.draw(page, panels.flow.height)
-    return page.figure
+    return page.finished()
 
 
 def chosen_labels(table: pd.DataFrame, most: int) -> list[str]:
@@ -80,7 +84,8 @@ def relation_matrix(table: pd.DataFrame, labels: list[str], heads: int, column: 
     return values
 
 
-def _draw(axes: Axes, table: pd.DataFrame, labels: list[str], heads: int, norm: Normalize) -> None:
+def _draw(axes: Axes, table: pd.DataFrame, labels: list[str], size: tuple[int, float], norm: Normalize) -> None:
+    heads, pitch = size
     accuracy = relation_matrix(table, labels, heads, "accuracy")
     base = table.drop_duplicates("label").set_index("label")["baseline"].reindex(labels)
     draw_cells(axes, np.asarray(base, dtype=np.float64)[:, None], cmap="Blues", norm=norm, edge=0.4)
@@ -90,8 +95,7 @@ def _draw(axes: Axes, table: pd.DataFrame, labels: list[str], heads: int, norm: 
         ink = contrast(shades.to_rgba(accuracy[row, head]))
         axes.plot(1 + GAP + head + 0.5, row + 0.5, marker="o", markersize=2.6, color=ink, markeredgewidth=0)
     axes.set_xlim(0, 1 + GAP + heads)
-    step = 1 if heads <= 8 else 2 if heads <= 20 else 4
-    shown = list(range(0, heads, step))
+    shown = list(range(0, heads, tick_step(heads, pitch)))
     axes.set_xticks([0.5, *(1 + GAP + head + 0.5 for head in shown)], ["b", *map(str, shown)])
     axes.set_yticks(np.arange(len(labels)) + 0.5, labels, parse_math=False)
     axes.set_xlabel("head", size=LABEL, labelpad=1.5)

@@ -2,61 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from headscope.engine.declarations import Measure, pair_measures
 from headscope.errors import ConfigError
 from headscope.registry import unknown
-from headscope.report.layout.grid import draw_cells
+from headscope.report.layout.grid import draw_cells, measure_limits, parse_range, tick_step
 from headscope.report.layout.page import BAR, LABEL, Page
 from headscope.report.layout.panels import Panels
+from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun, RunError
 
 LEFT, ABOVE, BELOW = 0.36, 0.2, 0.3
-NAMES = {
-    "cosine": "cosine of contexts",
-    "l2": "L2 distance of contexts",
-    "cka": "linear CKA of contexts",
-    "js": "Jensen–Shannon divergence of weights",
-}
 
 
-def similarity_matrices(run: AnalysisRun, measure: str | None = None) -> Figure:
-    """Heads × heads of every layer; cosine diverges around 0, CKA fills 0 to 1, distances start at 0.
+def similarity_matrices(
+    run: AnalysisRun, measure: str | None = None, *, range: str | Sequence[float] | None = None
+) -> Figure:
+    """Heads × heads of every layer; cosine diverges around 0, CKA and divergence have ends, distances start at 0.
 
-    Without a `measure` cosine, or the first one of a run that has no cosine.
+    Without a `measure` cosine, or the first one of a run that has no cosine. `range` (`0,1`) is another scale.
     """
     if measure is None:
         measure = min(similarity_measures(run), key=lambda name: name != "cosine", default="cosine")
     matrices = layer_matrices(run, measure)
     heads = max((len(matrix) for matrix in matrices.values()), default=1)
-    side = heads * max(0.085, min(0.22, (1.7 if len(matrices) <= 8 else 1.4) / heads))
-    panels = Panels.plan(run, (LEFT + side, ABOVE + side + BELOW), widest=12.6)
-    name = NAMES.get(measure, measure)
+    usual = max(0.085, min(0.22, (1.7 if len(matrices) <= 8 else 1.4) / heads))
+    pitch = cell_pitch(usual, heads, besides=LEFT + BAR)
+    side = heads * pitch
+    most = widest(12.6, besides=BAR)
+    panels = Panels.plan(run, (LEFT + side, ABOVE + side + BELOW), widest=most, only=_valued(matrices))
+    shown = pair_measures().get(measure) or Measure(measure)
     page = Page(
         panels.flow.width + BAR,
         panels.flow.height,
-        title=f"Similarity of heads within a layer: {name}",
+        title=f"Similarity of heads within a layer: {shown.words}",
         subtitle=f"{run.model} · {run.data}",
         footer=run.signature,
     )
-    cmap, norm = _scale(measure, matrices)
+    norm = parse_range(range) or measure_limits(shown, list(matrices.values()))
     for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
         extent = side * count / heads
         axes = page.axes(left + LEFT, top + ABOVE, extent, extent)
-        draw_cells(axes, matrices[site, layer], cmap=cmap, norm=norm, edge=0.3 if heads <= 12 else 0)
-        _label(axes, count, first=left == 0)
+        draw_cells(axes, matrices[site, layer], cmap=shown.cmap, norm=norm, edge=0.3 if heads <= 12 else 0)
+        _label(axes, count, pitch, first=left == 0)
         title = panels.title((site, layer, count))
         axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
-    bar = ScalarMappable(norm, cmap)
-    page.color_bar(panels.flow.width + 0.1, ABOVE, side, bar, label=name)
-    return page.figure
+    bar = ScalarMappable(norm, shown.cmap)
+    at = panels.flow.width + 0.1
+    page.color_bar(at, ABOVE, side, bar, label=shown.label, unit=shown.unit, values=list(matrices.values()))
+    return page.finished()
 
 
 def similarity_measures(run: AnalysisRun) -> list[str]:
@@ -83,18 +84,13 @@ def layer_matrices(run: AnalysisRun, measure: str) -> dict[tuple[str, int], NDAr
     return matrices
 
 
-def _scale(measure: str, matrices: Mapping[tuple[str, int], NDArray[np.float64]]) -> tuple[str, Normalize]:
-    if measure == "cosine":
-        return "RdBu_r", Normalize(-1, 1)
-    if measure == "cka":
-        return "viridis", Normalize(0, 1)
-    largest = max((float(m[np.isfinite(m)].max(initial=0)) for m in matrices.values()), default=0)
-    return "viridis_r", Normalize(0, largest or 1)
+def _valued(matrices: Mapping[tuple[str, int], NDArray[np.float64]]) -> set[tuple[str, int]]:
+    """The layers that have numbers; all, where none has."""
+    return {layer for layer, matrix in matrices.items() if np.isfinite(matrix).any()} or set(matrices)
 
 
-def _label(axes: Axes, heads: int, *, first: bool) -> None:
-    step = 1 if heads <= 8 else 2 if heads <= 16 else 4
-    ticks = np.arange(0, heads, step)
+def _label(axes: Axes, heads: int, pitch: float, *, first: bool) -> None:
+    ticks = np.arange(0, heads, tick_step(heads, pitch))
     axes.set_xticks(ticks + 0.5, [str(tick) for tick in ticks])
     axes.set_yticks(ticks + 0.5, [str(tick) for tick in ticks])
     axes.set_xlabel("head", size=LABEL, labelpad=1.5)

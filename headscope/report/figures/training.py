@@ -12,22 +12,22 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
 from headscope.files.reading import read_json
 from headscope.files.tables import read_csv
 from headscope.heads import SITES
-from headscope.report.layout.families import Legend
-from headscope.report.layout.page import LABEL, RULE, TICK, Page, flow, text_width
+from headscope.report.layout.charts import chart, share_limits
+from headscope.report.layout.legend import Entry, Legend
+from headscope.report.layout.methods import COLORS
+from headscope.report.layout.page import INK, LABEL, Page, Swatch, flow, text_width
+from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import RunError
 
 WIDTH, HEIGHT = 2.75, 1.7  # inches of the axes of one panel
-LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.36, (0.22, 0.2)
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d1f", "#7f3fbf", "#999999")
-DASHES = ("-", "--", ":")
-STYLES = {str(site): dash for site, dash in zip(SITES, DASHES, strict=True)}
+LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.36, (0.22, 0.1)
+WIDEST = 3 * (LEFT + WIDTH) + 2 * GAP[0]
 ENGINE = {
     *("update", "epoch", "sentences", "tokens", "seconds", "tokens_per_second", "lr", "loss", "gradient_norm"),
     *("valid_perplexity", "best", "window"),
@@ -37,47 +37,73 @@ AXES = {"update": "update", "tokens": "target tokens", "seconds": "seconds"}
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity with a title of its own; `columns` of metrics.csv, by site where they end in `.site`."""
+    """A quantity with a title of its own: `column` of metrics.csv, or columns by site where they end in `.site`."""
 
     title: str
     unit: str
-    columns: tuple[str, ...]
+    column: str
 
 
 QUANTITIES = (
-    Quantity("Loss: training (thin) and validation", "nats per token", ("nll", "valid_nll")),
-    Quantity("BLEU of the validation text", "BLEU", ("bleu",)),
-    Quantity("Gates: entropy", "nats", ("gate_entropy",)),
-    Quantity("Alphas: nuclear norm over heads", "mean over layers", ("nuclear_norm",)),
-    Quantity("Alphas: off-diagonal share", "mean over layers", ("off_diagonal",)),
-    Quantity("Swaps by score: pairs in effect", "pairs of heads", ("swapped",)),
-    Quantity("Swaps: exchanges so far", "pairs of heads", ("swaps",)),
-    Quantity("Heads' mean cosine", "latest batch", ("disagreement",)),
-    Quantity("Gates: G steps so far", "steps", ("gate_steps",)),
+    Quantity("Loss of training batches", "nats per token", "nll"),
+    Quantity("Loss of the validation text", "nats per token", "valid_nll"),
+    Quantity("BLEU of the validation text", "BLEU", "bleu"),
+    Quantity("Gates: entropy", "nats", "gate_entropy"),
+    Quantity("Alphas: nuclear norm over heads", "mean over layers", "nuclear_norm"),
+    Quantity("Alphas: off-diagonal share", "mean over layers", "off_diagonal"),
+    Quantity("Swaps by score: pairs in effect", "pairs of heads", "swapped"),
+    Quantity("Swaps: exchanges so far", "pairs of heads", "swaps"),
+    Quantity("Heads' mean cosine", "latest batch", "disagreement"),
+    Quantity("Gates: G steps so far", "steps", "gate_steps"),
 )
-THIN = {"nll"}
+BEHIND = "valid_nll"  # of which a panel shows by how much runs differ from the first
 STEPS = {"swapped", "swaps", "gate_steps"}
+SHARES = "expert_share"  # columns that a figure of their own shows
+
+
+@dataclass(frozen=True)
+class TrainingPanel:
+    """One panel: a quantity of all runs that have it, at one site where it has sites."""
+
+    quantity: Quantity
+    site: str = ""
+    less: bool = False
+    """Whether the first run's value is taken off."""
+
+    @property
+    def column(self) -> str:
+        """Of metrics.csv."""
+        return f"{self.quantity.column}.{self.site}" if self.site else self.quantity.column
 
 
 @dataclass(frozen=True)
 class TrainingHistory:
     """The metrics of one training run."""
 
-    name: str
+    path: Path
     meta: Mapping[str, Any]
     metrics: pd.DataFrame
+
+    @property
+    def name(self) -> str:
+        """The directory's own name."""
+        return self.path.resolve().name
 
     def line(self, column: str, axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Where a column has values, and these."""
         table = self.metrics[[axis, column]].dropna()
         return table[axis].to_numpy(float), table[column].to_numpy(float)
 
-    def columns(self, quantity: str) -> list[str]:
-        """The columns of a quantity that have values, by site in the order of sites, others after them."""
-        names = [name for name in self.metrics.columns if name == quantity or name.startswith(f"{quantity}.")]
-        order = {name: number for number, name in enumerate(STYLES)}
-        columns = [name for name in names if self.metrics[name].notna().any()]
-        return sorted(columns, key=lambda name: order.get(name.partition(".")[2], len(order)))
+    def has(self, column: str) -> bool:
+        """Whether the run noted it."""
+        return column in self.metrics.columns and bool(self.metrics[column].notna().any())
+
+    def sites(self, quantity: str) -> list[str]:
+        """The sites for which the run noted a quantity, in the order of sites; "" where it did so for the whole."""
+        names = [name for name in self.metrics.columns if name.partition(".")[0] == quantity and self.has(name)]
+        order = ["", *map(str, SITES)]
+        sites = [name.partition(".")[2] for name in names]
+        return sorted(sites, key=lambda site: order.index(site) if site in order else len(order))
 
 
 def load_history(path: Path) -> TrainingHistory:
@@ -94,93 +120,110 @@ def load_history(path: Path) -> TrainingHistory:
     if text or not len(metrics):
         reason = f"column {text[0]} must hold numbers" if len(metrics) else "it has no line yet"
         raise RunError(f"training run {path.name}: metrics.csv is of no use: {reason}")
-    return TrainingHistory(path.resolve().name, meta, metrics)
+    return TrainingHistory(path, meta, metrics)
 
 
 def training_figure(runs: Sequence[TrainingHistory], *, axis: str = "update") -> Figure:
-    """A panel for every quantity that a run has: a colour for each run, a dash for each site.
+    """A panel for every quantity and site that a run has: a colour for each run, the same limits for all sites.
 
-    Runs that differ in nothing but their seed have one colour.
+    Runs that differ in nothing but their seed have one colour. Beside the validation loss its difference to the first
+    run's, which shows what lies on top of each other.
     """
     if axis not in AXES:
         raise ConfigError(f"--axis {axis!r} is not known; choose from {', '.join(AXES)}")
-    panels = [
-        quantity for quantity in quantities(runs) if any(run.columns(c) for run in runs for c in quantity.columns)
-    ]
-    laid = flow([(LEFT + WIDTH, ABOVE + HEIGHT + BELOW)] * len(panels), 3 * (LEFT + WIDTH) + 2 * GAP[0], gap=GAP)
     names, groups = _distinct(runs), _groups(runs)
-    colors = [COLORS[group % len(COLORS)] for group in groups]
-    width = max(laid.width, 4.6)
-    legend = Legend.plan(_legend(names, groups), width)
-    sites = Legend.plan(_sites(runs, panels), width)
+    panels = training_panels(runs, several=len(set(groups)) > 1)
+    wide = panel_width(WIDTH, len(panels), left=LEFT, gap=GAP[0], most=WIDEST)
+    laid = flow([(LEFT + wide, ABOVE + HEIGHT + BELOW)] * len(panels), widest(WIDEST), gap=GAP)
+    legend = Legend.plan(_legend(names, groups, panels), widest(max(laid.width, 4.6)))
     page = Page(
         laid.width,
-        laid.height + legend.height + sites.height,
+        laid.height + legend.height,
         title="How training went",
         subtitle=_subtitle(runs),
         footer="\n".join(f"{name} {run.meta.get('signature', '')}" for name, run in zip(names, runs, strict=True)),
     )
-    for quantity, (left, top) in zip(panels, laid.corners, strict=True):
-        axes = page.axes(left + LEFT, top + ABOVE, WIDTH, HEIGHT)
-        for run, color in zip(runs, colors, strict=True):
-            _draw(axes, run, quantity, axis, color)
-        _label(axes, quantity, axis)
+    drawn: dict[tuple[str, bool], list[Axes]] = {}
+    for panel, (left, top) in zip(panels, laid.corners, strict=True):
+        axes = page.axes(left + LEFT, top + ABOVE, wide, HEIGHT)
+        counts = panel.quantity.column in STEPS
+        chart(
+            axes,
+            title=_title(panel, names),
+            xlabel=AXES[axis],
+            ylabel=panel.quantity.unit,
+            width=wide,
+            whole=(True, counts),
+        )
+        for run, group in zip(runs, groups, strict=True):
+            _draw(axes, run, panel, axis, COLORS[group % len(COLORS)], first=runs[0])
+        drawn.setdefault((panel.quantity.column, panel.less), []).append(axes)
+    share_limits([axes for alike in drawn.values() for axes in alike], axis="x", room=0.02)
+    for alike in drawn.values():
+        share_limits(alike)
     legend.draw(page, laid.height)
-    sites.draw(page, laid.height + legend.height)
-    return page.figure
+    return page.finished()
+
+
+def training_panels(runs: Sequence[TrainingHistory], *, several: bool) -> list[TrainingPanel]:
+    """Those of quantities with titles of their own, then of whatever else the runs note."""
+    panels = []
+    for quantity in quantities(runs):
+        sites = dict.fromkeys(site for run in runs for site in run.sites(quantity.column))
+        shown = [site for site in sites if site] or list(sites)  # sites rather than their mean
+        panels += [TrainingPanel(quantity, site) for site in shown]
+        if quantity.column == BEHIND and several and _differences(runs):
+            panels.append(TrainingPanel(quantity, less=True))
+    return panels
 
 
 def quantities(runs: Iterable[TrainingHistory]) -> list[Quantity]:
     """Those with titles of their own, then whatever else the runs note."""
-    titled = {column for quantity in QUANTITIES for column in quantity.columns} | ENGINE
+    titled = {quantity.column for quantity in QUANTITIES} | ENGINE | {SHARES}
     names = dict.fromkeys(
         str(name).partition(".")[0] for run in runs for name in run.metrics.columns if name not in ENGINE
     )
-    untitled = [Quantity(name.replace("_", " "), "", (name,)) for name in names if name not in titled]
-    return [*QUANTITIES, *untitled]
+    return [*QUANTITIES, *(Quantity(name.replace("_", " "), "", name) for name in names if name not in titled)]
 
 
-def _draw(axes: Axes, run: TrainingHistory, quantity: Quantity, axis: str, color: str) -> None:
-    for name in quantity.columns:
-        for column in run.columns(name):
-            x, y = run.line(column, axis)
-            thin = name in THIN
-            axes.plot(
-                x,
-                y,
-                STYLES.get(column.partition(".")[2], "-"),
-                color=color,
-                alpha=0.45 if thin else 0.95,
-                linewidth=0.7 if thin else 1.1,
-                marker="o" if len(x) <= 30 and not thin and name not in STEPS else "",
-                markersize=2.2,
-                drawstyle="steps-post" if name in STEPS else "default",
-            )
+def _differences(runs: Sequence[TrainingHistory]) -> bool:
+    """Whether other runs were validated at updates at which the first was."""
+    first, *others = (run.metrics.set_index("update")[BEHIND].dropna() if run.has(BEHIND) else None for run in runs)
+    return first is not None and any(other is not None and first.index.isin(other.index).any() for other in others)
+
+
+def _draw(
+    axes: Axes, run: TrainingHistory, panel: TrainingPanel, axis: str, color: str, *, first: TrainingHistory
+) -> None:
+    if not run.has(panel.column):
+        return
+    x, y = run.line(panel.column, axis)
+    if panel.less:
+        table = run.metrics.dropna(subset=[BEHIND]).set_index("update")
+        others = first.metrics.dropna(subset=[BEHIND]).set_index("update")[BEHIND]
+        both = table[table.index.isin(others.index)]
+        y = (both[BEHIND] - others.reindex(both.index)).to_numpy(float)
+        x = both.index.to_numpy(float) if axis == "update" else both[axis].to_numpy(float)
+    dense = panel.quantity.column == "nll"
+    axes.plot(
+        x,
+        y,
+        color=color,
+        alpha=0.8 if dense else 0.95,
+        linewidth=0.7 if dense else 1.1,
+        marker="o" if len(x) <= 30 and not dense and panel.quantity.column not in STEPS else "",
+        markersize=2.4,
+        drawstyle="steps-post" if panel.quantity.column in STEPS else "default",
+    )
     opened = run.metrics.get("window")
-    if opened is not None and quantity.title.startswith("Alphas") and (opened > 0).any():
-        axes.axvline(run.metrics[axis][opened > 0].iloc[0], color=color, linewidth=0.5, linestyle=(0, (1, 3)))
+    if opened is not None and panel.quantity.title.startswith("Alphas") and (opened > 0).any():
+        axes.axvline(run.metrics[axis][opened > 0].iloc[0], color=color, linewidth=0.7, linestyle=":")
 
 
-def _label(axes: Axes, quantity: Quantity, axis: str) -> None:
-    axes.set_title(quantity.title, size=LABEL, loc="left", pad=4, weight="bold", parse_math=False)
-    axes.set_xlabel(AXES[axis], size=TICK, labelpad=1.5)
-    axes.set_ylabel(quantity.unit, size=TICK, labelpad=2)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=not STEPS.isdisjoint(quantity.columns)))
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
-    axes.tick_params(length=2, width=0.4, color=RULE)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(linewidth=0.3, color="#e4e4e4")
-    axes.set_axisbelow(True)
-    axes.margins(x=0.02)
-
-
-def _short(value: float, _: object) -> str:
-    """12000 as 12k, 3500000 as 3.5M."""
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * size or (abs(value) >= size and value % size == 0):
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
+def _title(panel: TrainingPanel, names: Sequence[str]) -> str:
+    if panel.less:
+        return f"The same, less that of {names[0]}"
+    return f"{panel.quantity.title} · {panel.site}" if panel.site else panel.quantity.title
 
 
 def _groups(runs: Sequence[TrainingHistory]) -> list[int]:
@@ -196,23 +239,15 @@ def _groups(runs: Sequence[TrainingHistory]) -> list[int]:
     return numbers
 
 
-def _legend(names: Sequence[str], groups: Sequence[int]) -> list[tuple[str, str, str]]:
+def _legend(names: Sequence[str], groups: Sequence[int], panels: Sequence[TrainingPanel]) -> list[Entry]:
     """A colour and a name for each group: of its first run, and how many more have it."""
-    entries = []
+    entries: list[Entry] = []
     for group in sorted(set(groups)):
         labels = [name for name, other in zip(names, groups, strict=True) if other == group]
         seeds = f" and {len(labels) - 1} more seed{'s' if len(labels) > 2 else ''}" if len(labels) > 1 else ""
-        entries.append(("    ", COLORS[group % len(COLORS)], labels[0] + seeds))
-    return entries
-
-
-def _sites(runs: Sequence[TrainingHistory], panels: Sequence[Quantity]) -> list[tuple[str, str, str]]:
-    """Dashes of the sites and what the dotted line is, where they occur."""
-    sites = {column.partition(".")[2] for run in runs for column in run.metrics.columns}
-    marks = dict(zip(STYLES, ("——", "– –", "····"), strict=True))
-    entries = [(marks[site], "", site) for site in STYLES if site in sites]
-    if any(panel.title.startswith("Alphas") for panel in panels):
-        entries.append(("┊", "", "the window of the growth loss opens"))
+        entries.append((Swatch(), COLORS[group % len(COLORS)], labels[0] + seeds))
+    if any(panel.quantity.title.startswith("Alphas") for panel in panels):
+        entries.append((Swatch(":", width=0.7), INK, "the window of the growth loss opens"))
     return entries
 
 

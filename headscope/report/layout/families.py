@@ -6,13 +6,13 @@ colour vision nor size decides whether a figure can be read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from matplotlib.colors import to_rgb
 
 from headscope.engine.declarations import HeadFunction, head_functions
-from headscope.report.layout.page import TICK, Flow, Page, flow, text_width
+from headscope.report.layout.page import text_width
 
 # head word and dependent as Voita et al. 2019 abbreviate them
 ENDS = {"nsubj": ("v", "s"), "obj": ("v", "o"), "dobj": ("v", "o"), "amod": ("n", "a"), "advmod": ("v", "a")}
@@ -84,36 +84,6 @@ def _linear(channel: float) -> float:
     return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
 
 
-@dataclass(frozen=True)
-class Legend:
-    """Marks and what they mean, set in lines below a figure."""
-
-    entries: list[tuple[str, str, str]]
-    """mark, colour of its box (empty: none), meaning"""
-    flow: Flow
-
-    @classmethod
-    def plan(cls, entries: Sequence[tuple[str, str, str]], width: float) -> Legend:
-        """Measure the entries, so that the page can be made high enough."""
-        sizes = [(_box(mark) + 0.06 + text_width(text, TICK), 0.13) for mark, _, text in entries]
-        return cls(list(entries), flow(sizes, width, gap=(0.22, 0.045)))
-
-    @property
-    def height(self) -> float:
-        """Inches, nothing when there is nothing to explain."""
-        return self.flow.height + 0.1 if self.entries else 0.0
-
-    def draw(self, page: Page, top: float) -> None:
-        """Write the entries into the page, from `top` down."""
-        for (mark, color, meaning), (left, down) in zip(self.entries, self.flow.corners, strict=True):
-            y = top + 0.1 + down
-            if color:
-                page.box(left, y, _box(mark), 0.13, color)
-            ink = contrast(color) if color else "black"
-            page.text(left + 0.03, y + 0.012, mark, size=TICK, color=ink)
-            page.text(left + _box(mark) + 0.06, y + 0.012, meaning, size=TICK)
-
-
 def legend_entries(functions: Iterable[Function], *, boxed: bool) -> list[tuple[str, str, str]]:
     """One entry per family that occurs, then one per relation, in the families' order."""
     present = set(functions)
@@ -140,7 +110,3 @@ def _family(name: str) -> HeadFunction:
 def _relation(label: str) -> str:
     relation = label.rstrip("<>")
     return f"{relation}, dependent to head" if label.endswith("<") else f"{relation}, head to dependent"
-
-
-def _box(mark: str) -> float:
-    return text_width(mark, TICK) + 0.06

@@ -12,8 +12,11 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from headscope.engine.declarations import Measure
+from headscope.errors import ConfigError
 from headscope.report.layout.families import Function, contrast, fit, functions_of
-from headscope.report.layout.page import LABEL, PALE, RULE, TICK
+from headscope.report.layout.page import BAR, LABEL, PALE, RULE, TICK, text_width
+from headscope.report.layout.style import cell_pitch
 from headscope.report.readers.run import AnalysisRun
 
 if TYPE_CHECKING:
@@ -55,10 +58,14 @@ def grids_of(run: AnalysisRun, measure: str | None = None, *, sort: bool = False
     return [_grid(run, site, counts, measure, sort=sort) for site, counts in run.layout.items()]
 
 
-def cell_size(columns: int, *, lines: int = 1) -> tuple[float, float]:
-    """Width and height of a cell in inches: larger where few heads leave room or many lines need it."""
+def cell_size(columns: int, *, lines: int = 1, besides: float = LEFT + BAR) -> tuple[float, float]:
+    """Width and height of a cell in inches: larger where few heads leave room or many lines need it.
+
+    `besides` is what stands left and right of the cells, where a width is asked for.
+    """
     wide, tall = (0.46, 0.34) if columns <= 8 else (0.4, 0.3) if columns <= 12 else (0.37, 0.27)
-    return wide, max(tall, lines * LINE + 0.02)
+    narrow = cell_pitch(wide, columns, besides=besides + 0.1)
+    return narrow, max(tall if narrow == wide else max(min(tall, narrow), LINE + 0.02), lines * LINE + 0.02)
 
 
 def shared_limits(arrays: Sequence[NDArray[np.float64]]) -> Normalize:
@@ -74,8 +81,35 @@ def shared_limits(arrays: Sequence[NDArray[np.float64]]) -> Normalize:
 def centred_limits(arrays: Sequence[NDArray[np.float64]]) -> Normalize:
     """A range that is as far below zero as above."""
     limits = shared_limits(arrays)
-    furthest = max(abs(limits.vmin or 0.0), abs(limits.vmax or 0.0))
+    furthest = max(abs(limits.vmin or 0.0), abs(limits.vmax or 0.0)) or 0.5
     return Normalize(-furthest, furthest)
+
+
+def measure_limits(measure: Measure, arrays: Sequence[NDArray[np.float64]]) -> Normalize:
+    """The range that a measure declares, its open ends at the smallest and the largest of all values.
+
+    Of a signed measure as far below zero as above. Where all values lie beyond the end that it declares, their own
+    range.
+    """
+    if measure.signed and None in measure.range:
+        return centred_limits(arrays)
+    low, high = measure.range
+    limits = shared_limits(arrays)
+    declared = Normalize(limits.vmin if low is None else low, limits.vmax if high is None else high)
+    return declared if (declared.vmin or 0) < (declared.vmax or 0) else limits
+
+
+def parse_range(text: str | Sequence[float] | None) -> Normalize | None:
+    """`--range LOW,HIGH`; ConfigError where these are no two numbers, the lower first."""
+    if text is None:
+        return None
+    try:
+        low, high = (float(end) for end in (text.split(",") if isinstance(text, str) else text))
+    except (TypeError, ValueError):
+        low = high = np.nan
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise ConfigError(f"--range {text}: give two numbers, the lower first, such as --range 0,1")
+    return Normalize(low, high)
 
 
 def draw_cells(
@@ -110,14 +144,24 @@ def draw_blanks(axes: Axes, grid: Grid) -> None:
         axes.add_patch(Rectangle((slot, layer), 1, 1, facecolor=PALE, edgecolor="white", linewidth=0.6, hatch=""))
 
 
-def label_grid(axes: Axes, grid: Grid, *, title: str, xlabel: str = "head", first: int = 0) -> None:
-    """Layer and head numbers in the middle of the cells; ranks of a sorted grid count from `first`."""
+def label_grid(axes: Axes, grid: Grid, *, title: str, cell: float, xlabel: str = "head", first: int = 0) -> None:
+    """Layer and head numbers in the middle of cells that are `cell` inches wide, as many as have room.
+
+    Ranks of a sorted grid count from `first`.
+    """
     layers, slots = grid.heads.shape
-    axes.set_xticks(np.arange(slots) + 0.5, [str(slot + first) for slot in range(slots)])
+    shown = range(0, slots, tick_step(slots, cell))
+    axes.set_xticks([slot + 0.5 for slot in shown], [str(slot + first) for slot in shown])
     axes.set_yticks(np.arange(layers) + 0.5, [str(layer) for layer in range(layers)])
     axes.set_xlabel(xlabel, size=LABEL, labelpad=2)
     axes.set_ylabel("layer", size=LABEL, labelpad=3)
     axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+
+
+def tick_step(count: int, pitch: float) -> int:
+    """Every how many-th of `count` numbers has room, set side by side every `pitch` inches: 1, 2, 4, 5, 10 …."""
+    needed = text_width("0" * len(str(max(count - 1, 0))), TICK) + 0.035
+    return next((step for step in (1, 2, 4, 5, 10, 20, 50, 100) if step * pitch >= needed), max(count, 1))
 
 
 def draw_marks(
@@ -130,9 +174,9 @@ def draw_marks(
             ink = contrast(shades.to_rgba(value)) if np.isfinite(value) else "black"
             room = int(cell[1] / LINE)
             lines = cell_lines(functions, cell[0] - 0.03, most=room)
-            number = numbers and grid.heads[layer, slot] >= 0 and len(lines) < room
-            if number:
-                lines = [f"h{grid.heads[layer, slot]}", *lines]
+            number = f"h{grid.heads[layer, slot]}"
+            if numbers and grid.heads[layer, slot] >= 0 and len(lines) < room and text_width(number, TICK) < cell[0]:
+                lines = [number, *lines]
             if lines:
                 _write(axes, slot + 0.5, layer + 0.5, lines, ink)
 

@@ -11,35 +11,59 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from numpy.typing import NDArray
+
+from headscope.errors import ConfigError
+from headscope.report.layout.style import MARGIN, FigureStyle, current_style, enlarge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, GREY, PALE, RULE = "#222222", "#777777", "#f0f0f0", "#bbbbbb"
 TITLE, LABEL, TICK, FOOT = 10.0, 7.5, 6.5, 6.0  # letter sizes in points
-MARGIN = 0.18  # inches around everything
 NARROWEST = 4.6  # inches: a page below this has no room for its title
 BAR = 0.62  # inches a colour bar takes with its ticks and label
 
 
+Dashes = Literal["-", "--", ":"]
+
+
+@dataclass(frozen=True)
+class Swatch:
+    """A piece of a line as panels draw it, with its mark in the middle; or a `band`, a piece of a filled area."""
+
+    line: Dashes = "-"
+    mark: str = ""
+    filled: bool = True
+    width: float = 1.2
+    band: bool = False
+
+
 class Page:
-    """A figure with header and footer; `axes` and `text` place things in inches inside its body."""
+    """A figure with header and footer; `axes` and `text` place things in inches inside its body.
+
+    The style that holds says whether title and signature are there, and how wide the page is.
+    """
 
     def __init__(self, width: float, height: float, *, title: str, subtitle: str, footer: str) -> None:
-        width = max(width, NARROWEST)
-        header = [(line, TITLE, INK, "bold") for line in wrap(title, width, TITLE, weight="bold")]
-        header += [(line, LABEL, GREY, "normal") for line in wrap(subtitle, width, LABEL)]
-        foot = wrap(footer, width, FOOT)
-        self.top = MARGIN + sum(_leading(size) for _, size, _, _ in header) + 0.08
+        style = current_style()
+        width = _page_width(width, style)
+        header, foot = [], wrap(footer, width, FOOT) if style.signature else []
+        if style.title:
+            header += [(line, TITLE, INK, "bold") for line in wrap(title, width, TITLE, weight="bold")]
+            header += [(line, LABEL, GREY, "normal") for line in wrap(subtitle, width, LABEL)]
+        self.top = MARGIN + sum(_leading(size) for _, size, _, _ in header) + 0.08 * bool(header)
         self.width, self.body = width, height
-        self.height = self.top + height + 0.14 + len(foot) * _leading(FOOT) + MARGIN
+        self.height = self.top + height + (0.14 + len(foot) * _leading(FOOT)) * bool(foot) + MARGIN
         self.figure = Figure(figsize=(width + 2 * MARGIN, self.height), facecolor="white")
         y = MARGIN - self.top
         for line, size, color, weight in header:
@@ -47,6 +71,11 @@ class Page:
             y += _leading(size)
         for number, line in enumerate(foot):
             self.text(0, height + 0.14 + number * _leading(FOOT), line, size=FOOT, color=GREY)
+
+    def finished(self) -> Figure:
+        """The figure, in the size of its style."""
+        enlarge(self.figure, current_style().scale)
+        return self.figure
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Axes whose upper left corner is at (left, top) of the body."""
@@ -97,12 +126,42 @@ class Page:
             )
         )
 
+    def line(self, left: float, top: float, width: float, color: str, look: Swatch) -> None:
+        """A level piece of a line from (left, top) of the body, with its mark in the middle."""
+        full_width = self.figure.get_figwidth()
+        xs = [(MARGIN + left + part * width) / full_width for part in (0, 0.5, 1)]
+        y = 1 - (self.top + top) / self.height
+        line = Line2D(
+            xs, [y] * 3, linestyle=look.line, linewidth=look.width, color=color, transform=self.figure.transFigure
+        )
+        line.set(marker=look.mark or "None", markevery=[1], markersize=4, markeredgewidth=0.8)
+        if not look.filled:
+            line.set_markerfacecolor("white")
+        self.figure.add_artist(line)
+
     def color_bar(
-        self, left: float, top: float, height: float, shades: ScalarMappable, *, label: str, unit: str = ""
+        self,
+        left: float,
+        top: float,
+        height: float,
+        shades: ScalarMappable,
+        *,
+        label: str,
+        unit: str = "",
+        values: Sequence[NDArray[np.float64]] = (),
     ) -> None:
-        """A slim bar; where it is shorter than the words of its label the unit alone stands there, if that fits."""
+        """A slim bar; where it is shorter than the words of its label the unit alone stands there, if that fits.
+
+        It has a point at an end beyond which some of the `values` lie.
+        """
         axes = self.axes(left, top, 0.1, height)
-        bar = self.figure.colorbar(shades, cax=axes, ticks=MaxNLocator(5 if height > 0.8 else 2))
+        bar = self.figure.colorbar(
+            shades,
+            cax=axes,
+            ticks=MaxNLocator(5 if height > 0.8 else 2),
+            extend=_beyond(shades, values),
+            extendfrac=0.04,
+        )
         bar.formatter = ScalarFormatter(useOffset=False)  # an offset would be printed over the panel's title
         bar.update_ticks()
         bar.outline.set(linewidth=0.4, edgecolor=RULE)
@@ -167,12 +226,30 @@ def wrap(text: str, width: float, size: float, *, weight: str = "normal") -> lis
     return [*lines, line.rstrip()] if line.strip() else lines
 
 
-def shorten(text: str, width: float, size: float) -> str:
+def shorten(text: str, width: float, size: float, *, weight: str = "normal") -> str:
     """The text, shortened with an ellipsis until it fits."""
     short = text
-    while len(short) > 1 and text_width(short + "…" * (short != text), size) > width:
+    while len(short) > 1 and text_width(short + "…" * (short != text), size, weight=weight) > width:
         short = short[:-1]
     return short if short == text else short + "…"
+
+
+def _page_width(width: float, style: FigureStyle) -> float:
+    """Inches between the margins; ConfigError where those that were asked for are too few."""
+    if style.room is None:
+        return max(width, NARROWEST)
+    if width > style.room + 0.01:
+        least = (width + 2 * MARGIN) * style.scale
+        smaller = "" if style.name == "paper" else ", or --style paper"
+        raise ConfigError(f"--width {style.width:g} is too narrow for this figure; give at least {least:.1f}{smaller}")
+    return style.room
+
+
+def _beyond(shades: ScalarMappable, values: Sequence[NDArray[np.float64]]) -> Literal["neither", "min", "max", "both"]:
+    finite = np.concatenate([array[np.isfinite(array)] for array in values]) if values else np.zeros(0)
+    low, high = shades.get_clim()
+    below, above = ((finite < (low or 0) - 1e-9).any(), (finite > (high or 0) + 1e-9).any())
+    return "both" if below and above else "min" if below else "max" if above else "neither"
 
 
 def _breakable(text: str, width: float, size: float, weight: str) -> list[str]:

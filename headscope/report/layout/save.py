@@ -14,10 +14,9 @@ from matplotlib.font_manager import fontManager
 from headscope.errors import ConfigError
 from headscope.files.output_checks import check_file
 from headscope.files.writing import write_atomically
-from headscope.report.readers.run import AnalysisRun
+from headscope.report.layout.style import DPI, current_style
 
 FORMATS = (".png", ".svg", ".pdf")
-DPI = 200
 MOST_PIXELS = 2**16 - 1  # of a side, which is what the renderer can do; of an image a sixteenth of its square: 1 GB
 METADATA: dict[str, dict[str, Any]] = {  # no dates: the same run gives the same bytes
     ".png": {"Software": "headscope"},
@@ -53,8 +52,12 @@ def check_path(path: Path, *, force: bool = False) -> Path:
     return path
 
 
-def write_figure(figure: Figure, path: Path, *, dpi: int = DPI, force: bool = False) -> Path:
-    """Write the figure in the format of the path's extension; never leaves half a file."""
+def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: bool = False) -> Path:
+    """Write the figure in the format of the path's extension; never leaves half a file.
+
+    `dpi` is of PNG; None: that of the style that holds.
+    """
+    dpi = dpi or DPI[current_style().name]
     check_path(path, force=force)
     kind = path.suffix.lower()
     width, height = (int(inches * dpi) for inches in figure.get_size_inches())
@@ -71,8 +74,8 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = DPI, force: bool = Fa
     return write_atomically(path, save)
 
 
-def target_paths(out: Path, runs: Sequence[AnalysisRun], *, figure: str, force: bool = False) -> list[Path]:
-    """Where the figure of each run goes.
+def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = False) -> list[Path]:
+    """Where the figure of each run, given by its directory, goes.
 
     `out` is a file for one run. It may contain `{run}`, the directory's name; for several runs without
     it, `out` is a directory that gets `{run}-{figure}.png` files.
@@ -83,11 +86,11 @@ def target_paths(out: Path, runs: Sequence[AnalysisRun], *, figure: str, force: 
             _refuse_shared(out, runs)
             return [check_path(out, force=force)]
         out = out / f"{{run}}-{figure}.png"
-    names = _distinct([run.path.resolve() for run in runs])
+    names = _distinct([run.resolve() for run in runs])
     return [check_path(Path(str(out).replace("{run}", name)), force=force) for name in names]
 
 
-def _refuse_shared(out: Path, runs: Sequence[AnalysisRun]) -> None:
+def _refuse_shared(out: Path, runs: Sequence[Path]) -> None:
     if len(runs) > 1:
         raise ConfigError(
             f"--out {out} is one file for {len(runs)} runs; "

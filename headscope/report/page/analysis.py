@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.engine.declarations import Declaration, measure_of, measured_columns
+from headscope.engine.declarations import Declaration, measure_of, measured_columns, pair_measures
 from headscope.report.layout.families import functions_of
 from headscope.report.page.numbers import rounded, rounded_all
 from headscope.report.page.scales import scale
@@ -188,8 +188,12 @@ def similar(run: AnalysisRun) -> dict[str, Any] | None:
             if index is not None:
                 nearest = [(places.get((site, int(layer), int(other))), row[other]) for other in others[:ALIKE]]
                 kinds.setdefault(kind, {})[index] = [[place, rounded(v)] for place, v in nearest if place is not None]
+    words = pair_measures()
     return (
-        {"kinds": [{"name": kind, "title": measure_of(f"similarity_{kind}").words} for kind in kinds], "rows": kinds}
+        {
+            "kinds": [{"name": kind, "title": words[kind].words if kind in words else kind} for kind in kinds],
+            "rows": kinds,
+        }
         if kinds
         else None
     )

@@ -23,13 +23,10 @@ def training_data(paths: Sequence[Path]) -> dict[str, Any] | None:
     panels = []
     for quantity in quantities(histories):
         curves = [
-            curve
-            for number, history in enumerate(histories)
-            for column in quantity.columns
-            for curve in _curves(history, number, column)
+            curve for number, history in enumerate(histories) for curve in _curves(history, number, quantity.column)
         ]
         if curves:
-            steps = not STEPS.isdisjoint(quantity.columns)
+            steps = quantity.column in STEPS
             panels.append({"title": quantity.title, "unit": quantity.unit, "steps": steps, "curves": curves})
     return {
         "runs": [
@@ -51,7 +48,7 @@ def best_of(history: TrainingHistory) -> list[list[Any]]:
     """The best of what was measured on the validation text, and the update at which that was."""
     found = []
     for column, title, highest in (("valid_nll", "validation loss", False), ("bleu", "BLEU", True)):
-        if column in history.columns(column):
+        if history.has(column):
             x, y = history.line(column, "update")
             place = int(np.argmax(y) if highest else np.argmin(y))
             found.append([title, rounded(y[place]), rounded(x[place])])
@@ -68,10 +65,10 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 def _curves(history: TrainingHistory, number: int, quantity: str) -> list[dict[str, Any]]:
     curves = []
-    for column in history.columns(quantity):
+    for site in history.sites(quantity):
+        column = f"{quantity}.{site}" if site else quantity
         x, y = history.line(column, "update")
         rows = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(int))
-        site = column.partition(".")[2]
         curves.append(
             {"run": number, "column": column, "site": site, "x": rounded_all(x[rows]), "y": rounded_all(y[rows])}
         )

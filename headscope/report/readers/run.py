@@ -27,7 +27,10 @@ COLUMNS = {
     "faithfulness": ("ranking", "order", "removed", "share", "metric", "harm", "harm_low", "harm_high"),
     "faithfulness_rankings": ("place", "ranking", "area", "area_low", "area_high", "area_random", "area_random_sd"),
 }
-TEXTS = ("site", "relation", "direction", "label", "ranking", "order", "metric", "measure", "missing")
+TEXTS = (
+    *("site", "relation", "direction", "label", "ranking", "order", "metric", "measure", "missing"),
+    *("token", "lacks"),
+)
 
 
 class RunError(HeadscopeError):
@@ -110,6 +113,14 @@ class AnalysisRun:
         table = self._table(name, (*HEAD_COLUMNS, *columns), f"--only {name}")
         _check_heads(table, self.layout, name=f"{name}.csv of run {self.name}")
         return table
+
+    def module_table(self, name: str, *columns: str) -> pd.DataFrame:
+        """The table NAME.csv of an analysis, rows of which are about attention modules (site and layer)."""
+        return self._table(name, ("site", "layer", *columns), "--only " + name.partition("_")[0])
+
+    def has_table(self, name: str) -> bool:
+        """Whether the run has the table NAME.csv."""
+        return (self.path / f"{name}.csv").is_file()
 
     @property
     def analyses(self) -> frozenset[str] | None:

@@ -31,6 +31,9 @@ class StudyRun(AnalysisRun):
             raise MissingTable("the study has no similarity; analyze with only='similarity' or without only=")
         return {name: np.asarray(array, dtype=np.float64) for name, array in self.arrays.items()}
 
+    def has_table(self, name: str) -> bool:
+        return name in self.tables
+
     def _table(self, name: str, columns: tuple[str, ...], option: str) -> pd.DataFrame:
         if name not in self.tables:
             argument = f"also={name!r}" if option.startswith("--only") else f"{option.removeprefix('--')}=True"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headscope.config import NoOptions, option
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from headscope.heads import Site
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig
     from headscope.training.data.batches import TrainingBatch
@@ -66,12 +68,16 @@ class MaeOptions(NoOptions):
 
 @dataclass
 class GateHistory:
-    """Entropies of gates noted since the last line of metrics, and how many G steps there were in all.
+    """What gates did since the last line of metrics, by module, and how many G steps there were in all.
 
-    They are noted in every tenth update, or as often as metrics are: a gate is a small part of a step.
+    It is noted in every tenth update, or as often as metrics are: a gate is a small part of a step. An update's entropy
+    is a mean over gates (of sentences, or of positions), and so is its responsibility of every expert [e].
     """
 
-    entropies: list[Tensor] = field(default_factory=list)
+    modules: dict[tuple[Site, int], int] = field(default_factory=dict)
+    """The number of experts of every module that has gates."""
+    entropies: dict[tuple[Site, int], list[Tensor]] = field(default_factory=dict)
+    responsibilities: dict[tuple[Site, int], list[Tensor]] = field(default_factory=dict)
     steps: int = 0
     noting: bool = False
     interval: ClassVar[int] = 10
@@ -177,18 +183,21 @@ class Mae(Variant):
 
     def _watch(self, run: TrainingRun) -> None:
         """Note the entropy of gates as training goes by; the model's own, so nothing has to be removed."""
-        from headscope.model.mixing.experts import experts_of
+        from headscope.model.mixing.base import mixings_of
+        from headscope.model.mixing.experts import Experts
 
-        for mixture in experts_of(run.model):
-            if mixture.gate is not None:
-                mixture.gate.register_forward_hook(self._record_entropy)
+        for site, layer, mixture in mixings_of(run.model):
+            if isinstance(mixture, Experts) and mixture.gate is not None:
+                self.gate_history.modules[site, layer] = mixture.experts
+                mixture.gate.register_forward_hook(partial(self._record, (site, layer)))
 
-    def _record_entropy(self, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
+    def _record(self, module: tuple[Site, int], gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
         if self.gate_history.noting and gate.training:
-            log_p = log_gates.detach().float()
-            real = inputs[1].to(log_p.dtype)  # [b p]
-            entropy = -(log_p.exp() * log_p).sum(dim=-1)
-            self.gate_history.entropies.append((entropy * real).sum() / real.sum().clamp_min(1))
+            log_p = log_gates.detach().float()  # [b p e]
+            real = inputs[1].to(log_p.dtype)[..., None]  # [b p 1]
+            p, count = log_p.exp(), real.sum().clamp_min(1)
+            self.gate_history.entropies.setdefault(module, []).append(-(p * log_p * real).sum() / count)
+            self.gate_history.responsibilities.setdefault(module, []).append((p * real).sum(dim=(0, 1)) / count)
 
     def remedies(self) -> list[str]:
         return [] if self.options.uniform or not self.options.bcd else ["a lower --gate-lr"]
@@ -204,17 +213,38 @@ class Mae(Variant):
         return ["the gates were not trained: the gradients of all their steps overflowed"] if ended else []
 
     def history(self, run: TrainingRun) -> dict[str, float]:
-        """Mean entropy of the gates in nats since the line before, and how many G steps there were."""
-        noted = [float(entropy) for entropy in self.gate_history.entropies]
-        self.gate_history.entropies.clear()
-        mean = sum(noted) / len(noted) if noted else float("nan")
-        return {} if self.options.uniform else {"gate_entropy": mean, "gate_steps": float(self.gate_history.steps)}
+        """Of the gates since the line before: mean entropy in nats, of all and of each site, and mean responsibility.
+
+        And how many G steps there were.
+        """
+        noted = self.gate_history
+        if self.options.uniform:
+            return {}
+        entropies = {
+            module: [float(entropy) for entropy in noted.entropies.get(module, [])] for module in noted.modules
+        }
+        values = {"gate_entropy": _mean([entropy for of_module in entropies.values() for entropy in of_module])}
+        for site in dict.fromkeys(site for site, _ in noted.modules):
+            of_site = [entropy for module, found in entropies.items() if module[0] is site for entropy in found]
+            values[f"gate_entropy.{site}"] = _mean(of_site)
+        values["gate_steps"] = float(noted.steps)
+        for (site, layer), experts in noted.modules.items():
+            rows = [row.tolist() for row in noted.responsibilities.get((site, layer), [])]
+            for expert in range(experts):
+                values[f"expert_share.{site}.{layer}.{expert}"] = _mean([row[expert] for row in rows])
+        noted.entropies.clear()
+        noted.responsibilities.clear()
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.gate_history.steps}
 
     def load_state_dict(self, state: Any) -> None:
         self.gate_history.steps = state["steps"]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
 
 
 def mixture_modules(stack: StackConfig, options: MaeOptions, *, causal: bool) -> StackConfig:

@@ -1,0 +1,277 @@
+"""Every kind of figure, of invented runs: what each is drawn of, and its structure as data.
+
+`python -m tests.makers.figures` writes the structures that a test compares, after a figure was changed on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from headscope.report.figures.attention import attention_figure
+from headscope.report.figures.compare import compare_figure
+from headscope.report.figures.confidence import ConfidenceHistory, confidence_figure
+from headscope.report.figures.experts import gates_figure
+from headscope.report.figures.pruning import FIGURES, pruning_figure
+from headscope.report.figures.training import load_history, training_figure
+from headscope.report.layout.save import STYLE
+from headscope.report.layout.style import FigureStyle, figure_style
+from headscope.report.named import draw
+from headscope.report.readers.pruning_runs import load_pruned
+from headscope.report.readers.run import AnalysisRun, load_run
+from tests.makers.runs import Layout, make_run
+
+STRUCTURES = Path(__file__).parent.parent / "report" / "structures.json"
+LAYOUTS: dict[str, Layout] = {
+    "2x2": {"encoder-self": [2, 2]},
+    "6x12": {"encoder-self": [12] * 6},
+    "24x16": {"encoder-self": [16] * 24},
+    "three sites": {"encoder-self": [7, 5, 3, 0], "decoder-self": [7, 2], "cross": [1, 7]},
+}
+IMPORTANCES = ("lrp", "gradient", "ablation", "integrated_gradients")
+Figures = dict[str, Callable[[], Figure]]
+
+
+def every_figure(folder: Path, layout: Layout) -> Figures:
+    """What draws every kind of figure, of runs of this layout that are written into the folder."""
+    run = load_run(make_measured(folder / "run", layout))
+    other = load_run(make_run(folder / "other", layout, seed=7, tables=(), extra=IMPORTANCES))
+    (swept,) = load_pruned([make_sweep(folder / "sweep", layout)])
+    plain, mae = (load_history(make_training(folder / name, layout, name)) for name in ("baseline", "mae"))
+    words = ["[CLS]", "$x$", "a##y", "", "\n", "anticonstitutionally", "[SEP]"]
+    weights = np.random.default_rng(3).dirichlet(np.ones(len(words)), size=(2, len(words)))
+    names = ("heads", "functions", "positional", "syntactic", "similarity", "experts", "rankings", "faithfulness")
+    figures: Figures = {name: partial(draw, run, name) for name in names}
+    figures |= {
+        "sorted": lambda: draw(run, "heads", measure=["confidence", "ablation"], sort=True),
+        "compare": lambda: compare_figure(run, other, "ablation"),
+        "attention": lambda: attention_figure(weights, words, words, ["encoder-self.0.0", "encoder-self.1.0"], run=run),
+        "training": lambda: training_figure([plain, mae]),
+        "gates": lambda: gates_figure(mae),
+        "confidence": lambda: confidence_figure(make_epochs(run)),
+    }
+    return figures | {f"pruning {kind}": partial(pruning_figure, [swept], kind) for kind in FIGURES}
+
+
+def make_measured(path: Path, layout: Layout) -> Path:
+    """A run of `analyze` with importances, faithfulness and experts."""
+    make_run(path, layout, extra=IMPORTANCES)
+    random = np.random.default_rng(5)
+    names = [*IMPORTANCES, "confidence", *(f"random:{n}" for n in range(3))]
+    shares = np.linspace(0, 1, 6)
+    rows = []
+    for number, name in enumerate(names):
+        for order, power in (("most important first", 0.4 + 0.1 * number), ("least important first", 2.5)):
+            power = 1 + 0.2 * random.normal() if name.startswith("random") else power
+            for share in shares:
+                harm = 3 * share**power
+                row = {"ranking": name, "order": order, "removed": round(20 * share), "share": share, "metric": "loss"}
+                rows.append(row | {"harm": harm, "harm_low": harm * 0.95, "harm_high": harm * 1.05})
+    pd.DataFrame(rows).to_csv(path / "faithfulness.csv", index=False)
+    ranked = [
+        {"place": n + 1, "ranking": name, "area": 2 - 0.3 * n, "area_low": 1.8 - 0.3 * n, "area_high": 2.2 - 0.3 * n}
+        | {"area_random": 0.1, "area_random_sd": 0.2}
+        for n, name in enumerate([*IMPORTANCES, "confidence"])
+    ]
+    pd.DataFrame(ranked).to_csv(path / "faithfulness_rankings.csv", index=False)
+    _make_experts(path, layout, random)
+    return path
+
+
+def _make_experts(path: Path, layout: Layout, random: np.random.Generator) -> None:
+    experts, gates, tokens = [], [], []
+    for site, counts in layout.items():
+        for layer, count in enumerate(counts):
+            place = {"site": site, "layer": layer}
+            shares = random.dirichlet(np.ones(count)) if count > 1 else np.zeros(0)
+            for expert, share in enumerate(shares):
+                ends = {"responsibility_low": share * 0.9, "responsibility_high": share * 1.1}
+                experts.append(place | {"expert": expert, "lacks": expert, "responsibility": share} | ends)
+                tokens += [place | {"expert": expert, "token": f"word{n}", "pmi": 1 / (n + 1)} for n in range(8)]
+            if count > 1:
+                entropy = -float((shares * np.log(shares)).sum())
+                gates.append(place | {"entropy": entropy, "even": float(np.log(count))})
+    for name, table in (("experts", experts), ("experts_gates", gates), ("experts_tokens", tokens)):
+        pd.DataFrame(table).to_csv(path / f"{name}.csv", index=False)
+
+
+def make_sweep(path: Path, layout: Layout) -> Path:
+    """What `prune sweep` writes, with learnt gates."""
+    random = np.random.default_rng(9)
+    heads = [
+        (site, layer, head) for site, counts in layout.items() for layer, n in enumerate(counts) for head in range(n)
+    ]
+    of = len(heads)
+    rows, survivors = [], []
+    for method, spread in (("unpruned", 0.0), ("l0", 1.0), ("gradient", 2.0), ("random", 5.0)):
+        for share in (1.0,) if method == "unpruned" else (0.75, 0.5, 0.25):
+            for seed in (1,) if method == "unpruned" else (1, 2):
+                kept = sorted(random.permutation(of)[: max(1, round(of * share))])
+                value = 35 - spread * (1 - share) - 0.1 * seed
+                cell = f"{method}-{share}-{seed}"
+                per_site = {f"kept_{site}": sum(heads[n][0] == site for n in kept) for site in layout}
+                size = "" if method == "unpruned" else f"keep {len(kept)}"
+                row = {
+                    "method": method,
+                    "control": "",
+                    "size": size,
+                    "seed": seed,
+                    "kept": len(kept),
+                    "of": of,
+                    **per_site,
+                }
+                quality = {"metric": "bleu", "value": value, "low": value - 1, "high": value + 1}
+                rows.append(row | quality | {"difference": value - 35, "loss": 1.7 + (35 - value) / 10, "cell": cell})
+                names = ("positional:-1", "syntactic:nsubj>", "rare", "")
+                survivors += [
+                    dict(zip(("site", "layer", "head"), heads[n], strict=True))
+                    | {"method": method, "size": size, "cell": cell, "functions": names[n % len(names)]}
+                    for n in kept
+                ]
+                if method == "l0" and seed == 1:
+                    _make_gates(path / "runs" / cell, heads, random)
+    pd.DataFrame(rows).to_csv(path / "sweep.csv", index=False)
+    pd.DataFrame(survivors).to_csv(path / "survivors.csv", index=False)
+    (path / "sweep.json").write_text(json.dumps({"signature": "m:prune.sweep", "source": {"path": "models/en-de"}}))
+    return path
+
+
+def _make_gates(folder: Path, heads: Sequence[tuple[str, int, int]], random: np.random.Generator) -> None:
+    folder.mkdir(parents=True)
+    speeds = random.normal(0, 2, len(heads))
+    rows = [
+        {"update": update, "site": site, "layer": layer, "head": head, "gate": 1.0}
+        | {"open": float(1 / (1 + np.exp(-speed * update / 50)))}
+        for update in (0, 50, 100)
+        for (site, layer, head), speed in zip(heads, speeds, strict=True)
+    ]
+    pd.DataFrame(rows).to_csv(folder / "gates.csv", index=False)
+
+
+def make_training(path: Path, layout: Layout, variant: str) -> Path:
+    """What `train` writes; a mixture has gates that decide more and more, others a norm that hardly moves."""
+    path.mkdir()
+    random = np.random.default_rng(len(variant))
+    rows = []
+    for line in range(1, 11):
+        row: dict[str, Any] = {
+            "update": line * 1000,
+            "epoch": 1,
+            "sentences": line,
+            "tokens": line * 3e5,
+            "seconds": line,
+        }
+        row |= {"nll": 8 / line + random.normal(0, 0.05), "valid_nll": 8 / line if line % 2 == 0 else None}
+        row |= {"bleu": 3.0 * line if line % 5 == 0 else None}
+        if variant == "mae":
+            row |= {"gate_entropy": 2 - 0.1 * line} | {f"gate_entropy.{site}": 2 - 0.1 * line for site in layout}
+            row |= {
+                f"expert_share.{site}.{layer}.{expert}": share
+                for site, counts in layout.items()
+                for layer, count in enumerate(counts)
+                if count > 1
+                for expert, share in enumerate(random.dirichlet(np.full(count, 5.0)))
+            }
+        else:
+            row |= {f"nuclear_norm.{site}": 1 + 1e-6 * (line % 2) for site in layout}
+        rows.append(row)
+    pd.DataFrame(rows).to_csv(path / "metrics.csv", index=False)
+    meta = {"kind": "training", "variant": variant, "signature": f"m:train.{variant}", "data": {"sentences": 29000}}
+    (path / "run.json").write_text(json.dumps(meta))
+    return path
+
+
+def make_epochs(run: AnalysisRun) -> ConfidenceHistory:
+    """Confidence of the run's heads from epoch to epoch; of a large model the first layers."""
+    layout = {site: counts[:3] for site, counts in run.layout.items()}
+    random = np.random.default_rng(2)
+    scores = {
+        (site, layer): random.uniform(0.2, 0.6, (5, count))
+        for site, counts in layout.items()
+        for layer, count in enumerate(counts)
+        if count
+    }
+    meta = {**run.meta, "layout": layout, "method": "base"}
+    return ConfidenceHistory(run.path, meta, run.heads, (1, 2, 3, 4, 5), scores)
+
+
+def structure(figure: Figure) -> dict[str, Any]:
+    """What a figure says and over which ranges, without numbers that it draws: labels, ticks, limits, legend."""
+    figure.draw_without_rendering()
+    panels = []
+    for axes in figure.axes:
+        title = axes.get_title(loc="left")
+        entry: dict[str, Any] = {"title": title} if title else {}
+        for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
+            low, high = axis.get_view_interval()
+            ticks = " ".join(label.get_text() for label in shown_ticks(axis))
+            entry[name] = [axis.get_label_text(), f"{low:.4g} … {high:.4g}", ticks]
+        for collection in axes.collections[:1]:
+            if collection.get_array() is not None:
+                entry["colours"] = (
+                    f"{collection.get_cmap().name}, {' … '.join(f'{end:.4g}' for end in collection.get_clim())}"
+                )
+        panels.append(
+            " | ".join(f"{key}: {', '.join(value) if key in 'xy' else value}" for key, value in entry.items())
+        )
+    return {"texts": [text.get_text() for text in figure.texts], "panels": panels}
+
+
+def shown_ticks(axis: Any) -> list[Text]:
+    """The labels of ticks that are in view and not empty."""
+    low, high = sorted(axis.get_view_interval())
+    edge = 1e-9 * (high - low)
+    ticks = [tick for tick in axis.get_major_ticks() if low - edge <= tick.get_loc() <= high + edge]
+    return [tick.label1 for tick in ticks if tick.label1.get_visible() and tick.label1.get_text()]
+
+
+def texts(figure: Figure) -> list[Text]:
+    """Every text that a reader sees."""
+    found = list(figure.texts)
+    for axes in figure.axes:
+        found += [*axes.texts, *shown_ticks(axes.xaxis), *shown_ticks(axes.yaxis), axes.xaxis.label, axes.yaxis.label]
+        found += [each for each in axes.get_children() if isinstance(each, Text)]  # titles
+        found += [axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()]
+    return list({id(text): text for text in found if text.get_text() and text.get_visible()}.values())
+
+
+def boxes(figure: Figure) -> list[tuple[str, Bbox]]:
+    """Texts and where they stand, in pixels."""
+    with rc_context(STYLE):
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw_without_rendering()  # labels find their place only then
+        return [(text.get_text(), text.get_window_extent(renderer)) for text in texts(figure)]
+
+
+def overlapping(found: Sequence[tuple[str, Bbox]], *, slack: float = 1.0) -> list[tuple[str, str]]:
+    """Pairs of texts that stand on each other."""
+    ends = np.array([box.extents for _, box in found])
+    left, bottom, right, top = (ends[:, n] for n in range(4))
+    wide = np.minimum(right[:, None], right) - np.maximum(left[:, None], left) > slack
+    tall = np.minimum(top[:, None], top) - np.maximum(bottom[:, None], bottom) > slack
+    pairs = np.argwhere(np.triu(wide & tall, 1))
+    return [(found[one][0], found[two][0]) for one, two in pairs]
+
+
+def structures(folder: Path, layout: str) -> Mapping[str, Any]:
+    """The structure of every kind of figure, set for paper."""
+    with figure_style(FigureStyle("paper")):
+        return {name: structure(figure()) for name, figure in every_figure(folder / layout, LAYOUTS[layout]).items()}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        found = {layout: structures(Path(place), layout) for layout in LAYOUTS}
+    STRUCTURES.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

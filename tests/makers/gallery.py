@@ -1,0 +1,84 @@
+"""The pictures of docs/figures.md: `python -m tests.makers.gallery` runs the commands that stand there.
+
+It writes beside the pictures what each shows, figures.json, which a test compares with what the commands draw now.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+from headscope.cli.main import app
+from headscope.report.layout import save
+from tests.makers.figures import structure
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/figures/figures.json"
+
+
+def commands() -> dict[str, list[str]]:
+    """The words after `headscope` of every command on the page, by the picture that it writes."""
+    lines = re.findall(r"^headscope (plot .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    split = [shlex.split(line) for line in lines]
+    return {Path(words[words.index("--out") + 1]).name: words for words in split}
+
+
+def drawn(words: list[str], *, write: bool) -> Figure:
+    """The figure that a command draws, run at the root of the project; `write`: its file too."""
+    found: list[Figure] = []
+    original = save.write_figure
+
+    def keep(figure: Figure, path: Path, **options: Any) -> Path:
+        found.append(figure)
+        return original(figure, path, **options) if write else path
+
+    with mock.patch.object(save, "write_figure", keep):
+        result = CliRunner().invoke(app, words)
+    if result.exception or not found:
+        raise RuntimeError(f"headscope {shlex.join(words)}: {result.output}{result.exception}")
+    return found[0]
+
+
+def contents(figure: Figure) -> dict[str, Any]:
+    """What a figure says, and of the numbers that each panel draws how many there are and their mean."""
+    told = structure(figure)
+    return told | {"numbers": [dict(_numbers(axes)) for axes in figure.axes]}
+
+
+def _numbers(axes: Any) -> Iterator[tuple[str, list[float]]]:
+    kinds = {
+        "lines": [np.asarray(line.get_ydata(), dtype=float) for line in axes.lines],
+        "cells": [
+            np.ma.filled(np.ma.asarray(each.get_array()), np.nan)
+            for each in axes.collections
+            if each.get_array() is not None
+        ],
+        "points": [
+            np.asarray(each.get_offsets(), dtype=float) for each in axes.collections if len(each.get_offsets()) > 1
+        ],
+        "bars": [
+            np.array([[bar.get_width(), bar.get_height()] for bar in box])
+            for box in axes.containers
+            if isinstance(box, BarContainer)
+        ],
+    }
+    for name, arrays in kinds.items():
+        values = np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(0)
+        values = values[np.isfinite(values)]
+        if len(values):
+            yield name, [len(values), float(f"{values.mean():.5g}")]
+
+
+if __name__ == "__main__":
+    shown = {name: contents(drawn(words, write=True)) for name, words in commands().items()}
+    CONTENTS.write_text(json.dumps(shown, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
