@@ -188,6 +188,8 @@ def _drawn(runs: list[Study | PathName], name: str, options: dict[str, Any]) -> 
 
     if name in SEVERAL:
         return draw_several([run.run() if isinstance(run, Study) else Path(run) for run in runs], name, **options)
+    if name == "report":
+        raise ConfigError("the report is no figure but a page; study.report('page.html') writes it")
     if name not in figure_names():
         raise ConfigError(unknown("figure", name, [*figure_names(), *SEVERAL]))
     if len(runs) != 1:

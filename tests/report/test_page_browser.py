@@ -270,6 +270,16 @@ def test_hostile_texts_do_nothing(chromium: Any, runs: dict[str, Path]) -> None:
     context.close()
 
 
+def test_a_page_without_an_analysis(chromium: Any, runs: dict[str, Path]) -> None:
+    folder = runs["page"].parent
+    path = write_page([folder / "sweep", folder / "train"], folder / "others.html")
+    context = chromium.new_context(viewport=PHONE)
+    reader = Reader(context.new_page(), path)
+    assert reader.page.locator("main h2").all_inner_texts() == ["Findings", "Pruning", "Training"]
+    assert "l0: 3 heads can go" in reader.text("#overview") and reader.heard == []
+    context.close()
+
+
 def test_a_browser_that_is_missing_is_a_failure_where_ci_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert find_browser({"HEADSCOPE_CHROMIUM": "/opt/own"}) == "/opt/own"

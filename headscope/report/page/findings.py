@@ -121,11 +121,12 @@ def _functions(data: Data) -> Iterator[str]:
 
 def _unsupported(data: Data) -> Iterator[str]:
     """Labels that the estimates alone would give."""
-    lacking = [
-        f"{name} {label}"
-        for name, labels in zip(head_names(data), data["unsupported"], strict=True)
-        for label in labels
-    ]
+    lacking = []
+    for name, labels in zip(head_names(data), data["unsupported"], strict=True):
+        reasons: dict[str, str] = {}
+        for label in labels:  # by several measures perhaps: the first reason is enough here
+            reasons.setdefault(label.partition(" (")[0], label)
+        lacking += [f"{name} {label}" for label in reasons.values()]
     if lacking:
         few = len(lacking) == 1
         yield (
