@@ -136,7 +136,13 @@ def test_findings_are_computed_and_say_what_matters(run: Path) -> None:
     assert f"By ablation the model needs most: {names[order[-1]]} " in lines
     assert f"It needs least: {names[order[0]]} " in lines
     zero = int(((table["ablation_low"] <= 0) & (table["ablation_high"] >= 0)).sum())
-    assert f"Of {zero} head" in lines and "the interval includes zero" in lines
+    assert f"{zero} of 9 heads have an interval that includes zero" in lines
+    p = [0.2, 0.01, 0.06, *[0.04] * 6]
+    tests = table[["site", "layer", "head"]].assign(measure="ablation", p_adjusted=p)
+    tests.to_csv(run / "importance.csv", index=False)
+    (data,) = gather([run])["analyses"]
+    assert data["importance"]["zero"] == {"ablation": p}
+    assert any(line.startswith("2 of 9 heads cannot be told from zero") for line in data["findings"])
     html = page_html(gather([run]))
     assert f'<a class="head" href="#head=0/{sharpest}">{sharpest}</a>' in html
 

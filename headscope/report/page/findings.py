@@ -12,12 +12,13 @@ import numpy as np
 
 from headscope.report.layout.families import functions_of
 from headscope.report.page.comparison import head_names
-from headscope.report.page.importance import best_ranking, importances, mean_agreement, needed, numbers
+from headscope.report.page.importance import best_ranking, importances, median_agreement, needed, numbers
 from headscope.report.page.numbers import counted, with_interval, words
 
 Data = Mapping[str, Any]
 NAMED = 4  # heads that a sentence names
 FEW = 3
+LEVEL = 0.05
 SHARPNESS = "confidence"
 
 
@@ -160,19 +161,28 @@ def _importance(data: Data) -> Iterator[str]:
     least = ", ".join(f"{names[row]} {_value(measure, row)}" for row in order[::-1][:few])
     yield f"By {measure['title']} the model needs most: {most}."
     yield f"It needs least: {least}."
+    yield from _zero(measure, data.get("importance") or {})
+    agreement = median_agreement(data["importance"]) if data.get("importance") else float("nan")
+    if np.isfinite(agreement):
+        count = len(data["importance"]["measures"])
+        yield f"The {count} importances agree on the order of heads with a median rank correlation of {words(agreement)}."
+
+
+def _zero(measure: Data, importance: Data) -> Iterator[str]:
+    """How many heads may be worth nothing: by the tests of the run, or else by intervals where there is a sign."""
+    tested = [p for p in importance.get("zero", {}).get(measure["name"], ()) if p is not None]
+    if tested:
+        zero = sum(p > LEVEL for p in tested)
+        yield (
+            f"{zero:,} of {counted(len(tested), 'head')} cannot be told from zero, each by itself (5 % false "
+            "discoveries, corrected for all heads); together they may matter."
+        )
+        return
     low, high = numbers(measure, "low"), numbers(measure, "high")
     if measure["bounds"] is not None and (low < 0).any():
         zero = int(((low <= 0) & (high >= 0)).sum())
-        those = (
-            f"Of {counted(zero, 'head')} the interval includes zero"
-            if zero
-            else "Of no head the interval includes zero"
-        )
-        yield those + (": by this text nobody can tell whether the model needs them." if zero else ".")
-    agreement = mean_agreement(data["importance"]) if data.get("importance") else float("nan")
-    if np.isfinite(agreement):
-        count = len(data["importance"]["measures"])
-        yield f"The {count} importances agree on the order of heads with a mean rank correlation of {words(agreement)}."
+        of = counted(len(low), "head")
+        yield f"{zero:,} of {of} have an interval that includes zero; together they may matter."
 
 
 def _faithfulness(data: Data) -> Iterator[str]:

@@ -62,7 +62,7 @@ def kind_of(path: Path) -> str:
 def analysis_report(run: AnalysisRun, examples: Sequence[Example], *, name: str = "") -> Report:
     """Everything that the page shows of one analysis run."""
     data = analysis_data(run, name=name)
-    data["importance"] = importance_data(data)
+    data["importance"] = importance_data(run, data)
     data["faithfulness"] = faithfulness_data(run)
     data["examples"] = examples_data(examples)
     data["findings"] = findings(data)

@@ -15,8 +15,10 @@ function importanceOf(data, run, named) {
     const sign = measure.keep === 'lowest' ? 1 : -1;
     const order = measure.values.map((_, row) => row).filter((row) => measure.values[row] !== null)
       .sort((a, b) => sign * (measure.values[a] - measure.values[b]));
+    const tests = data.importance.zero[shown.name];
+    const told = (row) => (tests && tests[row] !== null && tests[row] > 0.05 ? ', not told from zero' : '');
     const entry = (row) => ({
-      name: headButton(run, row), value: measure.values[row], note: interval(measure, row),
+      name: headButton(run, row), value: measure.values[row], note: interval(measure, row) + told(row),
       low: measure.bounds ? measure.bounds[0][row] : null, high: measure.bounds ? measure.bounds[1][row] : null,
     });
     const most = order.slice(0, 10);

@@ -9,7 +9,7 @@ import numpy as np
 
 from headscope.report.figures.faithfulness import METRICS
 from headscope.report.page.numbers import rounded, rounded_all, spearman
-from headscope.report.readers.run import AnalysisRun, MissingTable
+from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
 
 GROUP = "importance"
 LEADING = ("ablation", "shapley", "integrated_gradients")
@@ -42,8 +42,11 @@ def needed(measure: Data) -> np.ndarray[Any, np.dtype[np.int64]]:
     return order[np.isfinite(values[order])]
 
 
-def importance_data(data: Data) -> dict[str, Any] | None:
-    """Names of the importances and Spearman's correlations of every two; None where the run has none."""
+def importance_data(run: AnalysisRun, data: Data) -> dict[str, Any] | None:
+    """Names of the importances and Spearman's correlations of every two; None where the run has none.
+
+    `zero` has, of those that were tested against zero, the adjusted p of every head.
+    """
     measures = importances(data)
     if not measures:
         return None
@@ -51,15 +54,31 @@ def importance_data(data: Data) -> dict[str, Any] | None:
     return {
         "measures": [measure["name"] for measure in measures],
         "agreement": [[rounded(spearman(x, y)[0], 3) for y in columns] for x in columns],
+        "zero": _tests(run, [measure["name"] for measure in measures]),
     }
 
 
-def mean_agreement(importance: Data) -> float:
-    """The mean of the correlations between different importances; NaN where there is one only."""
+def _tests(run: AnalysisRun, names: Sequence[str]) -> dict[str, list[Any]]:
+    """The column `p_adjusted` of importance.csv by measure, in the order of the heads."""
+    try:
+        table = run.table("importance", "measure", "p_adjusted")
+    except MissingTable:
+        return {}
+    heads = list(HEAD_COLUMNS)
+    found = {}
+    for name in names:
+        own = run.heads[heads].merge(table[table["measure"] == name].drop_duplicates(heads), on=heads, how="left")
+        if own["p_adjusted"].notna().any():
+            found[name] = rounded_all(own["p_adjusted"])
+    return found
+
+
+def median_agreement(importance: Data) -> float:
+    """The median of the correlations between different importances; NaN where there is one only."""
     matrix = np.array([[np.nan if v is None else v for v in row] for row in importance["agreement"]], dtype=float)
     others = matrix[~np.eye(len(matrix), dtype=bool)]
     others = others[np.isfinite(others)]
-    return float(others.mean()) if others.size else float("nan")
+    return float(np.median(others)) if others.size else float("nan")
 
 
 def faithfulness_data(run: AnalysisRun) -> dict[str, Any] | None:
