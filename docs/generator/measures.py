@@ -23,8 +23,17 @@ from headscope.training.variant import VARIANTS
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The text of a page with what is generated in it; KeyError for a name that nothing here makes."""
-    return re.sub(r"^<!-- generated: ([a-z-]+) -->$", lambda mark: GENERATED[mark[1]](), markdown, flags=re.MULTILINE)
+    """The text of a page with what is generated in it; KeyError for a name that nothing here makes.
+
+    Bars in code in tables lose the backslash that GitHub wants there, and that would be shown here.
+    """
+    bare = re.sub(
+        r"^\|.*$", lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown, flags=ROWS
+    )
+    return re.sub(r"^<!-- generated: ([a-z-]+) -->$", lambda mark: GENERATED[mark[1]](), bare, flags=ROWS)
+
+
+CODE, ROWS = re.compile(r"`[^`]*`"), re.MULTILINE
 
 
 def analyses(*, importance: bool) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import runpy
 import shutil
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
@@ -46,7 +47,7 @@ SMALLER = {
     ("evaluate",): "--max-sentences 4 --bootstrap 20",
     ("prune", "l0"): LEARNING,
     ("prune", "subset"): LEARNING,
-    ("prune", "rank"): "--max-sentences 8 --valid-sentences 4",
+    ("prune", "rank"): "--max-sentences 4 --valid-sentences 4",
     ("prune", "remove"): "--max-sentences 8 --rounds 0",
     ("prune", "sweep"): f"{LEARNING} --score-sentences 4 --seeds 1 --beam 1 --bootstrap 20",
     ("train",): TINY,
@@ -97,9 +98,14 @@ class Newcomer:
             (self.folder / command.out).write_text(finished.said, encoding="utf-8")
 
     def _python(self, words: list[str]) -> str:
-        done = subprocess.run([sys.executable, *words], cwd=self.folder, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        """`python -c CODE` or `python FILE`, in this process: what it prints."""
+        said = io.StringIO()
+        with redirect_stdout(said):
+            if words[0] == "-c":
+                exec(compile(words[1], "command", "exec"), {})
+            else:
+                runpy.run_path(str(self.folder / words[0]), run_name="__main__")
+        return said.getvalue().strip()
 
 
 def _sentences(kind: str, count: int) -> str:
@@ -135,8 +141,11 @@ def smaller(words: list[str]) -> list[str]:
     options = dict(zip(found[0][::2], found[0][1::2], strict=True))
     if "--compensate" in words and words[1] == "remove":
         options["--calibration-sentences"] = "16"
+    if "--faithfulness" in words:
+        options["--faithfulness-seeds"] = "1"
     for flag in {"--keep", "--fractions"} & set(words):
         first, *others = words[words.index(flag) + 1].split(",")
         options[flag] = ",".join([first, *others[-1:]])
     kept = [word for place, word in enumerate(words) if word not in options and words[place - 1] not in options]
-    return [*kept, *(part for option in options.items() for part in option)]
+    plain = ["--no-figures"] if words[0] == "analyze" and words[-1] != "run" else []  # those of one run are enough
+    return [*kept, *plain, *(part for option in options.items() for part in option)]

@@ -336,6 +336,8 @@ def test_functions_of_survivors_are_counted(words: dict[str, Any], tmp_path: Pat
     mine = found.survivors[found.survivors["cell"] == "random-keep5-seed1"]
     assert counts.loc["random-keep5-seed1", "functions_rare"] == sum("rare" in each for each in mine["functions"])
     assert kinds_by_head(table)["cross.0.0"] == ("positional", "rare")
+    table.assign(functions="").to_csv(tmp_path / "run" / "heads.csv", index=False)  # no head has one: a column of NaN
+    run_sweep(config(words, tmp_path / "none", keep=(5,), functions=tmp_path / "run"))
 
 
 def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, Any], tmp_path: Path) -> None:

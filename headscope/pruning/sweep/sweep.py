@@ -332,7 +332,7 @@ def read_functions(run: Path, context: SweepContext) -> pd.DataFrame:
         raise ConfigError(
             f"--functions {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
         )
-    return table.fillna({"functions": ""})
+    return table.assign(functions=table["functions"].astype(object).fillna(""))  # numbers where no head has any
 
 
 def write_conclusion(context: SweepContext) -> Sweep:
