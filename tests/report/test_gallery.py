@@ -1,0 +1,40 @@
+"""The pictures of docs/figures.md are what its commands draw now, small, and of every kind of figure."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headscope.cli.plot import Figures, app
+from headscope.report.figures.pruning import FIGURES
+from tests.makers.gallery import CONTENTS, PAGE, ROOT, commands, contents, drawn
+
+COMMANDS = commands()
+EXPECTED: dict[str, Any] = json.loads(CONTENTS.read_text(encoding="utf-8"))
+REPORT = {"report"}  # a page, not a figure
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_picture_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made by `python -m tests.makers.gallery`."""
+    monkeypatch.chdir(ROOT)
+    found = json.loads(json.dumps(contents(drawn(COMMANDS[name], write=False))))
+    numbers, expected = found.pop("numbers"), dict(EXPECTED[name])
+    for panel, its in zip(numbers, expected.pop("numbers"), strict=True):
+        assert panel.keys() == its.keys()
+        for kind, values in panel.items():
+            assert values == pytest.approx(its[kind], rel=1e-3, abs=1e-6), kind
+    assert found == expected
+
+
+def test_every_kind_of_figure_has_a_small_picture_on_the_page() -> None:
+    group = Figures(name="plot")
+    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert {words[1] for words in COMMANDS.values()} == ({*names, *group.list_commands(None)} - REPORT)
+    shown = {words[words.index("--figure") + 1] for words in COMMANDS.values() if "--figure" in words}
+    assert shown | {"quality"} == FIGURES.keys()
+    text = PAGE.read_text(encoding="utf-8")
+    sizes = [(PAGE.parent / "figures" / name).stat().st_size for name in COMMANDS]
+    assert all(f"](figures/{name})" in text for name in COMMANDS)
+    assert max(sizes) < 100_000 and sum(sizes) < 1_500_000
+    assert EXPECTED.keys() == COMMANDS.keys()
