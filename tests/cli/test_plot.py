@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import headscope.report.readers.sentence
 from headscope.cli.plot import app
+from headscope.engine.declarations import pair_measures
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
 from headscope.formats.native import NATIVE
 from headscope.report.figures.alphas import alpha_matrices
@@ -20,6 +21,7 @@ from headscope.report.readers.checkpoint import checkpoint_alphas
 from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.readers.sentence import SentenceAttention
 from headscope.results import write_pickle
+from tests.makers.figures import make_training
 from tests.makers.runs import make_run
 from tests.makers.shared import SHIPPED
 from tests.oracles import mhr, native
@@ -221,3 +223,41 @@ def test_help_imports_nothing_heavy() -> None:
     assert not {"matplotlib", "pandas", "numpy", "torch"} & set(loaded)
     for command in ("heads", "functions", "positional", "syntactic", "similarity", "alphas", "attention", "compare"):
         assert "--out" in plot(command, "--help")
+
+
+def test_size_and_looks(run_dir: Path) -> None:
+    """Inches as asked for, in either style; no title and no signature where they are not wanted."""
+    out = run_dir.parent / "x.svg"
+    looks = ("--width", 4, "--no-title", "--no-signature", "--range", "0,0.5", "--force")
+    for style, letters in (("paper", 6.5), ("screen", 8.775)):
+        plot("heads", run_dir, "--measure", "confidence", "--style", style, *looks, "--out", out)
+        content = out.read_text(encoding="utf-8")
+        assert 'width="288pt"' in content and f"{letters}px" in content
+        assert "ckpt:" not in content and "Attention heads" not in content and "confidence · cross" in content
+    plot("functions", run_dir, "--out", out, "--force")
+    assert "ckpt:" in out.read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--style 'poster' is not known; choose from paper, screen"):
+        plot("heads", run_dir, "--style", "poster", "--out", out, "--force")
+    with pytest.raises(
+        ConfigError, match=r"--width 2 is too narrow for this figure; give at least .*, or --style paper"
+    ):
+        plot("positional", run_dir, "--width", 2, "--out", out, "--force")
+
+
+def test_rankings_and_mixtures(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.svg"
+    plot("rankings", run_dir, "--ranking", "lrp", "--ranking", "confidence", "--out", out)
+    assert "How much rankings of heads agree" in out.read_text(encoding="utf-8")
+    with pytest.raises(HeadscopeError, match=r"run bert has no experts.csv; run .* --only experts. first"):
+        plot("experts", run_dir, "--out", out, "--force")
+    trained = make_training(tmp_path / "mae", {"encoder-self": [3]}, "mae")
+    assert json.loads(plot("gates", trained, "--out", out, "--force", "--json"))["written"][0]["runs"] == ["mae"]
+    plain = make_training(tmp_path / "plain", {"encoder-self": [3]}, "baseline")
+    with pytest.raises(RunError, match=r"training run plain has no gates of experts .* `headscope train mae`"):
+        plot("gates", plain, "--out", out, "--force")
+
+
+def test_help_of_similarity_tells_the_measures_that_are_declared() -> None:
+    text = " ".join(plot("similarity", "--help").replace("│", " ").split())
+    for name, measure in pair_measures().items():
+        assert f"{name} ({measure.words}" in text

@@ -24,7 +24,7 @@ from headscope.report.layout import save
 from tests.makers.figures import structure
 
 ROOT = Path(__file__).parent.parent.parent
-COLORS = 128  # of a picture
+COLORS, WHITE = 256, 246  # of a picture; what is lighter is white
 PAGE, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/figures/figures.json"
 
 
@@ -54,9 +54,11 @@ def drawn(words: list[str], *, write: bool) -> Figure:
 def _small(path: Path) -> Path:
     """The picture with a palette of colours, a third of the size."""
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(COLORS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
-            path, optimize=True
-        )
+        small = picture.convert("RGB").quantize(COLORS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    shades = np.array(small.getpalette()).reshape(-1, 3)
+    shades[(shades > WHITE).all(axis=1)] = 255  # the page
+    small.putpalette(shades.ravel().tolist())
+    small.save(path, optimize=True)
     return path
 
 
