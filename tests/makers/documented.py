@@ -11,7 +11,7 @@ from tests.makers.modules import ROOT
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-NOT_RUN = re.compile(r"<!-- not run: (.+) -->\n")
+NOT_RUN = re.compile(r"<!-- not run: ([^\n]+) -->\n")
 BLOCK = re.compile(rf"^(?:{NOT_RUN.pattern})?```(\w+)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 PROGRAMS = ("headscope", "python", "torchrun", "make", "pip", "git", "cd", ".")
 """What a line of a `sh` block may begin with, beside an assignment."""

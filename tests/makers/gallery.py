@@ -6,7 +6,6 @@ It writes beside the pictures what each shows, figures.json, which a test compar
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from typer.testing import CliRunner
 
 from headscope.cli.main import app
 from headscope.report.layout import save
+from tests.makers import documented
 from tests.makers.figures import structure
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,9 +30,8 @@ PAGE, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/figures/figures.json"
 
 def commands() -> dict[str, list[str]]:
     """The words after `headscope` of every command on the page, by the picture that it writes."""
-    lines = re.findall(r"^headscope (plot .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    split = [shlex.split(line) for line in lines]
-    return {Path(words[words.index("--out") + 1]).name: words for words in split}
+    typed = [command.arguments for command in documented.commands(PAGE)]
+    return {Path(words[words.index("--out") + 1]).name: words for words in typed if words[0] == "plot"}
 
 
 def drawn(words: list[str], *, write: bool) -> Figure:

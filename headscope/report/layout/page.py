@@ -160,7 +160,7 @@ class Page:
             cax=axes,
             ticks=MaxNLocator(5 if height > 0.8 else 2),
             extend=_beyond(shades, values),
-            extendfrac=0.04,
+            extendfrac=min(0.04, 0.05 / height),
         )
         bar.formatter = ScalarFormatter(useOffset=False)  # an offset would be printed over the panel's title
         bar.update_ticks()
