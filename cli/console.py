@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console
+    from rich.text import Text
 
 
 WIDE = 10_000
@@ -35,6 +36,20 @@ def show(parts: Iterable[Any]) -> None:
     screen = out()
     for part in parts:
         screen.print(part, soft_wrap=isinstance(part, (str, Text)))
+
+
+def ending(answers: Iterable[str], folder: object, following: str = "", *, page: object = None) -> Iterator[Text]:
+    """The last lines of a command: what was asked, where the files are, and a command that could come next."""
+    from rich.text import Text
+
+    for answer in answers:
+        yield Text(answer, style="bold")
+    if folder:
+        yield Text(f"results: {folder}", style="bold")
+    if page is not None:
+        yield Text(f"page: {page}", style="bold")
+    if following:
+        yield Text(f"next: {following}")
 
 
 def err() -> Console:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headscope.cli import console
+from headscope.cli.next_commands import command_line
 from headscope.cli.options import OUTPUT, Bpe, CheckpointName, Dicts, Dtype, Force, FormatName, HyperParameters, Json
 
 
@@ -48,8 +49,7 @@ def convert(
         )
         return
     screen = console.out()
-    screen.print(
-        f"{done.folder}: {done.architecture}; largest difference of logits {done.difference:.1e}", soft_wrap=True
-    )
     for note in done.notes:
         screen.print(f"note: {note}", soft_wrap=True)
+    answer = f"{done.folder}: {done.architecture}; largest difference of logits {done.difference:.1e}"
+    console.show(console.ending([answer], done.folder, command_line("show", done.folder)))

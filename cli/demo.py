@@ -39,11 +39,11 @@ def demo(
         console.say(f"parts 1 and 2 are left out: {result.missing}")
     if result.bert is not None:
         _begin("1  What the heads of a pretrained BERT do", functions_found(result.bert))
-        console.show(summary(result.bert.analysis))
+        console.show(summary(result.bert.analysis, following=False))
         _begin("2  Half of its heads go, without training", half_removed(result.bert))
         show_removed(result.bert.removed)
     _begin("3  Which heads of a translation model its translations rest on", relevance_found(result.translation))
-    console.show(summary(result.translation.analysis))
+    console.show(summary(result.translation.analysis, following=False))
     sizes = result.translation.removed.before.attention_heads, result.translation.removed.after.attention_heads
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
     console.show(["", title, _scores(result.translation)])

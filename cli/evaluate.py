@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,7 +174,7 @@ def _evaluate(config: EvaluateConfig, *, json: bool) -> bool:
     if json:
         console.print_json(_as_json(evaluation))
     else:
-        _show(evaluation)
+        _show(evaluation, config.per_sentence)
     return evaluation.complete
 
 
@@ -199,15 +200,29 @@ def _as_json(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _show(evaluation: Evaluation) -> None:
+def _decimals(score: Any) -> int:
+    return 2 if score.metric in ("bleu", "chrf", "perplexity") else 4
+
+
+def _score(score: Any) -> str:
+    return f"{score.value:.{_decimals(score)}f}"
+
+
+def _score_with_interval(score: Any) -> str:
+    width = _decimals(score)
+    within = "" if score.low != score.low else f" ({score.low:.{width}f}–{score.high:.{width}f})"
+    return f"{score.name} {_score(score)}{within}"
+
+
+def _show(evaluation: Evaluation, out: Path | None) -> None:
     from rich.text import Text
 
     screen = console.out()
     table = _table("metric", "value", "95 %")
     for score in evaluation.scores:
-        width = 2 if score.metric in ("bleu", "chrf", "perplexity") else 4
+        width = _decimals(score)
         within = "" if score.low != score.low else f"{score.low:.{width}f}–{score.high:.{width}f}"
-        table.add_row(score.name, f"{score.value:.{width}f}", within)
+        table.add_row(score.name, _score(score), within)
     screen.print(table)
     if evaluation.tokens is not None:
         what = "tokens" if any(score.metric == "perplexity" for score in evaluation.scores) else "labels"
@@ -218,6 +233,7 @@ def _show(evaluation: Evaluation) -> None:
         if score.signature:
             screen.print(Text(f"{score.name}|{score.signature}", style="dim"), soft_wrap=True)
     screen.print(Text(str(evaluation.signature), style="dim"), soft_wrap=True)
+    console.show(console.ending([", ".join(map(_score_with_interval, evaluation.scores))], out or ""))
 
 
 def _each_head(config: EvaluateConfig, *, json: bool) -> bool:
@@ -239,8 +255,7 @@ def _show_heads(heads: EachHead, out: Path | None) -> None:
 
     columns = [name for name in heads.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
     per = "nll/token" if "perplexity" in columns else "loss"
-    shown = {"nll_per_token": per, "nll_per_token_difference": f"{per} ±"}
-    titles = [shown.get(name, name.replace("_difference", " ±")) for name in columns]
+    titles = [_title(name, per) for name in columns]
     table = _table("head off", *titles)
     for row in heads.table.head(SHOWN + 1).to_dict("records"):
         head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
@@ -253,6 +268,32 @@ def _show_heads(heads: EachHead, out: Path | None) -> None:
     for remark in heads.remarks:
         screen.print(Text(f" {remark}"), soft_wrap=True)
     screen.print(Text(str(heads.signature), style="dim"), soft_wrap=True)
+    console.show(console.ending(_heads_answer(heads, per), out or ""))
+
+
+def _title(name: str, per: str) -> str:
+    """A column of the table of heads; what is a difference to the model as it is says so."""
+    metric, difference, _ = name.partition("_difference")
+    metric = {"nll_per_token": per}.get(metric, metric)
+    return f"Δ {metric}" if difference else metric
+
+
+def _heads_answer(heads: EachHead, per: str) -> Iterator[str]:
+    """Which head matters most and least, and how many change nothing that can be told."""
+    table, by = heads.table, heads.by
+    if len(table) < 2:
+        return
+    change, title = f"{by}_difference", _title(by, per)
+    worst, least = ({**table.iloc[row].to_dict()} for row in (1, -1))
+    named = []
+    for row in (worst, least):
+        by_how_much = f"{row[change]:+.4f}" if change in table else f"{row[by]:.4f}"
+        named.append(f"{row['site']}.{row['layer']}.{row['head']} ({title} {by_how_much})")
+    yield f"off alone, {named[0]} matters most and {named[1]} least"
+    if f"{change}_low" in table:
+        rows = table.iloc[1:]
+        zero = int(((rows[f"{change}_low"] <= 0) & (rows[f"{change}_high"] >= 0)).sum())
+        yield f"the 95 % interval of Δ {title} contains 0 for {zero} of {len(rows)} heads (each by itself, uncorrected)"
 
 
 def _table(first: str, *columns: str) -> Any:

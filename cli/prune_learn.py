@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headscope.cli import console
+from headscope.cli.next_commands import command_line
 from headscope.cli.options import (
     CompanionOptions,
     Ending,
@@ -178,7 +179,9 @@ def _show_sweep(sweep: LambdaSweep, *, json: bool) -> None:
     for row in sweep.table.itertuples(index=False):
         table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row))
     console.out().print(table)
-    console.out().print(f"results: {sweep.config.out}", markup=False, soft_wrap=True)
+    out = sweep.config.out
+    following = command_line("plot", "pruning", *sweep.records, "--out", f"{out}.png")
+    console.show(console.ending([f"{len(sweep.records)} prices of an open head, a run each"], out, following))
 
 
 def _numbers(text: str | None) -> list[float]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headscope.cli import console
+from headscope.cli.next_commands import command_line
 from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, Labels, MaxSentences, Pairs, Source2
 from headscope.engine.declarations import objective_names
 
@@ -188,13 +190,11 @@ def show_choice(choice: Selection, *, json: bool) -> None:
     for line in _lines(choice):
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(choice.signature), style="dim"), soft_wrap=True)
+    console.show(console.ending(_answer(choice), choice.folder, _following(choice)))
 
 
 def _lines(choice: Selection) -> list[str]:
     lines = [choice.facts["ranking"]["direction"]] if "ranking" in choice.facts else []
-    if choice.quality:
-        values = ", ".join(f"{when} {round(value, 4) + 0.0:.4f}" for when, value in choice.quality.items())
-        lines.append(f"{choice.title}: {values}")
     learning = choice.facts.get("learning", {})
     if "lambda_paper" in learning:
         how = " (searched)" if learning["lambda_searched"] else ""
@@ -202,11 +202,26 @@ def _lines(choice: Selection) -> list[str]:
         lines.append(f"λ {paper:.4g} on the sum over heads, {code:.4g} on the mean over modules{how}")
         if learning["lambda_searched"]:
             lines.append(f"log_a > 0 alone would keep {learning['heads_with_log_a_above_0']} heads")
-    lines += [f"note: {remark}" for remark in choice.remarks]
-    trained = choice.folder / "model" if choice.model else choice.source["path"]
+    return [*lines, *(f"note: {remark}" for remark in choice.remarks)]
+
+
+def _answer(choice: Selection) -> Iterator[str]:
+    """How many heads stay, and what that costs where it was measured."""
+    quality = ""
+    if choice.quality:
+        values = ", ".join(f"{when} {round(value, 4) + 0.0:.4f}" for when, value in choice.quality.items())
+        quality = f"; {choice.title}: {values}"
+    yield f"{len(choice.kept)} of {choice.gating.heads} heads stay{quality}"
     if choice.removed_to is not None:
-        lines.append(f"smaller checkpoint: {choice.removed_to}")
-    elif choice.removed:
-        listed = choice.folder / "removed.txt"
-        lines.append(f"next: headscope prune remove {trained} --heads {listed} --out {choice.folder}-pruned")
-    return [*lines, f"results: {choice.folder}"]
+        yield f"smaller checkpoint: {choice.removed_to}"
+
+
+def _following(choice: Selection) -> str:
+    """The command that cuts the heads out; after it, the one that measures what is left."""
+    if choice.removed_to is not None:
+        return command_line("show", choice.removed_to)
+    if not choice.removed:
+        return ""
+    trained = choice.folder / "model" if choice.model else choice.source["path"]
+    listed = choice.folder / "removed.txt"
+    return command_line("prune", "remove", trained, "--heads", listed, "--out", f"{choice.folder}-pruned")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headscope.cli import console
+from headscope.cli.next_commands import command_line
 from headscope.cli.options import (
     DATA,
     MODEL,
@@ -182,9 +183,13 @@ def show_removed(removed: Removed) -> None:
     if removed.compensated is not None and removed.compensated.refits:
         calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds
         lines.append(f"moments and refits: {seconds:.1f} s on {calibration.count} sentences ({calibration.name})")
-    for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
+    answer, *proofs = lines
+    for line in [*proofs, *(f"note: {note}" for note in removed.notes)]:
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
+    target = ("--target", "FILE") if removed.before.cross_cache else ()
+    following = command_line("evaluate", removed.path, "--source", "FILE", *target)
+    console.show(console.ending([answer], removed.path, following))
 
 
 def _performance_table(compensated: Compensated) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headscope.cli import console
+from headscope.cli.next_commands import command_line
 from headscope.cli.options import (
     DATA,
     MODEL,
@@ -273,12 +274,12 @@ def _show(sweep: Sweep, *, json: bool) -> None:
     screen.print(_table(sweep))
     for method, direction in sweep.context.directions.items():
         screen.print(Text(f"{method}: {direction}"), soft_wrap=True)
-    for line in sweep.conclusions:
-        screen.print(Text(line), soft_wrap=True)
     for remark in sweep.remarks:
         screen.print(Text(f"note: {remark}"), soft_wrap=True)
-    screen.print(Text(f"results: {folder}; headscope plot pruning {folder} --out FILE.png"), soft_wrap=True)
     screen.print(Text(str(sweep.signature), style="dim"), soft_wrap=True)
+    console.show(
+        console.ending(sweep.conclusions, folder, command_line("plot", "pruning", folder, "--out", f"{folder}.png"))
+    )
 
 
 def _table(sweep: Sweep) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -51,6 +53,8 @@ def _print(overview: dict[str, Any]) -> None:
     if overview["labels"]:
         table.add_row("labels", _names(overview["labels"]))
     screen = console.out()
+    for line in _mixed(overview["mixing"]):
+        screen.print(line, style="bold", markup=False, soft_wrap=True)
     screen.print(table)
     heads = Table("site", "layers", "heads", "width", "key/value groups", title="attention", box=box.SIMPLE_HEAD)
     for site in overview["sites"]:
@@ -73,6 +77,32 @@ def _print(overview: dict[str, Any]) -> None:
     for analysis in overview["analyses"]:
         fitting.add_row(analysis["name"], "yes" if analysis["fits"] else analysis["why"], analysis["summary"])
     screen.print(fitting)
+    console.show(_ending(overview))
+
+
+def _mixed(places: list[dict[str, Any]]) -> Iterator[str]:
+    """What must be known first of a model that mixes heads."""
+    by_kind: dict[tuple[str, str], list[str]] = {}
+    for place in places:
+        by_kind.setdefault((place["mixing"], place["summary"]), []).append(place["site"])
+    for (name, summary), sites in by_kind.items():
+        where = " and ".join(sites)
+        yield f"This model mixes heads ({name}): at {where} every attention module has {summary}."
+    if by_kind:
+        yield "Analyses look at heads before they are mixed; masks and importances act on what comes out of it."
+
+
+def _ending(overview: dict[str, Any]) -> Iterator[Any]:
+    """How many heads there are, and how they are measured."""
+    counts = {site["site"]: sum(site["heads"]) for site in overview["sites"]}
+    fitting = sum(1 for analysis in overview["analyses"] if analysis["fits"])
+    target = " --target FILE" if {"cross", "encoder-self"} <= counts.keys() else ""
+    parts = ", ".join(f"{count} {site}" for site, count in counts.items())
+    yield from console.ending(
+        [f"{sum(counts.values())} heads ({parts}); {fitting} analyses fit"],
+        "",
+        f"headscope analyze {shlex.quote(str(overview['path']))} --source FILE{target} --out run",
+    )
 
 
 def _names(labels: list[str]) -> str:

@@ -1,10 +1,14 @@
-"""The summary that `headscope analyze` prints: heads by function, the most confident heads, analyses left out."""
+"""The summary that `headscope analyze` prints: tables, remarks, and last what was found, where it is, what is next."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from headscope.cli import console
+from headscope.cli.importance import importance_answers, importance_tables
+from headscope.cli.next_commands import after_analysis
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -15,27 +19,49 @@ if TYPE_CHECKING:
 MOST = 8
 
 
-def summary(finished: Finished) -> Iterator[Any]:
-    """The parts of the summary, for a rich console."""
+def summary(finished: Finished, *, following: bool = True) -> Iterator[Any]:
+    """The parts of the summary, for a rich console; with `following` the command that could come next."""
     from rich.text import Text
 
     study = finished.study
     if study.labels:
         yield _functions(finished)
-    if "confidence" in study.heads:
+    if study.unsupported:
+        yield _unsupported(finished)
+    if "importance" in study.tables:
+        yield from importance_tables(study)
+    elif "confidence" in study.heads:
         yield _sharpest(finished)
     if "faithfulness_rankings" in study.tables:
         yield _rankings(finished)
     for line in _remarks(finished):
         yield Text(f" {line}")
     yield Text(str(finished.signature), style="dim")
-    yield Text(f"results: {finished.folder}", style="bold")
-    if finished.page is not None:
-        yield Text(f"page: {finished.page}", style="bold")
+    yield from console.ending(
+        [*_function_answer(finished), *importance_answers(study)],
+        finished.folder,
+        after_analysis(finished) if following else "",
+        page=finished.page,
+    )
+
+
+def _function_answer(finished: Finished) -> Iterator[str]:
+    """How many heads have which functions."""
+    study = finished.study
+    if "labels" not in study.tables:
+        return
+    families = Counter(
+        label for labels in study.labels.values() for label in {name.partition(":")[0] for name in labels}
+    )
+    named = ", ".join(f"{count} {family}" for family, count in families.items())
+    weak = sum(map(len, study.unsupported.values()))
+    yield f"{len(study.labels)} of {len(study.heads)} heads have a function" + (f": {named}" if named else "")
+    if weak:
+        yield f"{weak} more labels lack evidence; labels.csv says what is missing"
 
 
 def _functions(finished: Finished) -> Table:
-    table = _table("heads by function", "function", "heads", "which")
+    table = summary_table("heads by function", "function", "heads", "which")
     by_label: dict[str, list[HeadId]] = {}
     for head, labels in finished.study.labels.items():
         for label in labels:
@@ -47,9 +73,21 @@ def _functions(finished: Finished) -> Table:
     return table
 
 
+def _unsupported(finished: Finished) -> Table:
+    """Labels that the estimates alone would give."""
+    table = summary_table("not enough evidence", "head", "label", "missing")
+    rows = [(head, text) for head, texts in finished.study.unsupported.items() for text in texts]
+    for head, text in rows[:MOST]:
+        label, _, missing = text.partition(" (")
+        table.add_row(str(head), label, missing.removesuffix(")"))
+    if len(rows) > MOST:
+        table.caption, table.caption_justify = f"… {len(rows) - MOST} more in labels.csv", "left"
+    return table
+
+
 def _sharpest(finished: Finished) -> Table:
     """The most confident heads with their intervals and functions."""
-    table = _table("most confident heads", "head", "confidence", "95 %", "functions")
+    table = summary_table("most confident heads", "head", "confidence", "95 %", "functions")
     ranked = finished.study.heads.dropna(subset=["confidence"])
     heads = ranked.nlargest(MOST, "confidence")
     row: Any
@@ -73,7 +111,7 @@ def _sharpest(finished: Finished) -> Table:
 def _rankings(finished: Finished) -> Table:
     """The rankings, the most faithful first; `chance` is the mean area of random orders ± its standard deviation."""
     title = "rankings by faithfulness: area between removing the most and the least important heads first"
-    table = _table(
+    table = summary_table(
         title, "", "ranking", "most important", "area", "95 %", "chance", "with ablation", "with itself, shuffled"
     )
     row: Any
@@ -93,7 +131,7 @@ def _rankings(finished: Finished) -> Table:
 
 def _remarks(finished: Finished) -> Iterator[str]:
     study = finished.study
-    yield f"{study.sentences} sentences, {len(study.heads)} heads, {study.seconds:.1f} s"
+    yield f"{study.sentences} sentences, {len(study.heads)} heads, {finished.seconds:.1f} s in all"
     for left_out in study.left_out:
         yield f"left out: {left_out.analysis} ({left_out.why})"
     if study.losses.truncated:
@@ -105,7 +143,8 @@ def _remarks(finished: Finished) -> Iterator[str]:
     yield from study.remarks
 
 
-def _table(title: str, *columns: str) -> Table:
+def summary_table(title: str, *columns: str) -> Table:
+    """An empty table with a title; numbers stand on the right."""
     from rich import box
     from rich.table import Table
 

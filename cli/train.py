@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from headscope.cli import console
 from headscope.cli.failures import Application
+from headscope.cli.next_commands import command_line
 from headscope.cli.options import Config, Force, Json, check_config, declared, option_of, parameter, value_of
 
 if TYPE_CHECKING:
@@ -164,8 +165,11 @@ def _show(result: TrainingResult, *, json: bool) -> None:
         screen.print(Text(f"best at update {result.best_update}: {result.best:.4f}"), soft_wrap=True)
     for remark in result.remarks:
         screen.print(Text(f"note: {remark}"), soft_wrap=True)
-    screen.print(Text(f"checkpoints in {result.folder}: " + ", ".join(_written(result.folder))), soft_wrap=True)
     screen.print(Text(result.signature, style="dim"), soft_wrap=True)
+    written = _written(result.folder)
+    answers = [f"checkpoints in {result.folder}: " + ", ".join(written)] if written else []
+    following = command_line("plot", "training", result.folder, "--out", f"{result.folder}-training.png")
+    console.show(console.ending(answers, result.folder, following))
 
 
 def _written(folder: Path) -> list[str]:

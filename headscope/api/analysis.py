@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has been written; `main` is False in those of several processes that wrote nothing."""
+    """A run that has been written; `main` is False in those of several processes that wrote nothing.
+
+    `record` is what run.json says, `seconds` how long everything took: opening, passes, faithfulness, figures.
+    """
 
     study: AnalysisResult
     folder: Path
@@ -55,6 +59,8 @@ class Finished:
     figures: list[Path]
     main: bool = True
     page: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
 
 
 def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> Finished:
+    began = time.monotonic()
     chosen_analyses(config)
     corpus = open_text(config, parses=conllu_file(config), max_sentences=config.max_sentences)
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
@@ -97,9 +104,17 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build:
     measurement = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
     if measurement.description is None or build is None:
         return Finished(measurement.study, config.out, Signature({}), [], main=False)
+    measurement.study.seconds = time.monotonic() - began
     out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
-    page = out / PAGE if config.report else None
-    return Finished(measurement.study, out, measurement.description.signature, figures, page=page)
+    return Finished(
+        measurement.study,
+        out,
+        measurement.description.signature,
+        figures,
+        page=out / PAGE if config.report else None,
+        record=measurement.description.record,
+        seconds=time.monotonic() - began,
+    )
 
 
 def measure_heads(
@@ -117,6 +132,7 @@ def measure_heads(
     `corpus` has its parses already unless `options.parse` is "stanza". `about` are further settings for the record,
     such as where the text comes from. HeadscopeError for whatever the user can fix.
     """
+    began = time.monotonic()
     analyses = chosen_analyses(options)
     options = replace(options, analysis_options=checked_options(options.analysis_options))
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
@@ -149,6 +165,7 @@ def measure_heads(
             )
         kept = options.examples_kept if study.complete else 0
         sentences = short_examples(checkpoint, corpus, kept, limit=limit, off=off) if kept else []
+    study.seconds = time.monotonic() - began
     settings = {**options.settings(), **(about or {}), "limit": limit, "mask": ",".join(map(str, off)) or None}
     return Measurement(study, describe_run(study, checkpoint, corpus, settings, command), pickles, sentences)
 
@@ -161,12 +178,14 @@ def save_measurement(
     A run that was interrupted replaces nothing (see `Build.finish`).
     """
     assert measurement.description is not None, "one process writes"
-    record, partial = measurement.description.record, not measurement.study.complete
+    record, partial = dict(measurement.description.record), not measurement.study.complete
+    began = time.monotonic()
     with build.writing() as temporary:
         write_run(temporary, measurement.study, measurement.description, measurement.pickles, measurement.examples)
     drawn = _shown(build, record, _figures, partial=partial) if figures else []
     if report:
         _shown(build, record, lambda folder: _page(folder, build.out.resolve().name), partial=partial)
+    record["seconds"] = round(measurement.study.seconds + time.monotonic() - began, 3)
     out = build.finish(record, partial=partial)
     return out, [out / "figures" / path.name for path in drawn]
 

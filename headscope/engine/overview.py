@@ -9,6 +9,7 @@ from headscope.engine.base import ANALYSES
 from headscope.evaluation.fitting_metrics import fitting_metrics, predictions_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES
+from headscope.model.mixing.base import mixing_name, mixings_of
 
 
 def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -36,12 +37,25 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
         **facts,
         "digest": f"sha256:{checkpoint.digest}",
         "sites": sites,
+        "mixing": _mixing(checkpoint),
         "parameters": checkpoint.parameters_by_part(),
         "labels": list(checkpoint.label_names),
         "metrics": _metrics(checkpoint),
         "objectives": _objectives(checkpoint),
         "analyses": _analyses(checkpoint, facts),
     }
+
+
+def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Where a model mixes its heads, and how: sites and layers of every kind of mixing."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for site, layer, mixing in mixings_of(checkpoint.model):
+        if mixing.summary:
+            found.setdefault((site.value, mixing_name(mixing), mixing.summary), []).append(layer)
+    return [
+        {"site": site, "layers": layers, "mixing": name, "summary": summary}
+        for (site, name, summary), layers in found.items()
+    ]
 
 
 def _metrics(checkpoint: Checkpoint) -> list[dict[str, Any]]:

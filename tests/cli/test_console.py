@@ -38,7 +38,8 @@ def test_paths_and_digests_are_shown_whole(
     else:
         value = "".join(line[16:].strip() for line in shown.splitlines()[:24])
         assert str(far_away) in value and digest in value
-        assert max(map(len, shown.splitlines())) <= 60
+        *lines, following = shown.splitlines()
+        assert following.startswith("next: ") and max(map(len, lines)) <= 60
 
 
 def test_lines_of_text_are_not_broken(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ import torch
 from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
 from headscope.engine.base import AnalysisReport
 from headscope.engine.evidence.labels import LabelTests
-from headscope.engine.evidence.significance import adjust, p_values, share_p, student_upper_tail
+from headscope.engine.evidence.need import kendall
+from headscope.engine.evidence.significance import adjust, p_of_difference, p_values, share_p, student_upper_tail
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.heads import HeadId, Site
 from tests.oracles import evidence, tiny
@@ -131,3 +132,24 @@ def test_random_models_have_no_functions(kind: str, models: int) -> None:
         )
         assert len(study.tables["syntactic"]) and study.tables["syntactic"]["p_adjusted"].notna().any()
         assert not study.labels, (seed, study.tables["labels"].to_string())
+
+
+def test_differences_from_zero_and_agreement_of_ranks() -> None:
+    luck = np.random.default_rng(2)
+    totals, counts = luck.normal(0.3, 1.0, (40, 3)), 1.0 + luck.poisson(3, (40, 1))
+    totals[:, 2] = 0  # a head that never matters
+    p = p_of_difference(torch.from_numpy(totals), torch.from_numpy(counts))
+    for head in range(2):
+        mean = totals[:, head].sum() / counts.sum()
+        off = sum((x - mean * n) ** 2 for x, n in zip(totals[:, head], counts[:, 0], strict=True))
+        error = math.sqrt(40 / 39 * off) / counts.sum()
+        freedom = counts.sum() ** 2 / (counts**2).sum() - 1
+        assert p[head] == pytest.approx(2 * evidence.tail(abs(mean) / error, freedom, steps=20_000), rel=1e-3)
+    assert p[2] == 1
+    first, second = luck.integers(0, 6, (2, 25)).astype(float)
+    pairs = [(i, j) for i in range(25) for j in range(i)]
+    signs = [(np.sign(first[i] - first[j]), np.sign(second[i] - second[j])) for i, j in pairs]
+    untied = [sum(sign[side] != 0 for sign in signs) for side in (0, 1)]
+    expected = sum(a * b for a, b in signs) / math.sqrt(untied[0] * untied[1])
+    assert kendall(first, second) == pytest.approx(expected)
+    assert math.isnan(kendall(first, np.ones(25)))

@@ -168,11 +168,16 @@ def _row(part: Evidence, at: tuple[int, int], adjusted: float, tests: int, missi
 def _label(report: AnalysisReport, rows: list[dict[str, Any]]) -> None:
     """Labels of heads, each once; what one measure does not support is of no account where another does."""
     supported = {(row["site"], row["layer"], row["head"], row["label"]) for row in rows if row["given"]}
+    named: set[tuple[Any, ...]] = set()
     for row in rows:
+        key = (row["site"], row["layer"], row["head"], row["label"])
         head, label = HeadId(Site(row["site"]), row["layer"], row["head"]), row["label"]
-        if row["given"] and label not in report.labels.get(head, []):
+        if key in named or (key in supported and not row["given"]):
+            continue
+        named.add(key)
+        if row["given"]:
             report.label(head, label)
-        elif (row["site"], row["layer"], row["head"], label) not in supported:
+        else:
             report.unsupported.setdefault(head, []).append(f"{label} ({row['missing']})")
     report.evidence = rows
 

@@ -16,6 +16,7 @@ class Alpha(Mixing):
     """
 
     folds_in_training = True
+    summary = "a matrix that mixes its heads linearly"
 
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__(heads=heads, d_value=d_value, d_model=d_model)

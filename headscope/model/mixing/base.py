@@ -35,11 +35,13 @@ class Mixing(nn.Module, ABC):
     `identity_at_start`: a fresh instance changes nothing. `folds_in_training`: `fold` is always the same as
     `forward`, with gradients; training then mixes the output projection, which is smaller than the contexts.
     What analyses, swaps and removals need to know they ask the mixing: `foldable`, `matrix`, `gates`, `gate_logits` and
-    `experts`, which all answer "no" here.
+    `experts`, which all answer "no" here. `summary` completes "…, every module has" for `headscope show`; empty where
+    heads are not mixed.
     """
 
     identity_at_start: ClassVar[bool] = True
     folds_in_training: ClassVar[bool] = False
+    summary: ClassVar[str] = "a mixing of its heads"
     experts: int = 0
     """Number of experts, sets of heads, that a gate mixes (see `headscope.model.mixing.experts`)."""
 
@@ -102,6 +104,11 @@ def mixing(name: str) -> Callable[[M], M]:
         return cls
 
     return wrap
+
+
+def mixing_name(module: Mixing) -> str:
+    """The name that a module's class is registered by."""
+    return next((name for name, cls in MIXINGS if cls is type(module)), type(module).__name__)
 
 
 def resolve(name: str) -> str:

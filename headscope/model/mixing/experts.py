@@ -77,6 +77,8 @@ class Experts(Mixing):
     nothing to mix.
     """
 
+    summary = "experts, sets of its heads, that a gate weighs"
+
     def __init__(
         self,
         *,

@@ -28,6 +28,8 @@ def open_probability(log_a: Tensor, *, fully: bool = False) -> Tensor:
 class HeadGates(Mixing):
     """Z'[i] = gate[i] · Z[i]."""
 
+    summary = "a gate on each of its heads"
+
     def gates(self) -> Tensor:
         """The factors [h]."""
         raise NotImplementedError

@@ -11,6 +11,8 @@ from headscope.model.mixing.base import Mixing, Queries, mixing
 class Plain(Mixing):
     """The identity, without parameters."""
 
+    summary = ""
+
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         return context
 

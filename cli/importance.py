@@ -1,0 +1,131 @@
+"""What `headscope analyze --importance` answers: which heads the model needs most and least, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from headscope.engine.declarations import measure_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+    from headscope.engine.result import AnalysisResult
+
+MEASURED = ("ablation", "shapley", "integrated_gradients")
+"""What is measured by taking heads out comes before what is estimated; the rest in the order of the columns."""
+MOST = 5
+LEVEL = 0.05
+
+
+def main_measure(study: AnalysisResult) -> str:
+    """The importance that the summary speaks of; empty where none has numbers."""
+    table = study.tables.get("importance")
+    if table is None:
+        return ""
+    names = list(dict.fromkeys(table.dropna(subset=["value"])["measure"]))
+    return next((name for name in MEASURED if name in names), next(iter(names), ""))
+
+
+def importance_tables(study: AnalysisResult) -> Iterator[Any]:
+    """The heads needed most and least with intervals, and how the rankings agree."""
+    from rich import box
+    from rich.table import Table
+
+    main = main_measure(study)
+    if not main:
+        return
+    ranked = _ranked(study, main)
+    count = min(MOST, len(ranked) // 2)
+    title = f"the heads that the model needs most and least, by {measure_of(main).words}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rank", justify="right")
+    table.add_column("head", no_wrap=True)
+    for name in (main, "95 %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("from zero", no_wrap=True)
+    table.add_column("functions")
+    for number, part in enumerate((ranked.head(count), ranked.tail(count))):
+        if number and 2 * count < len(ranked):
+            table.add_row("…")
+        for row in part.to_dict("records"):
+            table.add_row(*_cells(row))
+    yield table
+    if len(study.tables["importance_agreement"]):
+        yield _agreement(study.tables["importance_agreement"], main)
+
+
+def importance_answers(study: AnalysisResult) -> Iterator[str]:
+    """The last lines about importance."""
+    main = main_measure(study)
+    if not main:
+        return
+    ranked = _ranked(study, main)
+    first, last = ranked.iloc[0], ranked.iloc[-1]
+    named = [f"{_name(row)} ({_number(row['value'])}, {_interval(row)})" for row in (first, last)]
+    yield f"by {main} the model needs {named[0]} most and {named[1]} least"
+    tested = ranked["p_adjusted"].dropna()
+    if len(tested):
+        zero = int((tested > LEVEL).sum())
+        yield (
+            f"{zero} of {len(tested)} heads cannot be told from zero, each by itself (5 % false discoveries, corrected "
+            "for all heads); together they may matter"
+        )
+    else:
+        yield f"{main} is never negative here, so that no head can be tested against zero"
+    pairs = study.tables["importance_agreement"].dropna(subset=["spearman"])
+    if len(pairs):
+        import numpy as np
+
+        rho, tau = pairs["spearman"].to_numpy(), pairs["kendall"].to_numpy()
+        worst = pairs.iloc[int(rho.argmin())]
+        yield (
+            f"{len(pairs)} pairs of rankings agree by a median Spearman of {np.median(rho):.2f} (Kendall "
+            f"{np.median(tau):.2f}); the least, {worst['first']} and {worst['second']}, by {rho.min():.2f}"
+        )
+
+
+def _ranked(study: AnalysisResult, main: str) -> pd.DataFrame:
+    """The heads with a number, needed most first, and their functions."""
+    table = study.tables["importance"]
+    rows = table[(table["measure"] == main) & table["value"].notna()]
+    functions = study.heads[["site", "layer", "head", "functions"]]
+    return rows.merge(functions, on=["site", "layer", "head"]).sort_values("rank", kind="stable")
+
+
+def _cells(row: dict[Any, Any]) -> list[str]:
+    p = row["p_adjusted"]
+    told = "" if p != p else "not told" if p > LEVEL else "above" if row["value"] > 0 else "below"
+    functions = row["functions"].replace(";", " ")
+    return [str(row["rank"]), _name(row), _number(row["value"]), _interval(row), told, functions]
+
+
+def _name(row: Any) -> str:
+    return f"{row['site']}.{row['layer']}.{row['head']}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _interval(row: Any) -> str:
+    return f"{_number(row['value_low'])} to {_number(row['value_high'])}"
+
+
+def _agreement(pairs: pd.DataFrame, main: str) -> Table:
+    """Every ranking beside the main one and, on average, beside all others."""
+    from rich import box
+    from rich.table import Table
+
+    title = "how the rankings agree (all pairs are in importance_agreement.csv)"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("ranking", no_wrap=True)
+    for name in (f"Spearman with {main}", f"Kendall with {main}", "mean Spearman with the others"):
+        table.add_column(name, justify="right")
+    for name in dict.fromkeys([*pairs["first"], *pairs["second"]]):
+        its = pairs[(pairs["first"] == name) | (pairs["second"] == name)]
+        beside = its[(its["first"] == main) | (its["second"] == main)] if name != main else its.head(0)
+        cells = [f"{float(beside[kind].iloc[0]):.2f}" if len(beside) else "" for kind in ("spearman", "kendall")]
+        table.add_row(name, *cells, f"{its['spearman'].mean():.2f}")
+    return table

@@ -1,0 +1,96 @@
+"""Commands end with what was asked, where it is, and a command that could come next, which runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import headscope as hs
+from headscope.cli import show
+from headscope.engine.overview import checkpoint_overview
+from tests.oracles import checkpoints, evidence
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> tuple[Path, Path]:
+    """Twelve captions and their translations."""
+    paths = tmp_path / "few.en", tmp_path / "few.de"
+    for path, language in zip(paths, ("en", "de"), strict=True):
+        path.write_text("\n".join(hs.assets.captions(language).read_text("utf-8").splitlines()[:12]) + "\n", "utf-8")
+    return paths
+
+
+def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Path, Path], tmp_path: Path) -> None:
+    out, text = tmp_path / "run", ("--source", few[0], "--target", few[1])
+    names = "ablation,magnitude,sink"
+    given = ("--out", out, "--only", names, "--bootstrap", 50, "--no-figures", "--device", "cpu")
+    status, shown, _ = command("analyze", hs.assets.trained(), *text, *given)
+    assert status == 0
+    *rest, results, following = shown.splitlines()
+    assert results == f"results: {out}" and following.startswith("next: headscope prune rank ")
+    assert "most confident heads" not in shown and "the heads that the model needs most and least" in shown
+    table, pairs = (pd.read_csv(out / f"{name}.csv") for name in ("importance", "importance_agreement"))
+    assert len(table) == 72 * 3 and len(pairs) == 3  # magnitude has two columns
+    tested = table[table.measure == "ablation"].sort_values("rank")
+    best = tested.iloc[0]
+    assert f"by ablation the model needs {best.site}.{best.layer}.{best['head']} (" in rest[-3]
+    zero = int((tested.p_adjusted > 0.05).sum())
+    assert rest[-2].startswith(f"{zero} of 72 heads cannot be told from zero")
+    assert evidence.rejected(tested.p.tolist(), 0.05) == {n for n, p in enumerate(tested.p_adjusted) if p <= 0.05}
+    assert table[table.measure != "ablation"].p.isna().all()
+    assert rest[-1].startswith(f"3 pairs of rankings agree by a median Spearman of {pairs.spearman.median():.2f}")
+    words = shlex.split(following)[2:]
+    words[words.index("--out") + 1] = str(tmp_path / "pruned")
+    status, shown, _ = command(*words)
+    assert status == 0 and "next: headscope prune remove" in shown.splitlines()[-1]
+
+
+def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = ("--out", out, "--only", "sink,positional", "--bootstrap", 50, "--min-instances", 500, "--device", "cpu")
+    status, shown, _ = command("analyze", hs.assets.trained(), "--source", few[0], "--target", few[1], *given)
+    assert status == 0 and "not enough evidence" in shown and "instances, 500 are needed" in shown
+    lines = shown.splitlines()
+    assert lines[-4] == "0 of 72 heads have a function"
+    assert lines[-3].endswith("more labels lack evidence; labels.csv says what is missing")
+    assert "--importance" in lines[-1] and f"--source {few[0]} --target {few[1]}" in lines[-1]
+    labels, heads = pd.read_csv(out / "labels.csv"), pd.read_csv(out / "heads.csv")
+    assert not labels.given.any() and heads.functions_unsupported.notna().any()
+    seconds = json.loads((out / "run.json").read_text("utf-8"))["seconds"]
+    printed = next(line for line in lines if line.endswith(" s in all"))
+    assert 0 < seconds <= float(printed.split()[-4]) + 0.1
+
+
+def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -> None:
+    given = ("--each-head", "--heads", "cross.0.*", "--metrics", "perplexity", "--device", "cpu", "--bootstrap", 50)
+    status, shown, _ = command("evaluate", hs.assets.trained(), "--source", few[0], "--target", few[1], *given)
+    assert status == 0 and "±" not in shown
+    assert "Δ nll/token" in shown and "Δ accuracy" in shown
+    answer, zero = shown.splitlines()[-2:]
+    assert answer.startswith("off alone, cross.0.") and "matters most" in answer
+    assert "of 8 heads" in zero
+
+
+def test_evaluate_ends_with_its_scores(command: Command, few: tuple[Path, Path]) -> None:
+    given = ("--metrics", "perplexity", "--device", "cpu", "--bootstrap", 50)
+    _, shown, _ = command("evaluate", hs.assets.trained(), "--source", few[0], "--target", few[1], *given)
+    assert shown.splitlines()[-1].startswith("perplexity ") and "–" in shown.splitlines()[-1]
+
+
+def test_show_says_first_that_heads_are_mixed(capfd: pytest.CaptureFixture[str]) -> None:
+    overview = checkpoint_overview(checkpoints.small(self_mixing="alpha.v1", cross_mixing="alpha.v1"))
+    assert {place["mixing"] for place in overview["mixing"]} == {"alpha.v1"}
+    show._print(overview)
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].startswith("This model mixes heads (alpha.v1): at ") and "a matrix that mixes" in lines[0]
+    assert lines[-1].startswith("next: headscope analyze ")
+    show._print(checkpoint_overview(checkpoints.small()))
+    lines = capfd.readouterr().out.splitlines()
+    assert "mixes heads" not in lines[0] and lines[-2].endswith("analyses fit")
