@@ -165,7 +165,7 @@ def _importance(data: Data) -> Iterator[str]:
     agreement = median_agreement(data["importance"]) if data.get("importance") else float("nan")
     if np.isfinite(agreement):
         count = len(data["importance"]["measures"])
-        yield f"The {count} importances agree on the order of heads with a median rank correlation of {words(agreement)}."
+        yield f"The {count} importances order heads alike with a median rank correlation of {words(agreement)}."
 
 
 def _zero(measure: Data, importance: Data) -> Iterator[str]:
