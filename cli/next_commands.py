@@ -40,6 +40,7 @@ def after_analysis(finished: Finished) -> str:
     if len(rows) < len(finished.study.heads):
         return ""
     idle = int(((rows["p_adjusted"] > LEVEL) | (rows["value"] <= 0)).sum())
-    keep = len(rows) - min(max(idle, 1), max(len(rows) // 4, 1))  # heads that do nothing alone may matter together
+    most = max(len(rows) // 4, 1)  # heads that do nothing alone may matter together
+    keep = len(rows) - (min(max(idle, 1), most) if rows["p"].notna().any() else most)
     ranking = ("prune", "rank", checkpoint, "--from", folder, "--by", main, "--keep", keep, "--out", f"{folder}-pruned")
     return command_line(*ranking, options=options, names=COMPANIONS)
