@@ -76,6 +76,25 @@ def test_p_is_that_of_its_re_derivation() -> None:
             assert p == pytest.approx(evidence.p_value(rows, threshold), rel=1e-3), (threshold, head)
 
 
+def test_sentences_that_miss_alike_are_surer_than_lots() -> None:
+    """A head that misses one token of every sentence: its share follows from lengths, and hardly varies."""
+    luck = np.random.default_rng(6)
+    counts = 10 + luck.poisson(2.5, (120, 1))
+    hits = np.concatenate(
+        [counts - 1, luck.binomial(counts, 0.92), np.where(luck.random((120, 1)) < 0.92, counts, 0)], 1
+    )
+    threshold = 0.9
+    found = share_p(torch.from_numpy(hits).double(), torch.from_numpy(counts).double(), threshold=threshold)
+    for head, p in enumerate(found):
+        rows = [(float(hit), 0.0, float(count)) for hit, count in zip(hits[:, head], counts[:, 0], strict=True)]
+        assert p == pytest.approx(evidence.p_value(rows, threshold, divided=True), rel=1e-3, abs=1e-12)
+        assert bool(p < 1e-9) is (head == 0)
+    few = np.concatenate([counts[:9] - 1, counts[9:]])
+    rows = [(float(hit), 0.0, float(count)) for hit, count in zip(few[:, 0], counts[:, 0], strict=True)]
+    (p,) = share_p(torch.from_numpy(few).double(), torch.from_numpy(counts).double(), threshold=threshold)
+    assert p == pytest.approx(evidence.p_value(rows, threshold), rel=1e-3)
+
+
 def test_a_label_needs_instances_sentences_an_interval_and_more_than_luck() -> None:
     counts = np.full((19, 1), 1)
     report, adjusted = labelled(np.ones((19, 2)), counts, 0.5)

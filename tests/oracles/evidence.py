@@ -21,8 +21,11 @@ def tail(statistic: float, freedom: float, *, steps: int = 200_000) -> float:
     return (height(0.0) / 2 + inner) / steps
 
 
-def p_value(rows: Sequence[Row], threshold: float, *, steps: int = 20_000) -> float:
-    """That the hits over the baseline are a share of at most `threshold` of all instances."""
+def p_value(rows: Sequence[Row], threshold: float, *, divided: bool = False, steps: int = 20_000) -> float:
+    """That the hits over the baseline are a share of at most `threshold` of all instances.
+
+    `divided`: with ten sentences that have hits and misses both, the variance may be less than that of lots.
+    """
     rows = [row for row in rows if row[2]]
     instances = sum(row[2] for row in rows)
     mean = sum(hits - base - threshold * count for hits, base, count in rows) / instances
@@ -32,7 +35,8 @@ def p_value(rows: Sequence[Row], threshold: float, *, steps: int = 20_000) -> fl
     null = min(sum(row[1] for row in rows) / instances + threshold, 1.0)
     if 0 < share < 1:
         variance *= max(1.0, null * (1 - null) / (share * (1 - share)))
-    variance = max(variance, null * (1 - null) / instances)
+    if not divided or sum(0 < hits < count for hits, _, count in rows) < 10:
+        variance = max(variance, null * (1 - null) / instances)
     freedom = max(instances**2 / sum(row[2] ** 2 for row in rows) - 1, 1.0)
     return tail(mean / math.sqrt(variance), freedom, steps=steps) if mean else 0.5
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate
-from headscope.engine.evidence.significance import FALSE_DISCOVERIES, adjust
+from headscope.engine.evidence.significance import FALSE_DISCOVERIES, LEAST_UNITS, adjust
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from headscope.config import LabelOptions
     from headscope.engine.base import AnalysisReport
-
-LEAST_UNITS = 10
 
 Texts = npt.NDArray[np.object_]
 
