@@ -16,7 +16,7 @@ from headscope.engine.declarations import objective_names
 if TYPE_CHECKING:
     from headscope.pruning.selection import Selection
 
-HEADS, LEARNING = "Which heads", "Learning"
+HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.", rich_help_panel=OUTPUT)]
 Source = Annotated[
@@ -42,6 +42,14 @@ ValidSource2 = Annotated[
 ]
 ValidLabels = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Its classes or tags, as --labels.", rich_help_panel=DATA)
+]
+Sequential = Annotated[
+    bool,
+    typer.Option(
+        "--sequential",
+        help="least-squares: refit module after module, so that later ones make up for earlier ones (two passes each).",
+        rich_help_panel=COMPENSATION,
+    ),
 ]
 Objective = Annotated[
     str,

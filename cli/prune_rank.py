@@ -10,10 +10,12 @@ import typer
 from headscope.cli import console
 from headscope.cli.options import DATA, CompanionOptions, Ending, RunningOptions, settings_of, takes
 from headscope.cli.prune_options import (
+    COMPENSATION,
     HEADS,
     Keep,
     Placed,
     Result,
+    Sequential,
     Start,
     Texts,
     Tuning,
@@ -83,9 +85,10 @@ class Ranking:
             metavar="none|mean|least-squares",
             help="Then refit what is left of the output projections on the text that heads were scored on, before any "
             "tuning, in closed form.",
-            rich_help_panel=HEADS,
+            rich_help_panel=COMPENSATION,
         ),
     ] = "none"
+    sequential: Sequential = False
     damping: Annotated[
         float,
         typer.Option(

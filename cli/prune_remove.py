@@ -21,15 +21,13 @@ from headscope.cli.options import (
     settings_of,
     takes,
 )
-from headscope.cli.prune_options import ValidLabels, ValidSource2
+from headscope.cli.prune_options import COMPENSATION, HEADS, Sequential, ValidLabels, ValidSource2
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from headscope.pruning.closed_form.calibration import Compensated
     from headscope.pruning.removal.remove import Removed
-
-HEADS, COMPENSATION = "Which heads", "Compensation"
 
 
 class Removal:
@@ -97,14 +95,7 @@ class Calibrated:
         float,
         typer.Option(help="Ridge of least-squares, a share of the mean second moment.", rich_help_panel=COMPENSATION),
     ] = 1e-4
-    sequential: Annotated[
-        bool,
-        typer.Option(
-            "--sequential",
-            help="Refit module after module, so that later ones make up for earlier ones: two passes each.",
-            rich_help_panel=COMPENSATION,
-        ),
-    ] = False
+    sequential: Sequential = False
     valid_source: Annotated[
         Path | None,
         typer.Option(

@@ -27,6 +27,7 @@ from headscope.cli.options import (
     takes,
 )
 from headscope.cli.prune_options import (
+    COMPENSATION,
     HEADS,
     LEARNING,
     Clip,
@@ -37,6 +38,7 @@ from headscope.cli.prune_options import (
     Objective,
     Placed,
     Schedule,
+    Sequential,
     Smoothing,
     Source,
     Start,
@@ -100,9 +102,10 @@ class Cells:
             metavar="none|mean|least-squares",
             help="Where a ranking took heads out, refit what is left of the output projections on the text that heads "
             "were scored on, before any tuning, in closed form.",
-            rich_help_panel=HEADS,
+            rich_help_panel=COMPENSATION,
         ),
     ] = "none"
+    sequential: Sequential = False
     seeds: Annotated[
         int, typer.Option(help="Seeds of what is learnt or drawn; other rankings run once.", rich_help_panel=HEADS)
     ] = 3

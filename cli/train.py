@@ -125,13 +125,10 @@ def _configured(cls: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:
-    from headscope.training.config import without_validation
     from headscope.training.trainer import train as run_training
 
     main = os.environ.get("RANK", "0") == "0"
     with _display(main) as display:
-        for text in without_validation(config):
-            display.remarked(text)
         result = run_training(config, variant, resume=resume, force=force, listener=display, command=command)
     if main:
         _show(result, json=json)

@@ -93,9 +93,13 @@ def _run(out: Path, final: Path, progress: Progress) -> Demonstration:
     else:
         bert = _bert(checkpoint, out, text, progress)
     translation = _translation(out, text, progress)
-    parts = [part for part in (bert, translation) if part is not None]
     _move_in_files(out, final)
-    runs = [folder for part in parts for folder in (part.analysis.folder, part.removed.path)]
+    runs = [
+        folder
+        for name, part in (("bert", bert), ("translation", translation))
+        if part is not None
+        for folder in (part.analysis.folder, out / f"{name}-ranking", part.removed.path)
+    ]
     return Demonstration(bert, translation, write_page(runs, out / "page.html"), missing)
 
 

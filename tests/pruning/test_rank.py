@@ -18,7 +18,9 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import masked
+from headscope.pruning.closed_form.compensate import refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.ranking.config import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
@@ -135,6 +137,13 @@ def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) 
     tuned = ranked(folder, tmp_path / "tuned", by="obs", keep=8, compensate="mean", tune_updates=2, lr=1e-9)
     assert tuned.quality["tuned"] == pytest.approx(tuned.quality["refitted"], rel=1e-5)
     assert tuned.quality["refitted"] != refitted.quality["refitted"]
+    options: dict[str, Any] = {"by": "obs", "keep": 8, "compensate": "least-squares", "sequential": True}
+    sequential = ranked(folder, tmp_path / "sequential", **options)
+    whole = open_checkpoint(str(folder / "whole"), device="cpu")
+    made = refitted_model(whole, sequential_refits(whole, corpus, plain.removed))
+    expected = DamageMeter.of(whole, corpus).measure(made).value
+    assert sequential.quality["refitted"] == pytest.approx(expected, rel=1e-6) != refitted.quality["refitted"]
+    assert "compensate:least-squares-sequential" in str(sequential.signature)
 
 
 @pytest.mark.slow
@@ -202,6 +211,7 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         ({"by": "random", "keep": 3, "allocate": "measured", "source": None, "target": None}, "measures on text"),
         ({"by": "gradient", "keep": 3, "allocate": "measured", "steps": 2}, "measures on text, in one step"),
         ({"by": "random", "keep": 3, "compensate": "least"}, "unknown compensation 'least'"),
+        ({"by": "obs", "keep": 3, "sequential": True}, "--sequential is for --compensate least-squares, not none"),
         (
             {"by": "random", "keep": 3, "compensate": "mean", "source": None, "target": None},
             "measures contexts on text",

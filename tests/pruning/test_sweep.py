@@ -183,9 +183,13 @@ def test_a_cell_is_what_evaluate_says_of_the_masked_model(words: dict[str, Any],
 
 def test_a_cell_is_refitted_as_prune_rank_refits(words: dict[str, Any], tmp_path: Path) -> None:
     options: dict[str, Any] = {"methods": ("magnitude",), "metric": "perplexity"}
-    for tuned in ({}, {"tune_updates": 1, "lr": 1e-9}):
+    for tuned, refit in (
+        ({}, {"compensate": "least-squares"}),
+        ({"tune_updates": 1, "lr": 1e-9}, {"compensate": "least-squares", "sequential": True}),
+    ):
         out = tmp_path / f"sweep{len(tuned)}"
-        found = run_sweep(config(words, out, **options, **tuned, compensate="least-squares"))
+        found = run_sweep(config(words, out, **options, **tuned, **refit))
+        assert "compensate:least-squares" in str(found.signature)
         texts = {name: words[name] for name in ("checkpoint", "source", "target")}
         choice = run_ranking(
             RankConfig(
@@ -193,7 +197,7 @@ def test_a_cell_is_refitted_as_prune_rank_refits(words: dict[str, Any], tmp_path
                 out=tmp_path / f"rank{len(tuned)}",
                 by="magnitude",
                 keep=3,
-                compensate="least-squares",
+                **refit,
                 batch_tokens=61,
             )
         )

@@ -101,7 +101,7 @@ def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path
 
 
 def test_scripts_are_all_taken_and_short() -> None:
-    folder = Path(__file__).resolve().parents[2] / "headscope" / "report" / "page" / "browser"
+    folder = Path(__file__).resolve().parents[2] / "headscope" / "report" / "page" / "browser-files"
     assert {path.stem for path in folder.glob("*.js")} == set(SCRIPTS)
     assert all(asset(f"{name}.js").count("\n") <= 400 for name in SCRIPTS)
 

@@ -46,17 +46,26 @@ class RefitOptions:
     """How output projections are refitted: `method` is one of `COMPENSATIONS`, λ a share of the mean second moment.
 
     `damping` is that share. `add_bias`: an output projection without a bias gets one; else its refit is linear.
-    ConfigError for a method that there is not.
+    `sequential`: module after module (see `sequential`), for least squares only. ConfigError for a method that there is
+    not.
     """
 
     method: str = "least-squares"
     damping: float = DAMPING
     add_bias: bool = False
+    sequential: bool = False
 
     def __post_init__(self) -> None:
         check_damping(self.damping)
         if self.method not in COMPENSATIONS:
             raise ConfigError(unknown("compensation", self.method, list(COMPENSATIONS)))
+        if self.sequential and self.method != "least-squares":
+            raise ConfigError(f"--sequential is for --compensate least-squares, not {self.method}")
+
+    @property
+    def name(self) -> str:
+        """For signatures."""
+        return f"{self.method}{'-sequential' if self.sequential else ''}"
 
 
 def compensate(
@@ -168,13 +177,3 @@ def refitted_model(checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> n
     for module_refit in refits:
         made.put(module_refit.projection, module_refit.refit)
     return made.model
-
-
-def refitted_checkpoint(
-    checkpoint: Checkpoint, moments: Moments, heads: Collection[HeadId], options: RefitOptions
-) -> Checkpoint:
-    """A checkpoint of the same size whose output projections make up for `heads`; it is in memory only.
-
-    ConfigError as of `compensate`.
-    """
-    return checkpoint.with_model(refitted_model(checkpoint, compensate(checkpoint, moments, heads, options)))

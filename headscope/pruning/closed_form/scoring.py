@@ -11,14 +11,16 @@ from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.allocation import MEASURED, ModuleOrder, measured_allocation
 from headscope.pruning.closed_form.block_obs import RemovalStep, damp, greedy_order
-from headscope.pruning.closed_form.compensate import RefitOptions
+from headscope.pruning.closed_form.compensate import RefitOptions, compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.learning.gate_layout import Unit
 from headscope.pruning.ranking.criterion import ScoringContext
 
@@ -44,6 +46,19 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
         context.measured[key] = context.measured[(*text_key, None, 0)] = moments
     intact: Moments = context.measured[key]
     return intact
+
+
+def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], options: RefitOptions) -> Checkpoint:
+    """The checkpoint with output projections that make up for `heads`, of the same size and in memory only.
+
+    ConfigError as of `compensate`, and where there is no text.
+    """
+    checkpoint, corpus = context.checkpoint, context.corpus
+    if options.sequential and corpus is not None:
+        refits = sequential_refits(checkpoint, corpus, heads, options, batching=context.batching)
+    else:
+        refits = compensate(checkpoint, moments_of(context), heads, options)
+    return checkpoint.with_model(refitted_model(checkpoint, refits))
 
 
 def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:

@@ -27,7 +27,7 @@ class RankConfig(SelectionConfig):
     text are scored on. `allocate` says how many of them each layer keeps: as the scores of all heads say ("global"),
     the same share ("per-layer", also `per_layer`), or as the objective says that is "measured" with what is left
     refitted. Then `compensate` refits the output projections ("mean" or "least-squares") on the text scored on, before
-    any tuning. `damping` is for whatever refits.
+    any tuning; with `sequential` module after module. `damping` is for whatever refits.
     """
 
     by: str
@@ -41,6 +41,7 @@ class RankConfig(SelectionConfig):
     per_layer: bool = False
     allocate: str = "global"
     compensate: str = "none"
+    sequential: bool = False
     damping: float = DAMPING
     score_sentences: int = 500
 
@@ -66,11 +67,16 @@ class RankConfig(SelectionConfig):
             raise ConfigError(f"--per-layer is --allocate per-layer, which is {self.allocate} here; give one of them")
         if self.allocate == "measured" and (self.source is None or self.steps > 1):
             raise ConfigError("--allocate measured measures on text, in one step: give --source FILE, and no --steps")
-        RefitOptions(method=self.compensate, damping=self.damping)
+        _ = self.refit
         if self.compensate != "none" and self.source is None:
             raise ConfigError(f"--compensate {self.compensate} measures contexts on text: give --source FILE")
         if self.tune_updates and not self.has_text:
             raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
+
+    @property
+    def refit(self) -> RefitOptions:
+        """How output projections are refitted."""
+        return RefitOptions(method=self.compensate, damping=self.damping, sequential=self.sequential)
 
     @property
     def allocation(self) -> str:

@@ -22,8 +22,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.block_obs import DAMPING
-from headscope.pruning.closed_form.compensate import RefitOptions, refitted_checkpoint
-from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of
+from headscope.pruning.closed_form.scoring import measured_scores, orders_of, refitted_checkpoint
 from headscope.pruning.learning.finetuning import Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import GateLayout, Unit
 from headscope.pruning.learning.learn import (
@@ -89,6 +88,7 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
         "steps": config.steps,
         "allocate": config.allocation,
         "compensate": config.compensate,
+        "sequential": config.sequential,
     }
     if config.tune_updates:
         facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
@@ -118,7 +118,7 @@ def _shape(config: RankConfig, scoring: Scoring, keep: int) -> dict[str, str]:
     if config.allocation != "global":
         shape["allocate"] = config.allocation
     if config.compensate != "none":
-        shape["compensate"] = config.compensate
+        shape["compensate"] = config.refit.name
     return shape if config.damping == DAMPING else {**shape, "damping": f"{config.damping:g}"}
 
 
@@ -275,8 +275,7 @@ def _compensated(config: RankConfig, context: ScoringContext, removed: list[Head
     """The checkpoint with refitted output projections, or as it is."""
     if config.compensate == "none" or not removed or context.corpus is None:
         return context.checkpoint
-    options = RefitOptions(method=config.compensate, damping=config.damping)
-    return refitted_checkpoint(context.checkpoint, moments_of(context), removed, options)
+    return refitted_checkpoint(context, removed, config.refit)
 
 
 def _tuned(

@@ -30,8 +30,7 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.compensate import RefitOptions, refitted_checkpoint
-from headscope.pruning.closed_form.scoring import moments_of
+from headscope.pruning.closed_form.scoring import refitted_checkpoint
 from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import SubsetOptions
@@ -148,8 +147,7 @@ class SweepContext:
         """The checkpoint with output projections that make up for heads, as the config says."""
         if self.config.compensate == "none" or not removed or self.scoring.corpus is None:
             return self.checkpoint
-        options = RefitOptions(method=self.config.compensate)
-        return refitted_checkpoint(self.checkpoint, moments_of(self.scoring), removed, options)
+        return refitted_checkpoint(self.scoring, removed, self.config.refit)
 
     @cached_property
     def scoring(self) -> ScoringContext:
@@ -241,7 +239,14 @@ def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
     settings = context.config.for_cell(_folder(context, cell), cell.seed)
     by = str(context.scores_path(*ranking))
     choice = run_ranking(
-        RankConfig(**settings, by=by, column="score", keep=cell.keep, compensate=context.config.compensate)
+        RankConfig(
+            **settings,
+            by=by,
+            column="score",
+            keep=cell.keep,
+            compensate=context.config.compensate,
+            sequential=context.config.sequential,
+        )
     )
     return PrunedModel(_changed(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality})
 

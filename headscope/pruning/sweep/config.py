@@ -49,6 +49,7 @@ class SweepConfig(PruningOptions):
     metric: str = ""
     score_sentences: int = 500
     compensate: str = "none"
+    sequential: bool = False
     updates: int = 1000
     gate_lr: float | None = None
     from_scratch: bool = False
@@ -75,11 +76,16 @@ class SweepConfig(PruningOptions):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
         _ = self.tolerance
-        RefitOptions(method=self.compensate)
+        _ = self.refit
         if self.compensate != "none" and (self.source is None or not set(self.methods) - set(LEARNT)):
             raise ConfigError(f"--compensate {self.compensate} is for rankings, and needs text: give --source FILE")
         self._check_sizes()
         self._check_texts()
+
+    @property
+    def refit(self) -> RefitOptions:
+        """How output projections are refitted where a ranking took heads out."""
+        return RefitOptions(method=self.compensate, sequential=self.sequential)
 
     @property
     def tolerance(self) -> Margin:

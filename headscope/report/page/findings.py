@@ -64,9 +64,10 @@ def pruned(sweeps: Sequence[Data], removals: Sequence[Data]) -> list[str]:
         found += run["notes"]
         if not run["measured"]:
             cells = run["cells"]
-            for method, kept, of in zip(cells["method"], cells["kept"], cells["of"], strict=True):
+            columns = (cells[name] for name in ("cell", "method", "kept", "of"))
+            for folder, method, kept, of in zip(*columns, strict=True):
                 if method != "unpruned":
-                    found.append(f"{method} keeps {kept} of {counted(of, 'head')} ({run['name']}).")
+                    found.append(f"{method} keeps {kept} of {counted(of, 'head')} ({folder}).")
     for removal in removals:
         sizes = {name: (before, after) for name, before, after in removal["sizes"]}
         text = f"{counted(len(removal['removed']), 'head')} removed for good in {removal['name']}"

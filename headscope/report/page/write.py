@@ -67,7 +67,7 @@ def page_html(report: Report) -> str:
 
 def asset(name: str) -> str:
     """A file of this package."""
-    return (resources.files(__package__) / "browser" / name).read_text(encoding="utf-8")
+    return (resources.files(__package__) / "browser-files" / name).read_text(encoding="utf-8")
 
 
 def script_of(names: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ HEAD_COLUMNS = ["site", "layer", "head"]
 GATES = ("update", *HEAD_COLUMNS, "gate", "open")
 UNPRUNED = "unpruned"
 MOST_NOTES = 24
+NAMED = 3  # runs whose folders make the name of them all
 GENERIC_NAMES = {*MODELS, "averaged", "best", "last"}
 TEXTS = ("method", "control", "size", "metric", "cell", "site", "functions")
 
@@ -75,7 +76,7 @@ class PruningRun:
 
 
 def load_pruned(paths: Sequence[Path], *, functions: Path | None = None) -> list[PruningRun]:
-    """Read sweeps; runs of `l0`, `subset` and `rank` are put together as if they were one.
+    """Read sweeps; runs of `l0`, `subset` and `rank` on one model are put together as if they were one.
 
     `functions` is a run of `analyze` that labels heads. RunError for a directory that is neither.
     """
@@ -91,7 +92,7 @@ def load_pruned(paths: Sequence[Path], *, functions: Path | None = None) -> list
                 f"{path} has neither sweep.json nor pruning.json; name what `headscope prune sweep`, `l0`, `subset` "
                 "or `rank` wrote"
             )
-    runs = [*sweeps, *([_selections(selections)] if selections else [])]
+    runs = [*sweeps, *map(_selections, _by_model(selections))]
     if functions is None:
         return runs
     labels = load_run(functions).heads[[*HEAD_COLUMNS, "functions"]]
@@ -117,6 +118,16 @@ def _sweep(path: Path) -> PruningRun:
     return PruningRun(path.resolve().name, meta, cells, survivors, gates)
 
 
+def _by_model(paths: Sequence[Path]) -> list[list[Path]]:
+    """Runs that chose heads, those on one model together."""
+    groups: dict[str, list[Path]] = {}
+    for path in paths:
+        source = _json(path / "pruning.json").get("source")
+        digest = source.get("digest") if isinstance(source, dict) else None
+        groups.setdefault(str(digest), []).append(path)
+    return list(groups.values())
+
+
 def _selections(paths: Sequence[Path]) -> PruningRun:
     """Runs that chose heads once each; the unpruned model is the first cell."""
     rows: list[dict[str, Any]] = []
@@ -138,9 +149,9 @@ def _selections(paths: Sequence[Path]) -> PruningRun:
         if (path / "gates.csv").is_file():
             gates[row["cell"]] = path / "gates.csv"
     signatures = "\n".join(dict.fromkeys(str(meta.get("signature", "")) for meta in metas))
-    return PruningRun(
-        paths[0].resolve().name, {**metas[0], "signature": signatures}, pd.DataFrame(rows), pd.DataFrame(heads), gates
-    )
+    name = ", ".join(path.resolve().name for path in paths[:NAMED]) + (", …" if len(paths) > NAMED else "")
+    meta = {**metas[0], "signature": signatures}
+    return PruningRun(name, meta, pd.DataFrame(rows), pd.DataFrame(heads), gates)
 
 
 def _selection(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], list[HeadId], list[HeadId]]:
