@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headscope.cli.importance import LEVEL, main_measure
-
 if TYPE_CHECKING:
     from headscope.api.analysis import Finished
 
@@ -27,6 +25,8 @@ def command_line(*words: object, options: Mapping[str, Any] | None = None, names
 
 def after_analysis(finished: Finished) -> str:
     """After the functions of heads their importance; then a ranking that takes out what the model needs least."""
+    from headscope.cli.importance import LEVEL, main_measure
+
     options, folder = finished.record.get("options", {}), finished.folder
     checkpoint = options.get("checkpoint")
     if not checkpoint or not finished.study.complete:
