@@ -45,7 +45,8 @@ METHODS = (
     *("random", "magnitude", "confidence", "entropy", "gradient", "taylor", "lrp"),
     *("flap", "wanda", "output-norm", "obs", "obs-task", "obs-measured", "obs-task:measured"),
 )
-KEPT = (60, 48, 36, 24, 12)
+SIXTHS = (5, 4, 3, 2, 1)
+"""Sixths of the heads that are kept."""
 SEQUENTIAL = {"sequential": False, "residual": True}
 """Sequential refits, to the intact outputs alone and with what the residual stream has lost."""
 COMPENSATIONS = ("none", "mean", "least-squares", *SEQUENTIAL)
@@ -103,7 +104,8 @@ def removed_by(method: str, context: ScoringContext) -> tuple[dict[int, list[Hea
     scores = criterion_named(name).scores(context)
     if allocation == "measured":
         scores = measured_scores(context, orders_of(context, layout.units, scores))
-    removed = {kept: layout.closed(kept_by(scores, layout, kept)) for kept in KEPT}
+    sizes = (layout.heads * part // 6 for part in SIXTHS)
+    removed = {kept: layout.closed(kept_by(scores, layout, kept)) for kept in sizes}
     return removed, time.monotonic() - began
 
 
@@ -133,12 +135,14 @@ def study(
     meter = DamageMeter.of(checkpoint, test)
     encoder = meter.objective.name == "representation"
     intact = pair_similarities(checkpoint, meter, checkpoint.model) if encoder else None
+    heads = gate_layout(checkpoint.attention_sites).heads
+    thirds = heads * 2 // 3, heads // 3
     yield {"method": "intact", "value": meter.measure().value, "seconds": moments_seconds}
     for method in methods:
         removed, ranking = removed_by(method, context)
         for kept, heads in removed.items():
             for name in compensations:
-                if name in SEQUENTIAL and (seed > 1 or not method.startswith("obs") or kept not in (48, 24)):
+                if name in SEQUENTIAL and (seed > 1 or not method.startswith("obs") or kept not in thirds):
                     continue
                 began = time.monotonic()
                 model = refitted(name, context, heads)
