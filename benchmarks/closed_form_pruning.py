@@ -135,8 +135,8 @@ def study(
     meter = DamageMeter.of(checkpoint, test)
     encoder = meter.objective.name == "representation"
     intact = pair_similarities(checkpoint, meter, checkpoint.model) if encoder else None
-    heads = gate_layout(checkpoint.attention_sites).heads
-    thirds = heads * 2 // 3, heads // 3
+    total = gate_layout(checkpoint.attention_sites).heads
+    thirds = total * 2 // 3, total // 3
     yield {"method": "intact", "value": meter.measure().value, "seconds": moments_seconds}
     for method in methods:
         removed, ranking = removed_by(method, context)
