@@ -49,7 +49,10 @@ def ran(code: str, **more: str) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc")
 def test_pages_are_not_asked_for_again() -> None:
-    with_it = int(ran(FAULTS.format(reuse=True)))
+    for _ in range(4):  # now and then another block lies in between, and one tensor's pages are new once
+        with_it = int(ran(FAULTS.format(reuse=True)))
+        if with_it < 100:
+            break
     for _ in range(12):  # where the heap happens to lie badly, glibc cannot hand back its end
         without = int(ran(FAULTS.format(reuse=False)))
         if without:
