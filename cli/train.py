@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -125,10 +125,11 @@ def _configured(cls: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:
+    from headscope.training.config import without_validation
     from headscope.training.trainer import train as run_training
 
     main = os.environ.get("RANK", "0") == "0"
-    with _display(main) as display:
+    with _display(main, without_validation(config)) as display:
         result = run_training(config, variant, resume=resume, force=force, listener=display, command=command)
     if main:
         _show(result, json=json)
@@ -173,18 +174,20 @@ def _written(folder: Path) -> list[str]:
     return [name for name in ("last", "best", "averaged") if (folder / name).is_dir()]
 
 
-def _display(main: bool) -> _Bar | _Lines:
-    """Where training is shown, by the first of several processes only."""
-    return _Bar() if main and console.err().is_terminal else _Lines(console.say if main else lambda text: None)
+def _display(main: bool, notes: Sequence[str]) -> _Bar | _Lines:
+    """Where training is shown, by the first of several processes only; `notes` once it has begun."""
+    if main and console.err().is_terminal:
+        return _Bar(notes)
+    return _Lines(console.say if main else lambda text: None, notes=notes)
 
 
 class _Lines:
     """A line on stderr now and then: update, loss, rate, time left. For logs, where a bar cannot be."""
 
-    def __init__(self, say: Callable[[str], None], timer: Timer | None = None) -> None:
+    def __init__(self, say: Callable[[str], None], timer: Timer | None = None, *, notes: Sequence[str] = ()) -> None:
         from headscope.progress import Timer
 
-        self.say = say
+        self.say, self.notes = say, list(notes)
         self.timer = timer or Timer()
         self.updates = self.tokens = self.since = 0
         self.loss, self.valid = 0.0, ""
@@ -199,6 +202,8 @@ class _Lines:
         """After every update."""
         from headscope.progress import duration
 
+        while self.notes:
+            self.remarked(self.notes.pop(0))
         self.updates, self.since = self.updates + 1, self.since + sums.tokens
         self.tokens, self.loss = self.tokens + sums.tokens, self.loss + sums.loss
         if not self.timer.due():
@@ -228,7 +233,7 @@ class _Lines:
 class _Bar:
     """A bar of updates with tokens/s, loss and time left on stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Sequence[str] = ()) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (
@@ -243,6 +248,7 @@ class _Bar:
         self.valid = ""
         self.began: float | None = None
         self.tokens = 0
+        self.notes = list(notes)
 
     def __enter__(self) -> _Bar:
         self.bar.start()
@@ -253,6 +259,8 @@ class _Bar:
 
     def updated(self, run: Any, sums: Any) -> None:
         """After every update."""
+        while self.notes:
+            self.remarked(self.notes.pop(0))
         now = time.monotonic()
         self.began = now if self.began is None else self.began
         self.tokens += sums.tokens

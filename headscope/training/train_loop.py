@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from headscope.training.config import without_validation
 from headscope.training.data.batches import Numbers, TrainingBatch, collate, epoch_plan
 from headscope.training.files import checkpoints
 from headscope.training.files.history import History
@@ -69,7 +68,7 @@ class Loop:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
         reason = self._planned_end()
         if reason is None and self.run.processes.main:
-            for text in (*without_validation(self.run.config), *self.variant.remarks(self.run, ended=False)):
+            for text in self.variant.remarks(self.run, ended=False):
                 self.listener.remarked(text)
         while reason is None:
             reason = self._epoch()
