@@ -15,6 +15,7 @@ import headscope as hs
 from tests.makers.shared import SHIPPED, shared_folder
 
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
 
 HANGS = 900
 """Seconds after which a process is taken to hang: many times what any takes, also on a machine that is busy."""

@@ -14,11 +14,10 @@ NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # those of the libraries of notebooks are not ours
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient
 
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # other tests run beside it
     notebook = nbformat.reads(NOTEBOOK.read_text(encoding="utf-8"), as_version=4)  # type: ignore[no-untyped-call]
     assert not any(cell.get("outputs") for cell in notebook.cells)  # it is committed without what it shows
     NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
