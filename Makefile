@@ -47,15 +47,15 @@ $(VENV)/bin/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/demo.stamp: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[demo]"
+	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)" -e ".[demo]"
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)" -e ".[dev]"
 	touch $@
 
 $(VENV)/docs.stamp: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[docs]"
+	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)" -e ".[docs]"
 	touch $@
 
 clean:
