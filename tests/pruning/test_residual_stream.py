@@ -58,6 +58,16 @@ def test_the_stream_is_what_is_added_before_anything_else_reads(name: str) -> No
     assert tap.streams() == []
 
 
+def test_one_operation_may_read_two_outputs() -> None:
+    projection, tap = nn.Linear(5, 7, dtype=torch.float64), StreamTap()
+    with torch.no_grad(), tap.observing([projection]):
+        first, second = (projection(torch.randn(2, 3, 5, dtype=torch.float64)) for _ in range(2))
+        norm.double()(first + second)
+    streams = tap.streams()
+    for stream, other in zip(streams, (second, first), strict=True):
+        assert stream is not None and torch.equal(stream, other)
+
+
 def test_without_the_tap_nothing_is_hooked() -> None:
     projection = nn.Linear(5, 7)
     with pytest.raises(ZeroDivisionError), StreamTap().observing([projection]):

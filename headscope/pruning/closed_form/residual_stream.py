@@ -24,7 +24,7 @@ PRODUCTS = {_ATEN.mul.Tensor, _ATEN.mul.Scalar, _ATEN.mul_.Tensor, _ATEN.mul_.Sc
 COPIES = {_ATEN.clone.default, _ATEN._to_copy.default}
 
 
-@dataclass
+@dataclass(eq=False)
 class _Sum:
     """An output y on its way through the model: `value` holds c · y + `stream`, where `scale` is c."""
 
