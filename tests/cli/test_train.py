@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headscope.cli import main
 from headscope.training.variant import VARIANTS
 
 Ran = tuple[int, str, str]
@@ -19,19 +17,10 @@ Command = Callable[..., Ran]
 
 
 @pytest.fixture
-def headscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command in this process: exit status, stdout, stderr."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+def headscope(monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
+    """Run a command in this process, in lines of 200 columns."""
+    monkeypatch.setenv("COLUMNS", "200")
+    return command
 
 
 @pytest.fixture(scope="module")
