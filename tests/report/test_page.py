@@ -17,10 +17,11 @@ import pandas as pd
 import pytest
 
 import headscope as hs
+from headscope.engine.rank_correlation import ranked
 from headscope.errors import ConfigError, OutputError
 from headscope.files.examples import Example
 from headscope.report.page.gather import analysis_report, gather, report_of
-from headscope.report.page.numbers import ranked, rounded, spearman, words
+from headscope.report.page.numbers import rounded, spearman, words
 from headscope.report.page.weights import examples_data, pack
 from headscope.report.page.write import SCRIPTS, asset, data_json, page_html, write_page
 from headscope.report.readers.examples import load_examples

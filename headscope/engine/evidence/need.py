@@ -16,6 +16,7 @@ import numpy as np
 from headscope.bootstrap import Array, GroupSums
 from headscope.engine.declarations import Measure
 from headscope.engine.evidence.significance import adjust, p_of_difference
+from headscope.engine.rank_correlation import kendall, spearman
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -56,28 +57,11 @@ def agreement_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.Data
                 "first": first,
                 "second": second,
                 "heads": known.shape[1],
-                "spearman": _spearman(known),
+                "spearman": spearman(known[0], known[1]),
                 "kendall": kendall(known[0], known[1]),
             }
         )
     return pd.DataFrame(rows, columns=["first", "second", "heads", "spearman", "kendall"])
-
-
-def kendall(first: Array, second: Array) -> float:
-    """Kendall's τ-b, which takes ties into account; NaN where one of both is constant."""
-    a, b = (np.sign(values[:, None] - values[None, :]) for values in (first, second))
-    norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / norm if norm else float("nan")
-
-
-def _spearman(pair: Array) -> float:
-    """Spearman's ρ, tied heads with their mean rank; NaN where one of both is constant."""
-    import pandas as pd
-
-    ranks = pd.DataFrame(pair.T).rank().to_numpy().T
-    if ranks.shape[1] < 2 or (np.ptp(ranks, axis=1) == 0).any():
-        return float("nan")
-    return float(np.corrcoef(ranks)[0, 1])
 
 
 def _p_of(name: str, ids: Sequence[HeadId], sums: Statistics) -> Array:

@@ -12,6 +12,7 @@ from torch import nn
 
 from headscope.engine.base import Analysis
 from headscope.engine.declarations import measure_of, measured_columns
+from headscope.engine.rank_correlation import spearman
 from headscope.heads import HeadId, Site
 
 Scores = Mapping[HeadId, float]
@@ -81,10 +82,7 @@ def agreement(first: Scores, second: Scores) -> float:
 
     NaN where a ranking is constant or lacks a number.
     """
-    ranks = pd.DataFrame({"a": first.values(), "b": [second[head] for head in first]}).rank()
-    if ranks["a"].nunique() < 2 or ranks["b"].nunique() < 2:
-        return float("nan")
-    return float(np.corrcoef(ranks["a"], ranks["b"])[0, 1])
+    return spearman(list(first.values()), [second[head] for head in first])
 
 
 @contextmanager

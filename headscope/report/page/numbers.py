@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from headscope.engine import rank_correlation
 
 DIGITS = 5
 """Significant digits of a number in the page and in the tables that it gives; the run's files have all."""
@@ -59,15 +61,4 @@ def spearman(x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
     count = int(both.sum())
     if count < 3:
         return math.nan, count
-    ranks = ranked(first[both]), ranked(second[both])
-    if any(np.ptp(rank) == 0 for rank in ranks):
-        return math.nan, count
-    return float(np.corrcoef(*ranks)[0, 1]), count
-
-
-def ranked(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    means: NDArray[np.float64] = last - (counts - 1) / 2
-    return means[inverse.reshape(-1)]
+    return rank_correlation.spearman(first[both], second[both]), count

@@ -1,0 +1,30 @@
+"""Rank correlations of two lists of numbers, tied ones with their mean rank."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def spearman(first: ArrayLike, second: ArrayLike) -> float:
+    """Spearman's ρ; NaN where a list is constant, lacks a number or has fewer than two."""
+    pair = [np.asarray(values, dtype=float) for values in (first, second)]
+    if any(np.isnan(values).any() or len(np.unique(values)) < 2 for values in pair):
+        return float("nan")
+    return float(np.corrcoef([ranked(values) for values in pair])[0, 1])
+
+
+def ranked(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    means: NDArray[np.float64] = last - (counts - 1) / 2
+    return means[inverse.reshape(-1)]
+
+
+def kendall(first: ArrayLike, second: ArrayLike) -> float:
+    """Kendall's τ-b; NaN where a list is constant."""
+    lists = (np.asarray(values, dtype=float) for values in (first, second))
+    a, b = (np.sign(values[:, None] - values[None, :]) for values in lists)
+    norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / norm if norm else float("nan")
