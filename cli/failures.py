@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
+from headscope.cli.help_text import SETTINGS, PlainCommand, PlainGroup
 from headscope.errors import ConfigError, HeadscopeError
 
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
@@ -51,7 +51,7 @@ def in_one_line() -> Iterator[None]:
         raise ConfigError(f"{_one_line(refused.format_message()).rstrip('.')}{see_help}") from None
 
 
-class ListsOnce(TyperCommand):
+class ListsOnce(PlainCommand):
     """A command that takes each list (`--heads`, `--only`, …) once: click would take the last and drop the others.
 
     Of other options the last one counts, as everywhere: so a script's own options can be changed behind them.
@@ -75,7 +75,18 @@ def _is_list(option: Any) -> bool:
 
 
 class Application(typer.Typer):
-    """An application whose commands take each list once."""
+    """An application with plain help texts, whose commands take each list once."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            **{
+                "cls": PlainGroup,
+                "rich_markup_mode": None,
+                "pretty_exceptions_enable": False,
+                "context_settings": SETTINGS,
+                **options,
+            }
+        )
 
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
         """As typer's, with another class of commands."""

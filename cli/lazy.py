@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from headscope.cli.failures import Application
+from headscope.cli.help_text import SETTINGS, PlainCommand, PlainGroup
 from headscope.errors import ConfigError
 
 HELP = ("--help", "-h")
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(PlainGroup):
     """Commands that are imported when they are run or their help is asked for.
 
     `summaries` has the first line of each command's help. `modules` says in which module of `headscope.cli` a command
@@ -46,7 +46,7 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The help text, for which no command is imported."""
-        names = _Names(name=self.name, params=self.params, help=self.help, epilog=self.epilog)
+        names = _Names(name=self.name, params=self.params, help=self.help, epilog=self.epilog, rich_markup_mode=None)
         names.summaries = self.summaries
         names.format_help(ctx, formatter)
 
@@ -54,11 +54,11 @@ class LazyGroup(TyperGroup):
 class _Names(LazyGroup):
     """The commands as the help of their group shows them: name and first line."""
 
-    format_help = TyperGroup.format_help
+    format_help = PlainGroup.format_help
 
-    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand:
+    def get_command(self, ctx: Any, cmd_name: str) -> PlainCommand:
         """The command with its first line of help and nothing else."""
-        return TyperCommand(cmd_name, help=self.summaries[cmd_name])
+        return PlainCommand(cmd_name, help=self.summaries[cmd_name], short_help=self.summaries[cmd_name])
 
 
 def help_context(command: Any, name: str, arguments: Sequence[str], parent: Any = None) -> Any:
@@ -69,8 +69,8 @@ def help_context(command: Any, name: str, arguments: Sequence[str], parent: Any 
     before_dashes = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if not any(argument in HELP for argument in before_dashes):
         return None
-    context = typer.Context(command, info_name=name, parent=parent)
-    if not isinstance(command, TyperGroup) or not arguments or arguments[0].startswith("-"):
-        return context if not isinstance(command, TyperGroup) or arguments[0] in HELP else None
+    context = typer.Context(command, info_name=name, parent=parent, **SETTINGS)
+    if not isinstance(command, PlainGroup) or not arguments or arguments[0].startswith("-"):
+        return context if not isinstance(command, PlainGroup) or arguments[0] in HELP else None
     subcommand = command.get_command(context, arguments[0])
     return None if subcommand is None else help_context(subcommand, arguments[0], arguments[1:], context)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from headscope.cli.failures import described, in_one_line, one_process, reports_error
+from headscope.cli.failures import Application, described, in_one_line, one_process, reports_error
 from headscope.cli.lazy import LazyGroup, help_context
 from headscope.errors import options_as_flags
 from headscope.files import interrupts
@@ -29,10 +29,11 @@ SHARED = ("analyze", "train", "prune")
 """Commands that run under torchrun in several processes (`prune` limits this to some of its methods)."""
 
 EPILOG = """\
+\b
 Start here:  headscope demo
-
-Your own:  headscope show CKPT,  headscope analyze CKPT --source text.en --out run,
-headscope plot heads run --out heads.pdf"""
+Your own:    headscope show CKPT
+             headscope analyze CKPT --source text.en --out run
+             headscope plot heads run --out heads.pdf"""
 
 
 class Commands(LazyGroup):
@@ -54,14 +55,12 @@ class Commands(LazyGroup):
             return super().invoke(ctx)
 
 
-app = typer.Typer(
+app = Application(
     cls=Commands,
     name="headscope",
     help="What the attention heads of a trained Transformer do, how much each one matters, and which can go.",
     epilog=EPILOG,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

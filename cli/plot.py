@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperGroup
 
 from headscope.bounds import WHOLE
 from headscope.cli.failures import Application
+from headscope.cli.help_text import PlainGroup
 from headscope.cli.options import option_of, parameter, value_of
 from headscope.cli.plot_options import FORCE, JSON, FigureOutput, drawing, say, shared_command
 from headscope.engine.declarations import AnalysisFigure, analysis_figures, imported
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # matplotlib and pandas take a second to import: only inside 
     from headscope.report.readers.run import AnalysisRun
 
 
-class Figures(TyperGroup):
+class Figures(PlainGroup):
     """The commands of this file, and one for every figure that an analysis declares."""
 
     def list_commands(self, ctx: Any) -> list[str]:

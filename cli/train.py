@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperGroup
 
 from headscope.cli import console
 from headscope.cli.failures import Application
+from headscope.cli.help_text import PlainGroup
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import Config, Force, Json, check_config, declared, option_of, parameter, value_of
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headscope.training.variant import Variant
 
 
-class Variants(TyperGroup):
+class Variants(PlainGroup):
     """The registered variants as commands, and combinations of them; imported when one is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -41,7 +41,7 @@ class Variants(TyperGroup):
         return _command(find_variant(cmd_name))
 
 
-app = typer.Typer(
+app = Application(
     cls=Variants,
     help="Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model.",
     epilog="Variants combine:  headscope train mixing+swap+disagreement",

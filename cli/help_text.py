@@ -1,0 +1,63 @@
+"""Help texts: plain text, options under the headings of their panels.
+
+typer's own with rich imports a Markdown reader and a highlighter, which takes longer than all else that `--help` does.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""Of every command's context: how help is asked for, and the columns that it takes at most."""
+NAMES_WIDTH = 30
+"""Columns of the names at most; what is explained of a longer name begins on the next line."""
+
+
+def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A section of names and what is said of them; names of options are not broken at their hyphens."""
+    column = min(max(len(name) for name, _ in rows), NAMES_WIDTH) + 4
+    wrapped = textwrap.TextWrapper(formatter.width - column, break_on_hyphens=False, break_long_words=False)
+    formatter.write(f"\n{heading}:\n")
+    for name, explanation in rows:
+        lines = wrapped.wrap(explanation)
+        beside = lines.pop(0) if lines and len(name) <= column - 4 else ""
+        formatter.write(f"  {name:{column - 2}}{beside}".rstrip() + "\n")
+        formatter.write("".join(f"{'':{column}}{line}\n" for line in lines))
+
+
+def write_options(command: Any, context: Any, formatter: Any) -> None:
+    """Arguments first, `Options` last, else the headings in the order in which the command declares them."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(context):
+        if (row := parameter.get_help_record(context)) is not None:
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            heading = getattr(parameter, "rich_help_panel", None) or kind
+            sections.setdefault(heading, []).append(row)
+    for heading in sorted(sections, key=lambda name: (name != "Arguments", name == "Options")):
+        write_rows(formatter, heading, sections[heading])
+
+
+class PlainCommand(TyperCommand):
+    """A command with a plain help text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Options under the headings of their panels."""
+        write_options(self, ctx, formatter)
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands with a plain help text: commands first, which are what a group is for."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Every command with the first line of its help, then options under the headings of their panels."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [
+            (name, command.get_short_help_str(1000)) for name, command in commands if command and not command.hidden
+        ]
+        if rows:
+            write_rows(formatter, "Commands", rows)
+        write_options(self, ctx, formatter)
