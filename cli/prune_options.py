@@ -43,6 +43,15 @@ ValidSource2 = Annotated[
 ValidLabels = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Its classes or tags, as --labels.", rich_help_panel=DATA)
 ]
+Allocate = Annotated[
+    str,
+    typer.Option(
+        metavar="global|per-layer|measured",
+        help="How many heads each layer keeps: as all scores say, the same share, or as the loss says that is "
+        "measured once what is left is refitted (prune remove --compensate; slow).",
+        rich_help_panel=HEADS,
+    ),
+]
 Sequential = Annotated[
     bool,
     typer.Option(

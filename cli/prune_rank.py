@@ -12,6 +12,7 @@ from headscope.cli.options import DATA, CompanionOptions, Ending, RunningOptions
 from headscope.cli.prune_options import (
     COMPENSATION,
     HEADS,
+    Allocate,
     Keep,
     Placed,
     Result,
@@ -70,15 +71,7 @@ class Ranking:
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Short for --allocate per-layer.", rich_help_panel=HEADS)
     ] = False
-    allocate: Annotated[
-        str,
-        typer.Option(
-            metavar="global|per-layer|measured",
-            help="How many heads each layer keeps: as all scores say, the same share, or as the loss says that is "
-            "measured once what is left is refitted (prune remove --compensate; slow).",
-            rich_help_panel=HEADS,
-        ),
-    ] = "global"
+    allocate: Allocate = "global"
     compensate: Annotated[
         str,
         typer.Option(

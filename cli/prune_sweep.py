@@ -30,6 +30,7 @@ from headscope.cli.prune_options import (
     COMPENSATION,
     HEADS,
     LEARNING,
+    Allocate,
     Clip,
     Freeze,
     LearningRate,
@@ -96,6 +97,7 @@ class Cells:
     start: Annotated[str, typer.Option(metavar="glorot|open", help="As prune l0 has it.", rich_help_panel=HEADS)] = (
         "glorot"
     )
+    allocate: Allocate = "global"
     compensate: Annotated[
         str,
         typer.Option(

@@ -209,6 +209,20 @@ def test_a_cell_is_refitted_as_prune_rank_refits(words: dict[str, Any], tmp_path
         assert row["value"] != pytest.approx(plain, rel=1e-4)
 
 
+@pytest.mark.parametrize("allocate", ["per-layer", "measured"])
+def test_a_cell_has_the_heads_that_prune_rank_leaves(words: dict[str, Any], tmp_path: Path, allocate: str) -> None:
+    options: dict[str, Any] = {"allocate": allocate, "batch_tokens": 61}
+    sweep = run_sweep(config(words, tmp_path / "sweep", methods=("entropy",), metric="perplexity", **options))
+    assert f"allocate:{allocate}" in str(sweep.signature)
+    texts = {name: words[name] for name in ("checkpoint", "source", "target")}
+    choice = run_ranking(RankConfig(**texts, out=tmp_path / "rank", by="entropy", keep=3, **options))
+    ranking = choice.ranking
+    stays = {f"{row.site}.{row.layer}.{row.head}" for row in ranking[ranking.kept == 1].itertuples()}
+    assert set(read_cell(tmp_path / "sweep", "entropy-keep3-seed1")["kept"]) == stays
+    plain = run_sweep(config(words, tmp_path / "plain", methods=("entropy",), metric="perplexity", batch_tokens=61))
+    assert set(read_cell(plain.context.config.out, "entropy-keep3-seed1")["kept"]) != stays
+
+
 def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[str, Any], tmp_path: Path) -> None:
     methods = {"methods": ("l0", "subset"), "keep": (7,), "seeds": 2, "sites": ("decoder-self", "cross")}
     found = run_sweep(config(words, tmp_path / "out", **methods, keep_models=True))
@@ -542,6 +556,8 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
         ({"keep": ()}, "no sizes: give --keep"),
         ({"compensate": "least"}, "unknown compensation 'least'"),
         ({"methods": ("l0",), "compensate": "mean"}, "--compensate mean is for rankings"),
+        ({"allocate": "evenly"}, "unknown allocation 'evenly'"),
+        ({"methods": ("l0",), "allocate": "per-layer"}, "--allocate per-layer is for rankings; --methods names none"),
         ({"keep": (3, 3)}, "--keep holds the same entry twice"),
         ({"fractions": (1.2,)}, "--fractions 1.2: the share that stays is from 0 to 1"),
         ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1: it must not be negative"),

@@ -30,7 +30,7 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.scoring import refitted_checkpoint
+from headscope.pruning.closed_form.scoring import measured_scores, orders_of, refitted_checkpoint
 from headscope.pruning.learning.l0 import L0Options
 from headscope.pruning.learning.learn import LearnConfig, run_learning
 from headscope.pruning.learning.subset import SubsetOptions
@@ -137,6 +137,8 @@ class SweepContext:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
         criterion, direction = criterion_of(method)
         scores = direction.apply(criterion.scores(context))
+        if self.config.allocate == "measured":
+            scores = measured_scores(context, orders_of(context, set(self.gating.units), scores))
         rows = [
             (head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(self.checkpoint.layout)
         ]
@@ -227,7 +229,8 @@ def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
     """The heads with the lowest scores masked, and output projections refitted where the config says so."""
     assert cell.keep is not None
     scores = context.scores(cell.method, context.seed_of(cell))
-    removed = context.gating.closed(rank_heads(context.gating, cell.keep, lambda gone: scores).kept)
+    ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, per_layer=context.config.per_layer)
+    removed = context.gating.closed(ranked.kept)
     return PrunedModel(context.refitted(removed), removed, removed)
 
 
@@ -244,6 +247,7 @@ def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
             by=by,
             column="score",
             keep=cell.keep,
+            per_layer=context.config.per_layer,
             compensate=context.config.compensate,
             sequential=context.config.sequential,
         )

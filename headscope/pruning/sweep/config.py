@@ -14,6 +14,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.non_inferiority import Margin
 from headscope.pruning.closed_form.compensate import RefitOptions
 from headscope.pruning.learning.gate_layout import GateLayout
+from headscope.pruning.ranking.config import ALLOCATIONS
 from headscope.pruning.ranking.criterion import Criterion, Direction, End, criterion_named, rankable_names
 from headscope.pruning.selection import COMPANIONS, TEXTS, PruningOptions
 from headscope.registry import unknown
@@ -35,8 +36,9 @@ class SweepConfig(PruningOptions):
     and subset leave anew, as `recipe` says (a run of `headscope train` or a TOML file; default: the run that the
     checkpoint lies in). `functions` is a run of `analyze` that labels heads. `margin` is how much worse a model may be
     to count as as good: 0.25, in the metric's unit, or 1% (the default) of the unpruned model's value. `compensate`
-    refits the output projections where a ranking took heads out, before any tuning (see `RankConfig`). The other
-    options are those of `prune l0`, `subset` and `rank`.
+    refits the output projections where a ranking took heads out, before any tuning, and `allocate` says how many heads
+    each layer loses by a ranking (see `RankConfig` for both). The other options are those of `prune l0`, `subset` and
+    `rank`.
     """
 
     methods: tuple[str, ...] = ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp")
@@ -48,6 +50,7 @@ class SweepConfig(PruningOptions):
     seeds: int = 3
     metric: str = ""
     score_sentences: int = 500
+    allocate: str = "global"
     compensate: str = "none"
     sequential: bool = False
     updates: int = 1000
@@ -77,8 +80,15 @@ class SweepConfig(PruningOptions):
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
         _ = self.tolerance
         _ = self.refit
-        if self.compensate != "none" and (self.source is None or not set(self.methods) - set(LEARNT)):
-            raise ConfigError(f"--compensate {self.compensate} is for rankings, and needs text: give --source FILE")
+        if self.allocate not in ALLOCATIONS:
+            raise ConfigError(unknown("allocation", self.allocate, list(ALLOCATIONS)))
+        ranks = bool(set(self.methods) - set(LEARNT))
+        if self.allocate != "global" and not ranks:
+            raise ConfigError(f"--allocate {self.allocate} is for rankings; --methods names none")
+        needs_text = {"--compensate": self.compensate, "--allocate": self.allocate * (self.allocate == "measured")}
+        for option, value in needs_text.items():
+            if value not in ("none", "") and not (ranks and self.has_text):
+                raise ConfigError(f"{option} {value} is for rankings, and needs text: give --source FILE")
         self._check_sizes()
         self._check_texts()
 
@@ -86,6 +96,11 @@ class SweepConfig(PruningOptions):
     def refit(self) -> RefitOptions:
         """How output projections are refitted where a ranking took heads out."""
         return RefitOptions(method=self.compensate, sequential=self.sequential)
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether every layer keeps the same share."""
+        return self.allocate == "per-layer"
 
     @property
     def tolerance(self) -> Margin:

@@ -320,6 +320,8 @@ def _signature(context: SweepContext) -> Signature:
         how |= {"text": config.text, **context.checkpoint.search_facts(context.data.options)}
     if config.trains:
         how["updates"] = f"{config.updates}+{config.tune_updates}"
+    if config.allocate != "global":
+        how["allocate"] = config.allocate
     if config.compensate != "none":
         how["compensate"] = config.refit.name
     how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
