@@ -1,7 +1,7 @@
 """One colour and one mark for every method by which heads are ranked or pruned, the same in all figures.
 
 They follow from what is declared, not from what a figure shows: methods that learn gates first, then the measures of
-every run's maps, then the other measures that rank heads, then the criteria of pruning. Methods of one family
+every run's maps, then the criteria of pruning, then the other measures that rank heads. Methods of one family
 (`lrp` and `lrp.csv`'s rule sets, `magnitude` and `magnitude_all`) have one colour and differ by their mark, and so do
 families beyond the number of colours.
 """
@@ -15,8 +15,11 @@ from functools import cache
 
 from headscope.engine.declarations import criterion_names, measured_columns
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d1f", "#7f3fbf", "#882255")
-"""Okabe and Ito's colours but yellow, which is too light for lines, and three more."""
+COLORS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
+    *("#7f3fbf", "#8c6d1f", "#882255", "#44aa99", "#999933", "#dd1c77", "#74a00b", "#fb8072", "#4c6cd4", "#b15928"),
+)
+"""Okabe and Ito's colours but yellow, too light for lines, and black, which a dark page hides; and ten more."""
 SITE_COLORS = {"encoder-self": "#0072b2", "decoder-self": "#d55e00", "cross": "#009e73"}
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LEARNT = ("l0", "subset")
@@ -64,8 +67,9 @@ def _declared() -> tuple[str, ...]:
     """Every method that there is, in the order of colours."""
     ranking = [measure for _, measure in measured_columns().values() if measure.keep]
     shown = sorted((measure for measure in ranking if measure.overview), key=lambda measure: measure.overview)
-    columns = (measure.name for measure in (*shown, *ranking))
-    return tuple(dict.fromkeys((*LEARNT, *columns, *(name for name in criterion_names() if name != "random"))))
+    criteria = (name for name in criterion_names() if name != "random")
+    named = (*LEARNT, *(measure.name for measure in shown), *criteria, *(measure.name for measure in ranking))
+    return tuple(dict.fromkeys(named))
 
 
 def _family(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from headscope.files.examples import Example
 from headscope.files.reading import read_record
+from headscope.report.layout.methods import method_style
 from headscope.report.page.analysis import analysis_data, functions_present, marks
 from headscope.report.page.comparison import comparison_data
 from headscope.report.page.findings import compared, findings, pruned, trained
@@ -90,8 +91,15 @@ def report_of(
         "training": {**(training or {"runs": [], "panels": []}), "findings": trained(training)},
         "families": functions_present(analyses),
         "marks": marks(analyses),
+        "methodColors": method_colors(pruning),
         "palettes": palettes(measure["scale"]["cmap"] for data in analyses for measure in data["measures"]),
     }
+
+
+def method_colors(pruning: Sequence[Report]) -> dict[str, str]:
+    """The colour of every method of the sweeps, which the figures give it too."""
+    methods = (method for run in pruning for method in run["cells"]["method"])
+    return {method: method_style(method).color for method in methods}
 
 
 def title_of(

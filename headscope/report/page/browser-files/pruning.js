@@ -28,12 +28,16 @@ function qualityOf(run, places) {
   const mean = (values) => { const known = values.filter((value) => value !== null); return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null; };
   const point = (kept, some) => [kept, mean(some.map((place) => cells.value[place])),
     some.length === 1 ? cells.low[some[0]] : null, some.length === 1 ? cells.high[some[0]] : null];
-  const series = names.map((name, index) => {
+  const dashes = [null, '6 3', '2 2', '8 3 2 3'];
+  const used = {};
+  const series = names.map((name) => {
     const own = places.filter((place) => place !== unpruned && seriesName(cells, place) === name);
     const sizes = [...new Set(own.map((place) => cells.kept[place]))];
     const points = sizes.map((kept) => point(kept, own.filter((place) => cells.kept[place] === kept)));
     if (unpruned !== undefined) points.push(point(cells.kept[unpruned], [unpruned]));
-    return { name, color: COLORS[index % COLORS.length], dash: index >= COLORS.length ? '5 3' : null, points: points.sort((one, other) => one[0] - other[0]) };
+    const color = report.methodColors[cells.method[own[0]]];
+    used[color] = (used[color] || 0) + 1;
+    return { name, color, dash: dashes[(used[color] - 1) % dashes.length], points: points.sort((one, other) => one[0] - other[0]) };
   });
   const metric = cells.metric[0] === 'bleu' ? 'BLEU' : cells.metric[0];
   return curves({ title: `${metric} against heads kept`, xLabel: 'heads kept', yLabel: metric, series, whiskers: true });
