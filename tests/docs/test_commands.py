@@ -13,9 +13,9 @@ import typer
 import headscope as hs
 from headscope.cli import main
 from tests.docs.newcomer import Newcomer, smaller
-from tests.makers.documented import README, blocks, commands, name, pages
+from tests.makers.documented import FIRST_HOUR, README, blocks, commands, name, pages
 
-TYPED = [page for page in pages() if commands(page)]
+TYPED = [*(page for page in pages() if commands(page)), FIRST_HOUR]
 ELSEWHERE = {"docs/api.md", "docs/growing.md"}
 """Pages whose Python is run by `test_api_docs.py`, or is that of the plugin which `test_plugins.py` installs."""
 WRITTEN = [page for page in pages() if blocks(page, "python") and name(page) not in ELSEWHERE]

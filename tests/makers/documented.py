@@ -11,9 +11,10 @@ from tests.makers.modules import ROOT
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
+FIRST_HOUR = ROOT / "examples" / "first_hour.sh"
 NOT_RUN = re.compile(r"<!-- not run: ([^\n]+) -->\n")
 BLOCK = re.compile(rf"^(?:{NOT_RUN.pattern})?```(\w+)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
-PROGRAMS = ("headscope", "python", "torchrun", "make", "pip", "git", "cd", ".")
+PROGRAMS = ("headscope", "python", "torchrun", "make", "pip", "git", "cd", ".", "set", "echo")
 """What a line of a `sh` block may begin with, beside an assignment."""
 
 
@@ -65,10 +66,11 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def commands(page: Path) -> list[Command]:
-    """The lines of a page's `sh` blocks, without comments; lines that end with a backslash are joined."""
+    """The lines of a page's `sh` blocks, or of a script, without comments; a backslash at the end joins lines."""
+    script = page.suffix == ".sh"
     return [
         _command(line, block.not_run)
-        for block in blocks(page, "sh")
+        for block in ([Block("sh", page.read_text(encoding="utf-8"))] if script else blocks(page, "sh"))
         for line in block.text.replace("\\\n", " ").splitlines()
         if line.strip() and not line.lstrip().startswith("#")
     ]

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# From a fresh copy of the source to a page about a checkpoint of your own: bash examples/first_hour.sh
+# The checkpoint here is a classifier that transformers trains and saves; put your own and your text in its place.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Install into .venv, and see what there is.
+make demo
+. .venv/bin/activate
+
+# A checkpoint of your own: what it is, what its heads do, which ones it needs.
+python examples/make_classifier.py
+headscope show classifier
+headscope analyze classifier --source classifier.txt --labels classifier.labels --only confidence,positional,sink,ablation --report --out first --force
+
+# A third of its heads fewer, chosen and made up for without training.
+headscope prune rank classifier --by obs-task --keep 48 --source classifier.txt --labels classifier.labels --out first-ranked --force
+headscope prune remove classifier --heads first-ranked/removed.txt --compensate least-squares --source classifier.txt --labels classifier.labels --out first-small --force
+headscope evaluate first-small --source classifier.txt --labels classifier.labels
+
+# transformers opens the smaller one, and one page shows it all.
+python -c "from transformers import AutoModelForSequenceClassification as Auto; Auto.from_pretrained('first-small', trust_remote_code=True)"
+headscope plot report first first-ranked first-small --out first.html --force
+echo "open first.html"
