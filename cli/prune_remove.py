@@ -21,7 +21,7 @@ from headscope.cli.options import (
     settings_of,
     takes,
 )
-from headscope.cli.prune_options import COMPENSATION, HEADS, Sequential, ValidLabels, ValidSource2
+from headscope.cli.prune_options import COMPENSATION, HEADS, Objective, Sequential, ValidLabels, ValidSource2
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,6 +96,7 @@ class Calibrated:
         typer.Option(help="Ridge of least-squares, a share of the mean second moment.", rich_help_panel=COMPENSATION),
     ] = 1e-4
     sequential: Sequential = False
+    objective: Objective = ""
     valid_source: Annotated[
         Path | None,
         typer.Option(

@@ -155,6 +155,8 @@ class Model(OpenModel):
         export: str | None = None,
         text: Text | None = None,
         target: Text | None = None,
+        second: Text | None = None,
+        labels: LabelList | None = None,
         max_sentences: int = 32,
         compensate: str = "none",
         damping: float = DAMPING,
@@ -162,6 +164,9 @@ class Model(OpenModel):
         sequential: bool = False,
         valid_text: Text | None = None,
         valid_target: Text | None = None,
+        valid_second: Text | None = None,
+        valid_labels: LabelList | None = None,
+        objective: str = "",
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
@@ -169,13 +174,15 @@ class Model(OpenModel):
         export: how the copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the
             output of the heads to zero (for models whose heads cannot be removed one by one).
         text, target: the text that both models are compared on; default: a sample that ships with headscope.
+        second, labels: the other texts of pairs, and what a classifier should say, where `text` is measured on.
         max_sentences: number of sentences of it.
         compensate: "least-squares" refits what is left of the output projections, in closed form, on the first
             `calibration_sentences` of `text`; "mean" moves the mean of the removed heads into the bias. The copy then
             has the outputs of the refitted masked model, and its `compensation` says what that is worth on text that
-            was held out: `valid_text` and `valid_target`, else the last fifth of `text`.
+            was held out: `valid_text`, `valid_target` and so on, else the last fifth of `text`.
         damping: ridge of least squares, a share of the mean second moment of the contexts.
         sequential: refit module after module, so that later ones make up for what earlier ones changed.
+        objective: what held-out text is measured by, a name of `--objective`; default: what fits the model.
 
         ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
         outputs differ.
@@ -187,12 +194,16 @@ class Model(OpenModel):
             self.checkpoint,
             removed,
             export=export,
-            text=text_pair(text, target),
+            text=text_pair(text, target, second=second, labels=labels),
             max_sentences=max_sentences,
             calibration=CalibrationOptions(
-                compensate=compensate, damping=damping, sentences=calibration_sentences, sequential=sequential
+                compensate=compensate,
+                damping=damping,
+                sentences=calibration_sentences,
+                sequential=sequential,
+                objective=objective,
             ),
-            held_out=text_pair(valid_text, valid_target),
+            held_out=text_pair(valid_text, valid_target, second=valid_second, labels=valid_labels),
         )
         return SmallModel(done, companions=self._companions)
 

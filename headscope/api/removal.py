@@ -41,6 +41,8 @@ def shrunk_copy(
     if held_out.target is not None and held_out.source is None:
         raise ConfigError("valid_target is for valid_text; give that too")
     measured = calibration.compensate != "none" or not held_out.empty
+    if not measured and (text.second is not None or text.labels is not None or calibration.objective):
+        raise ConfigError("second, labels and objective are of text that is measured on; give compensate or valid_text")
     corpus, valid = (pair.corpus(checkpoint) if measured and not pair.empty else None for pair in (text, held_out))
     calibrated = calibration_text(calibration, corpus, valid)
     with eval_mode(checkpoint.model):

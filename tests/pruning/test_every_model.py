@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+import headscope as hs
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig, EvaluateConfig, TextFiles
 from headscope.data.corpus import open_corpus
@@ -308,8 +310,21 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
     if kind != "bert-encoder":  # whose states are compared with those of the intact model, which is another folder
         found = run_evaluation(EvaluateConfig(**smaller, metrics=(name,), bootstrap=10))[name].value
         assert table["refitted"].value == pytest.approx(found, abs=1e-9)
+    by_cosine = run_removal(RemoveConfig(**texts, **valid, **removal, objective="representation", out=tmp_path / "by"))  # type: ignore[arg-type]
+    assert by_cosine.compensated is not None
+    cosines = by_cosine.compensated.performance
+    assert cosines["intact"].value == pytest.approx(1) and cosines["removed"].value < cosines["refitted"].value < 1
+    again = {name.replace("source", "text"): path for name, path in (texts | valid).items() if path is not None}
+    opened = hs.load(again.pop("checkpoint"), dtype=again.pop("dtype", "auto"))
+    small = opened.remove(gone.split(","), **again, compensate="least-squares", calibration_sentences=COUNT)
+    assert small.compensation is not None
+    assert small.compensation["performance"] == {row: asdict(value) for row, value in table.items()}
     with pytest.raises(ConfigError, match="--labels is of text that is measured on; give --compensate or"):
         RemoveConfig(checkpoint="", out=tmp_path, heads=gone, labels=tmp_path)
+    with pytest.raises(ConfigError, match="--objective is of text that is measured on; give --compensate or"):
+        RemoveConfig(checkpoint="", out=tmp_path, heads=gone, objective="representation")
+    with pytest.raises(ConfigError, match="second, labels and objective are of text that is measured on"):
+        opened.remove(gone, objective="representation")
 
 
 @pytest.mark.parametrize(

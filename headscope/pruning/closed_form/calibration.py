@@ -31,6 +31,7 @@ class CalibrationOptions:
 
     `damping` is λ as a share of the mean second moment of the contexts. `sentences` of the text are calibrated on.
     `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
+    `objective` is what held-out text is measured by (empty: what fits the model).
     ConfigError for an unknown compensation, a negative damping, and for options that this compensation does not have.
     """
 
@@ -38,6 +39,7 @@ class CalibrationOptions:
     damping: float = DAMPING
     sentences: int = 1000
     sequential: bool = False
+    objective: str = ""
 
     def __post_init__(self) -> None:
         RefitOptions(method=self.compensate, damping=self.damping)
@@ -176,7 +178,6 @@ def compensated(
     *,
     add_bias: bool = False,
     batching: BatchingOptions | None = None,
-    objective: str = "",
     seed: int = 1,
 ) -> Compensated:
     """Refit the output projections for the removal of `heads`, and measure what that is worth on held-out text.
@@ -192,7 +193,7 @@ def compensated(
         refits = compensate(checkpoint, moments, heads, refit)
     made = checkpoint.with_model(refitted_model(checkpoint, refits))
     seconds = time.monotonic() - began
-    meter = DamageMeter.of(checkpoint, text.held_out, batching=batching, objective=objective, seed=seed)
+    meter = DamageMeter.of(checkpoint, text.held_out, batching=batching, objective=options.objective, seed=seed)
     performance = {"intact": meter.measure()}
     with masked(checkpoint.model, heads):
         performance["removed"] = meter.measure()

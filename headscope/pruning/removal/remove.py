@@ -64,7 +64,7 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     most one kind of folder, and "onnx" besides. `source` and `target` are texts to compare and time on
     (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0 measures no times.
     With `compensate` (see `CalibrationOptions`) the output projections are refitted on the first
-    `calibration_sentences` of `source`, and measured on `valid_source`, else on the last fifth.
+    `calibration_sentences` of `source`, and measured on `valid_source`, else on the last fifth, by `objective`.
     """
 
     out: Path
@@ -78,13 +78,14 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     damping: float = DAMPING
     calibration_sentences: int = 1000
     sequential: bool = False
+    objective: str = ""
     force: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self)
         check_texts(self.calibration, has_text=self.has_text, has_valid=self.valid_text is not None)
         measured = self.compensate != "none" or self.valid_text is not None
-        for name in ("source2", "pairs", "labels"):
+        for name in ("source2", "pairs", "labels", "objective"):
             if getattr(self, name) and not measured:
                 raise ConfigError(f"--{name} is of text that is measured on; give --compensate or --valid-source")
         check_one_given(
@@ -101,6 +102,7 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
             damping=self.damping,
             sentences=self.calibration_sentences,
             sequential=self.sequential,
+            objective=self.objective,
         )
 
     @property
