@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from headscope.attribution.residual_stream import output_slices
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
 from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import repeat_groups
-from headscope.model.mixing.base import mixings_of
 
 
 @analysis
@@ -69,23 +69,3 @@ class Contribution(Analysis):
 def norms(vectors: Tensor, gram: Tensor) -> Tensor:
     """‖vector · W_O‖ [b h n] of vectors [b h n k], from gram [h k k] = W_O W_Oᵀ of each head."""
     return torch.einsum("bhnk,bhnk->bhn", vectors @ gram, vectors).clamp(min=0).sqrt()
-
-
-def output_slices(checkpoint: Checkpoint) -> dict[tuple[Site, int], Tensor | str]:
-    """Each head's slice of the output projection [h k d] at every (site, layer), or why there is none.
-
-    A fixed linear mixing is folded in.
-    """
-    slices: dict[tuple[Site, int], Tensor | str] = {}
-    mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model)}
-    for site_layer, projections in checkpoint.projections.items():
-        if projections.output is None:
-            slices[site_layer] = "its heads' slices of the output projection cannot be told"
-        elif site_layer not in mixings:
-            slices[site_layer] = projections.output.matrices()
-        elif mixings[site_layer].foldable:
-            weight = mixings[site_layer].fold(projections.output.weight.detach()).detach()
-            slices[site_layer] = torch.stack([weight[:, unit].T for unit in projections.output.units])
-        else:
-            slices[site_layer] = "its heads are mixed depending on the input"
-    return slices

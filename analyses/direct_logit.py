@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headscope.analyses.contribution import output_slices
 from headscope.attribution.readout import Readout, find_readout
+from headscope.attribution.residual_stream import output_slices
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import IGNORED
 from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis

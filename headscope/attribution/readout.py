@@ -78,17 +78,17 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
         probe = _Probe()
         with probe.hooks(checkpoint, layer):
             logits = checkpoint.logits(_probe(checkpoint)).detach()
-    factor = _proportion(_varying(logits), _varying(probe.final.detach() @ weight.T))
+    factor = proportion(_varying(logits), _varying(probe.final.detach() @ weight.T))
     if factor is None:
         return "its logits are bent or biased after the output layer"
     with torch.no_grad():
         for module, x, y in reversed(probe.norms):
-            proportion = _proportion(probe.final.detach(), y.detach())
-            if proportion is not None:
+            share = proportion(probe.final.detach(), y.detach())
+            if share is not None:
                 norm = read_norm(module, x.detach(), y.detach())
                 if norm is None:
                     return f"its last norm ({type(module).__name__}) is of an unknown kind"
-                return _direct(probe, x) or Readout(weight, factor * proportion, norm)
+                return _direct(probe, x) or Readout(weight, factor * share, norm)
     return _direct(probe, probe.final) or Readout(weight, factor, None)
 
 
@@ -106,7 +106,7 @@ class _Probe:
         owners = {id(module.weight): module for module in checkpoint.model.modules() if hasattr(module, "weight")}
         with ExitStack() as stack:
             for module in checkpoint.model.modules():
-                if _normalises(module):
+                if normalises(module):
                     stack.callback(module.register_forward_hook(self._norm).remove)
             for (site, number), projection in checkpoint.projections.items():
                 if site is not Site.ENCODER_SELF:
@@ -132,7 +132,8 @@ class _Probe:
         self.final = inputs[0]
 
 
-def _normalises(module: nn.Module) -> bool:
+def normalises(module: nn.Module) -> bool:
+    """Whether a module looks like a norm: a leaf with a vector of gains."""
     weight = getattr(module, "weight", None)
     is_leaf = not any(True for _ in module.children())
     return is_leaf and ((isinstance(weight, Tensor) and weight.ndim == 1) or isinstance(module, nn.LayerNorm))
@@ -180,7 +181,7 @@ def _varying(logits: Tensor) -> Tensor:
     return logits - logits[:, :1]
 
 
-def _proportion(a: Tensor, b: Tensor) -> float | None:
+def proportion(a: Tensor, b: Tensor) -> float | None:
     """The factor f with a = f · b, None where there is none."""
     if a.shape != b.shape:
         return None

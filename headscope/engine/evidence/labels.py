@@ -14,11 +14,12 @@ and it needs a variance where sentences agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate
@@ -40,7 +41,8 @@ class Evidence:
 
     `value` with its interval is compared with `threshold`; `baseline` is what the threshold is made of, where it is
     (NaN elsewhere). `p` is one-sided, of `instances` in so many `units`: sentences, or groups of them where a corpus
-    has more than are kept apart. `labels` are what each cell stands for.
+    has more than are kept apart. `labels` are what each cell stands for. Numbers without a sample (of parameters) have
+    neither (`sampled` False): their p says how likely so large a value is by chance.
     """
 
     site_layer: tuple[Site, int]
@@ -52,6 +54,7 @@ class Evidence:
     instances: Array
     units: Array
     p: Array
+    sampled: bool = True
 
 
 @dataclass
@@ -95,6 +98,22 @@ class LabelTests:
             )
         )
 
+    def add_exact(
+        self,
+        site_layer: tuple[Site, int],
+        measure: str,
+        labels: Texts | str,
+        value: Estimate,
+        p: Array,
+        *,
+        threshold: Array | float,
+        baseline: Array | float = np.nan,
+    ) -> None:
+        """Tests of heads [h] by numbers without a sample; `p` is that of such a value by chance."""
+        none = torch.zeros(1, len(value.value))
+        self.add(site_layer, measure, labels, value, p, threshold=threshold, counts=none, baseline=baseline)
+        self.parts[-1] = replace(self.parts[-1], sampled=False)
+
     def conclude(self, report: AnalysisReport) -> list[Array]:
         """Put the labels into a report, with the reasons against others and the evidence for all of them.
 
@@ -115,7 +134,10 @@ class LabelTests:
 
     def _adjusted(self) -> list[Array]:
         """Adjusted p of every part, over all tests that have instances and units enough."""
-        testable = [(part.instances >= self.min_instances) & (part.units >= LEAST_UNITS) for part in self.parts]
+        testable = [
+            (part.instances >= self.min_instances) & (part.units >= LEAST_UNITS) if part.sampled else ~np.isnan(part.p)
+            for part in self.parts
+        ]
         p = [np.where(tested, part.p, np.nan) for part, tested in zip(self.parts, testable, strict=True)]
         flat = adjust(np.concatenate([part.ravel() for part in p])) if p else np.empty(0)
         ends = np.cumsum([part.size for part in p])[:-1]
@@ -124,9 +146,9 @@ class LabelTests:
     def _missing(self, part: Evidence, adjusted: float, at: tuple[int, int], tests: int) -> str:
         """Why a cell whose estimate passes has no label; empty where it has one."""
         instances, units, low = int(part.instances[at]), int(part.units[at]), float(part.value.low[at])
-        if instances < self.min_instances:
+        if part.sampled and instances < self.min_instances:
             return f"{instances} instances, {self.min_instances} are needed"
-        if units < LEAST_UNITS:
+        if part.sampled and units < LEAST_UNITS:
             return f"{instances} instances are in {units} sentences, {LEAST_UNITS} are needed"
         if not low >= part.threshold[at]:
             return f"interval from {low:.3f}, below {part.threshold[at]:.3g}"

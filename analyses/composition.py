@@ -1,0 +1,255 @@
+"""Composition of heads: how much of what an earlier head writes a later one reads (Elhage et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.analyses.copying import exact
+from headscope.attribution.residual_stream import HeadFactors, ResidualStream, SiteLayer, find_stream
+from headscope.bootstrap import Array, Estimate
+from headscope.config import option
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.declarations import HeadFunction, Measure
+from headscope.engine.evidence.labels import LabelTests
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId
+
+KINDS = ("q", "k", "v")
+HALFWAY = 0.5  # from the baseline to the highest score that two heads with these singular values can have
+
+
+@dataclass(frozen=True)
+class CompositionOptions:
+    """Options of `composition`."""
+
+    composition_partners: int = option(
+        10,
+        "Earlier heads that composition.csv lists of each head, those with the highest scores.",
+        metavar="N",
+        minimum=1,
+    )
+
+
+@analysis
+class Composition(Analysis):
+    """‖W_OV¹ R‖ / (‖W_OV¹‖ ‖R‖) of every head with every head of an earlier layer (Elhage et al. 2021).
+
+    Frobenius norms; R is W_QK of the later head for Q-composition, its transpose for K-composition, and W_OV for
+    V-composition. All is computed from products of k × k. The columns are the highest score of a head with any
+    earlier one, minus what two unrelated heads have; composition.csv has the highest scores of every head
+    (`--composition-partners`), each with that `baseline`: 1/√n, the root mean square over all rotations of one of the
+    two (exact for any pair; with random matrices of these shapes the mean is the same but for a share of about 1/k²),
+    with n the width of the stream, less one where the norm subtracts the mean. The gain of the norm before each head
+    is folded into W_Q, W_K and W_V. Positions are left out: rotary ones turn W_QK with distance, and this is distance
+    zero; so are norms of single queries and keys (Qwen3). Under grouped-query attention heads of a group share W_K
+    and W_V. Only where heads add to the stream (pre-norm decoders). These numbers are exact: no sample, so low = high
+    = value.
+
+    How high a score can be at all depends on the singular values of the two: `highest`, that of heads of which the
+    later one reads what the earlier one writes most strongly (von Neumann's trace inequality). A head is labelled
+    `q-composition:L.H` (`k-`, `v-`) with the earlier head of the highest score if that lies at least halfway from the
+    baseline to `highest`, and higher than rotations give (a gamma distribution with the mean and variance of the
+    squared score over rotations; times the number of earlier heads, of which it is the highest; one test a kind and a
+    head, corrected as `headscope.engine.evidence.labels` says).
+    """
+
+    name = "composition"
+    order = 141
+    default = False
+    passes = frozenset()
+    summary = "how much of what earlier heads write a head reads: Q-, K- and V-composition"
+    measures = (
+        Measure("composition_q", "Q-composition above chance", signed=True),
+        Measure("composition_k", "K-composition above chance", signed=True),
+        Measure("composition_v", "V-composition above chance", signed=True),
+    )
+    functions = (
+        HeadFunction("q-composition", "◩", "Q", "#999933", "queries read what an earlier head writes", order=9),
+        HeadFunction("k-composition", "◪", "K", "#882255", "keys read what an earlier head writes", order=10),
+        HeadFunction("v-composition", "◨", "V", "#44aa99", "values read what an earlier head writes", order=11),
+    )
+    Options = CompositionOptions
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.compositions: dict[tuple[SiteLayer, str], LayerComposition] = {}
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        stream = find_stream(checkpoint, embeddings=False)
+        if isinstance(stream, str):
+            return stream
+        return None if len(stream.site_layers) > 1 else "is for models of at least two layers"
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        stream = find_stream(checkpoint, embeddings=False)
+        assert isinstance(stream, ResidualStream)
+        written: dict[SiteLayer, Tensor] = {}
+        for later in stream.site_layers:
+            reader, parts = stream.factors(later), [(kind, list[PairScores]()) for kind in KINDS]
+            for earlier, spectrum in written.items():
+                scores = compositions(stream.factors(earlier), reader, spectrum)
+                for kind, part in parts:
+                    part.append(scores[kind])
+            heads = [HeadId(*earlier, head) for earlier in written for head in range(checkpoint.layout[earlier])]
+            if heads:
+                for kind, part in parts:
+                    self.compositions[later, kind] = LayerComposition(heads, PairScores.joined(part))
+            written[later] = spectra(reader.value, centred_output(reader))
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report, tests = AnalysisReport(), LabelTests(min_instances=0)
+        columns: dict[str, dict[SiteLayer, Estimate]] = {kind: {} for kind in KINDS}
+        for (site_layer, kind), composition in self.compositions.items():
+            best, score = composition.strongest()
+            baseline, highest = (
+                composition.pairs.baseline,
+                composition.pairs.of(composition.pairs.highest, best).numpy(),
+            )
+            columns[kind][site_layer] = exact(score - baseline)
+            names = [composition.earlier[head] for head in best.tolist()]
+            labels = np.array([f"{kind}-composition:{head.layer}.{head.head}" for head in names], dtype=object)
+            p = composition.pairs.p(best) * len(composition.earlier)
+            tests.add_exact(
+                site_layer,
+                f"composition_{kind}",
+                labels,
+                exact(score),
+                np.minimum(p, 1.0),
+                threshold=baseline + HALFWAY * (highest - baseline),
+                baseline=baseline,
+            )
+        tests.conclude(report)
+        report.columns = [Column(f"composition_{kind}", estimates) for kind, estimates in columns.items()]
+        report.tables["composition"] = pd.DataFrame(list(self._rows()))
+        return report
+
+    def _rows(self) -> Iterator[dict[str, object]]:
+        """The highest scores of every head."""
+        for ((site, layer), kind), composition in self.compositions.items():
+            scores = composition.pairs.score  # [e h]
+            order = scores.argsort(dim=0, descending=True)[: self.options.composition_partners]
+            for head in range(scores.shape[1]):
+                for number in order[:, head].tolist():
+                    earlier, score = composition.earlier[number], scores[number, head].item()
+                    yield {
+                        "site": site.value,
+                        "layer": layer,
+                        "head": head,
+                        "kind": kind,
+                        "earlier_layer": earlier.layer,
+                        "earlier_head": earlier.head,
+                        "score": score,
+                        "baseline": composition.pairs.baseline,
+                        "highest": composition.pairs.highest[number, head].item(),
+                        "above": score - composition.pairs.baseline,
+                    }
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """Scores [e h] of e earlier heads with h later ones in a stream of so many dimensions.
+
+    `variance` [e h] is that of the squared score over rotations of one of the two, `highest` [e h] the highest score.
+    """
+
+    score: Tensor
+    variance: Tensor
+    highest: Tensor
+    dimensions: int
+
+    @classmethod
+    def joined(cls, parts: list[PairScores]) -> PairScores:
+        """Those of several earlier layers."""
+        score, variance, highest = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("score", "variance", "highest")
+        )
+        return cls(score, variance, highest, parts[0].dimensions)
+
+    @property
+    def baseline(self) -> float:
+        """The root mean square of a score over all rotations."""
+        return float(self.dimensions**-0.5)
+
+    def of(self, values: Tensor, earlier: Tensor) -> Tensor:
+        """Values [e h] with one earlier head [h] for each later one: [h]."""
+        return values.gather(0, earlier[None])[0]
+
+    def p(self, earlier: Tensor) -> Array:
+        """P(squared score of a rotated pair ≥ the one observed) with one earlier head [h] for each later one: [h]."""
+        square, variance = self.of(self.score, earlier).square(), self.of(self.variance, earlier)
+        mean = 1 / self.dimensions
+        shape = (mean**2 / variance).clamp(max=1e12)
+        tail: Array = torch.special.gammaincc(shape, square * shape / mean).numpy()
+        return tail
+
+
+@dataclass(frozen=True)
+class LayerComposition:
+    """One kind of composition of one layer's heads with all earlier heads."""
+
+    earlier: list[HeadId]
+    pairs: PairScores
+
+    def strongest(self) -> tuple[Tensor, Tensor]:
+        """The earlier head with the highest score of every head, and that score: [h]."""
+        score, earlier = self.pairs.score.nan_to_num(nan=-1.0).max(dim=0)
+        return earlier, score.masked_fill(score < 0, torch.nan)
+
+
+def compositions(writer: HeadFactors, reader: HeadFactors, spectrum: Tensor) -> dict[str, PairScores]:
+    """Q-, K- and V-composition of an earlier layer's heads, with their `spectra` [e k], with a later layer's."""
+    rights = {
+        "q": (reader.query, reader.key),
+        "k": (reader.key, reader.query),
+        "v": (reader.value, centred_output(reader).transpose(1, 2)),
+    }
+    output, value_gram = centred_output(writer), _gram(writer.value)
+    n = output.shape[-1] - reader.centred
+    scores = {}
+    for kind, (left, right) in rights.items():
+        squares, read = _squares(output, value_gram, left, _gram(right)), spectra(right, left.transpose(1, 2))
+        scale = spectrum.sum(dim=-1)[:, None] * read.sum(dim=-1)  # ‖W_OV‖² ‖R‖² [e h]
+        flat, flat_read = (part.square().sum(dim=-1) / part.sum(dim=-1).square() for part in (spectrum, read))
+        variance = 2 * (flat[:, None] - 1 / n) * (flat_read - 1 / n) / max((n - 1) * (n + 2), 1)
+        width = min(spectrum.shape[-1], read.shape[-1])
+        highest = (spectrum[:, :width] @ read[:, :width].T / scale).sqrt()
+        tiny = torch.finfo(torch.float64).tiny
+        scores[kind] = PairScores((squares / scale).sqrt(), variance.clamp(min=tiny), highest, n)
+    return scores
+
+
+def centred_output(heads: HeadFactors) -> Tensor:
+    """W_O [h k d] as it is read: where norms subtract the mean, without it."""
+    return heads.output - heads.output.mean(dim=-1, keepdim=True) if heads.centred else heads.output
+
+
+def spectra(left: Tensor, right: Tensor) -> Tensor:
+    """Squared singular values of left · right, the largest first, for left [h d k] and right [h k d]: [h k]."""
+    product = (_gram(left) @ (right @ right.transpose(1, 2))).double().cpu()
+    squares: Tensor = torch.linalg.eigvals(product).real.clamp(min=0)
+    return squares.sort(dim=-1, descending=True).values
+
+
+def _squares(output: Tensor, value_gram: Tensor, left: Tensor, right_gram: Tensor) -> Tensor:
+    """‖W_V W_O L Rᵀ‖² [e h] = tr(W_VᵀW_V · X · RᵀR · Xᵀ) with X = W_O L.
+
+    `output` [e k d], left [h d m], and of W_V and R the products with themselves, [e k k] and [h m m].
+    """
+    e, k, d = output.shape
+    h, _, m = left.shape
+    flat = output.reshape(e * k, d) @ left.transpose(0, 1).reshape(d, h * m)
+    inner = flat.view(e, k, h, m).transpose(1, 2)  # [e h k m]
+    squares = (value_gram[:, None] @ inner) * (inner @ right_gram)
+    return squares.sum(dim=(2, 3)).double().cpu().clamp(min=0)
+
+
+def _gram(factor: Tensor) -> Tensor:
+    """FᵀF of factors [h d k]."""
+    return factor.transpose(1, 2) @ factor

@@ -1,0 +1,152 @@
+"""Copying heads: the eigenvalues of a head's full OV circuit (Elhage et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.attribution.residual_stream import HeadFactors, ResidualStream, SiteLayer, find_stream
+from headscope.bootstrap import Array, Estimate
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.declarations import HeadFunction, Measure
+from headscope.engine.evidence.labels import LabelTests
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+
+THRESHOLD = 0.5
+
+
+@analysis
+class Copying(Analysis):
+    """Re Σλ / Σ|λ| over the eigenvalues λ of a head's full OV circuit W_E W_V W_O W_U (Elhage et al. 2021).
+
+    1: attending to a token raises that token's own logit, as copying does; −1: it lowers it. The eigenvalues are
+    those of the k × k matrix W_O W_U W_E W_V, which are the circuit's own but for zeros. The gains of the layer's
+    norm and of the last norm are folded in, and their subtraction of the mean; shifts and biases are left out. For
+    decoders whose heads add to what the last norm reads (pre-norm); layers between embedding and head are not looked
+    at.
+
+    `copying_chance` is the standard deviation of the score of a head whose W_V is turned at random, with the same
+    eigenvalue sum Σ|λ|: ‖W_V W_O W_U W_E‖ / (√d Σ|λ|), with mean 0. A head is labelled `copying` if the score is at
+    least 0.5, and further above 0 than that is by chance: no sample is involved, so what is tested is that the head's
+    W_V has nothing to do with its W_O (normal, one test a head, corrected for all of them as
+    `headscope.engine.evidence.labels` says). The score itself is exact: low = high = value.
+    """
+
+    name = "copying"
+    order = 140
+    default = False
+    passes = frozenset()
+    summary = "eigenvalues of the OV circuit: does a head raise the logit of what it attends to"
+    measures = (
+        Measure("copying", range=(-1, 1), signed=True),
+        Measure("copying_chance", "spread of copying by chance", range=(0, None)),
+    )
+    functions = (
+        HeadFunction("copying", "◎", "c", "#117733", "copying: raises the logit of what it attends to", order=8),
+    )
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.spectra: dict[SiteLayer, Spectra] = {}
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        stream = find_stream(checkpoint, embeddings=True)
+        return stream if isinstance(stream, str) else None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        stream = find_stream(checkpoint, embeddings=True)
+        assert isinstance(stream, ResidualStream)
+        product = stream.vocabulary_product()
+        for site_layer in stream.site_layers:
+            self.spectra[site_layer] = ov_spectra(stream.factors(site_layer), product)
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report, tests = AnalysisReport(), LabelTests(min_instances=0)
+        scores: dict[SiteLayer, Estimate] = {}
+        chances: dict[SiteLayer, Estimate] = {}
+        for site_layer, spectra in self.spectra.items():
+            score, chance = scores[site_layer], chances[site_layer] = exact(spectra.score), exact(spectra.chance)
+            p = normal_upper_tail(score.value / chance.value)
+            tests.add_exact(site_layer, "copying", "copying", score, p, threshold=THRESHOLD, baseline=chance.value)
+        tests.conclude(report)
+        report.columns = [Column("copying", scores), Column("copying_chance", chances)]
+        report.tables["copying"] = pd.DataFrame([row for item in self.spectra.items() for row in _rows(*item)])
+        return report
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """Eigenvalues [h k] of the OV circuits of one layer, and the spread of their sums by chance [h].
+
+    `zero` [h] marks heads whose circuit is nothing but rounding: they write nowhere that the vocabulary is read from.
+    """
+
+    eigenvalues: Tensor
+    spread: Tensor
+    zero: Tensor
+
+    @property
+    def size(self) -> Tensor:
+        """Σ|λ| [h]; NaN where it is nothing but rounding."""
+        return self.eigenvalues.abs().sum(dim=-1).masked_fill(self.zero, torch.nan)
+
+    @property
+    def score(self) -> Tensor:
+        """Re Σλ / Σ|λ| [h]; NaN for a head whose circuit is zero."""
+        return self.eigenvalues.real.sum(dim=-1) / self.size
+
+    @property
+    def chance(self) -> Tensor:
+        """The spread of the score by chance [h]."""
+        return self.spread / self.size
+
+
+def ov_spectra(heads: HeadFactors, product: Tensor) -> Spectra:
+    """The spectra of one layer, product [d d] being W_U W_E."""
+    reads = heads.output @ product.to(heads.output.device)  # [h k d]
+    circuits = (reads @ heads.value).double().cpu()  # [h k k]
+    gram = heads.value.transpose(1, 2) @ heads.value  # [h k k]
+    squares = torch.einsum("hij,hjd,hid->h", gram, reads, reads).double().cpu()  # ‖W_V W_O W_U W_E‖²
+    eigenvalues = torch.linalg.eigvals(circuits)
+    largest = (
+        heads.output.flatten(1).norm(dim=1)
+        * product.norm().to(heads.output.device)
+        * heads.value.flatten(1).norm(dim=1)
+    )
+    rounding = len(product) * torch.finfo(product.dtype).eps * largest.double().cpu()
+    zero = eigenvalues.abs().sum(dim=-1) <= rounding
+    return Spectra(eigenvalues, (squares / len(product)).clamp(min=0).sqrt(), zero)
+
+
+def exact(values: Tensor) -> Estimate:
+    """Numbers without a sample."""
+    array = values.double().cpu().numpy()
+    return Estimate(array, array, array)
+
+
+def normal_upper_tail(z: Array) -> Array:
+    """P(Z > z) of a standard normal."""
+    tail: Array = (torch.special.erfc(torch.from_numpy(np.asarray(z)) / 2**0.5) / 2).numpy()
+    return tail
+
+
+def _rows(site_layer: tuple[Site, int], spectra: Spectra) -> list[dict[str, object]]:
+    positive = (spectra.eigenvalues.real > 0).double().mean(dim=-1)
+    sums = spectra.eigenvalues.real.sum(dim=-1)
+    return [
+        {
+            "site": head.site.value,
+            "layer": head.layer,
+            "head": head.head,
+            "trace": sums[head.head].item(),
+            "absolute": spectra.eigenvalues[head.head].abs().sum().item(),
+            "positive_share": positive[head.head].item(),
+        }
+        for head in head_ids(site_layer, len(sums))
+    ]

@@ -1,0 +1,321 @@
+"""How the heads of a decoder read from its residual stream and write to it, from the weights alone.
+
+A head reads norm(x) W and writes z W_O. The gain of the norm before the layer is folded into W_Q, W_K and W_V, that
+of the last norm into W_U, and where a norm subtracts the mean so do the folded matrices (Elhage et al. 2021,
+"Handling Layer Normalization"); what is left of a norm, its 1/σ, is one factor for each position. Shifts and biases
+are left out: they are the same for every token. Matrices are those of row vectors, x W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.attribution.readout import FinalNorm, Readout, find_readout, normalises, proportion, read_norm
+from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.discovery import eval_mode
+from headscope.model.gating import gated
+from headscope.model.interface import through_attend
+from headscope.model.mixing.base import mixings_of
+from headscope.model.projections import Slices
+
+SiteLayer = tuple[Site, int]
+PROBE = 5
+CHUNK = 8192  # rows of the vocabulary that are multiplied at a time
+
+
+@dataclass(frozen=True)
+class HeadFactors:
+    """The matrices of every query head of one layer, its norm folded in: query, key, value [h d k], output [h k d].
+
+    `centred` says whether the layer's norm subtracts the mean of what it reads.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    centred: bool
+
+
+@dataclass(frozen=True)
+class ResidualStream:
+    """The self attention of a decoder, seen from its residual stream.
+
+    `norms` are the norms before each layer's projections (None: it reads the stream itself), `table` [V e] times
+    `scale` are the embeddings, or `table` says why they cannot be told.
+    """
+
+    checkpoint: Checkpoint
+    readout: Readout
+    norms: dict[SiteLayer, FinalNorm | None]
+    outputs: dict[SiteLayer, Tensor]
+    table: Tensor | str
+    scale: float
+
+    @property
+    def site_layers(self) -> list[SiteLayer]:
+        """The layers that have heads, from the first."""
+        return sorted(self.outputs, key=lambda site_layer: site_layer[1])
+
+    @cached_property
+    def embeddings(self) -> Tensor:
+        """W_E [V d]."""
+        assert isinstance(self.table, Tensor)
+        return self.table * self.scale
+
+    def factors(self, site_layer: SiteLayer) -> HeadFactors:
+        """The matrices of one layer's heads; those of a group of keys and values are repeated for its heads."""
+        projections, norm = self.checkpoint.projections[site_layer], self.norms[site_layer]
+        output, heads = precise(self.outputs[site_layer]), len(self.outputs[site_layer])
+        query, key, value = (
+            _reading(slices, norm, heads) for slices in (projections.query, projections.key, projections.value)
+        )
+        return HeadFactors(query, key, value, output, norm is not None and norm.centred)
+
+    def unembed(self, written: Tensor) -> Tensor:
+        """Logits [… V] of what is written to the stream [… d], for σ = 1 of the last norm and without its shift."""
+        norm = self.readout.norm
+        read = written if norm is None else norm.centre(written) * precise(norm.gain)
+        return read @ precise(self.readout.weight).T * self.readout.factor
+
+    def vocabulary_product(self) -> Tensor:
+        """W_U W_E [d d] with the last norm folded in, summed over the vocabulary."""
+        table, weight = self.embeddings, self.readout.weight
+        rows = min(len(table), len(weight))  # either may be padded
+        product = sum(
+            (
+                precise(weight[first : first + CHUNK][: rows - first]).T
+                @ precise(table[first : first + CHUNK][: rows - first])
+                for first in range(0, rows, CHUNK)
+            ),
+            precise(weight).new_zeros(weight.shape[1], table.shape[1]),
+        )
+        norm = self.readout.norm
+        folded = product if norm is None else norm.centre(product.T * precise(norm.gain)).T
+        return folded * self.readout.factor
+
+
+def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream | str:
+    """The residual stream of a decoder to which every head only adds, or why a model has none that can be told.
+
+    With `embeddings` its tokens must enter it unchanged but for a factor.
+    """
+    sites = {site for site, _ in checkpoint.layout}
+    if Site.DECODER_SELF not in sites:
+        return f"is for decoders; this model has {', '.join(sorted(site.value for site in sites))}"
+    if checkpoint.predicts != "words":
+        return "needs a model that predicts words (one with a language-model head)"
+    outputs: dict[SiteLayer, Tensor] = {}
+    for site_layer, slices in output_slices(checkpoint).items():
+        if site_layer[0] is Site.DECODER_SELF:
+            if isinstance(slices, str):
+                return f"{site_layer[0]}.{site_layer[1]}: {slices}"
+            parts = checkpoint.projections[site_layer]
+            if parts.query is None or parts.key is None or parts.value is None:
+                return f"{site_layer[0]}.{site_layer[1]}: its heads' rows of the projections cannot be told"
+            if _width(parts.value) != slices.shape[-1]:
+                return f"{site_layer[0]}.{site_layer[1]}: its heads read a part of the stream only"
+            outputs[site_layer] = slices
+    readout = find_readout(checkpoint)
+    if isinstance(readout, str):
+        return readout
+    with torch.no_grad(), eval_mode(checkpoint.model), through_attend(checkpoint.model):
+        probe = _Probe(checkpoint, sorted(outputs, key=lambda site_layer: site_layer[1]))
+        norms = {site_layer: probe.norm(site_layer) for site_layer in outputs}
+        table, scale = probe.embeddings()
+    if unknown := [site_layer for site_layer, norm in norms.items() if isinstance(norm, str)]:
+        return f"{unknown[0][0]}.{unknown[0][1]}: {norms[unknown[0]]}"
+    if embeddings and isinstance(table, str):
+        return table
+    known = {site_layer: norm for site_layer, norm in norms.items() if not isinstance(norm, str)}
+    return ResidualStream(checkpoint, readout, known, outputs, table, scale)
+
+
+def output_slices(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor | str]:
+    """Each head's slice of the output projection [h k d] at every (site, layer), or why there is none.
+
+    A fixed linear mixing is folded in.
+    """
+    slices: dict[SiteLayer, Tensor | str] = {}
+    mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model)}
+    for site_layer, projections in checkpoint.projections.items():
+        if projections.output is None:
+            slices[site_layer] = "its heads' slices of the output projection cannot be told"
+        elif site_layer not in mixings:
+            slices[site_layer] = projections.output.matrices()
+        elif mixings[site_layer].foldable:
+            weight = mixings[site_layer].fold(projections.output.weight.detach()).detach()
+            slices[site_layer] = torch.stack([weight[:, unit].T for unit in projections.output.units])
+        else:
+            slices[site_layer] = "its heads are mixed depending on the input"
+    return slices
+
+
+@torch.no_grad()
+def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
+    """Tokens [n] as the second layer reads them, x + MLP(norm(x)) with x their embeddings: [n d].
+
+    The heads of the first layer are closed and positions left out: "effective embeddings" (Gould et al. 2023; McDougall
+    et al. 2023). Of a model of one layer it is what the last norm reads.
+    """
+    checkpoint, (site, first) = stream.checkpoint, stream.site_layers[0]
+    model, device = checkpoint.model, checkpoint.device
+    seen: list[Tensor] = []
+    entry = layer_block(model, checkpoint, (site, first))
+    later = [site_layer for site_layer in stream.site_layers if site_layer[1] > first][:1]
+    norm = stream.readout.norm
+    end = layer_block(model, checkpoint, later[0]) if later else (norm.module if norm else checkpoint.unembedding()[0])
+    states = stream.embeddings[ids.to(device)].to(checkpoint.dtype)[:, None]  # [n 1 d]
+    closed = {
+        place: torch.zeros(heads, device=device)
+        for place, heads in checkpoint.layout.items()
+        if place[0] is not Site.ENCODER_SELF and place[1] == first
+    }
+    side = pad_side([Encoded([int(number)], [False]) for number in ids]).to(device)
+    batch = Batch(torch.arange(len(ids)), 0, side, side if checkpoint.two_sided else None)
+    with (
+        eval_mode(model),
+        _replaced_input(entry, states),
+        _seen_input(end, seen),
+        gated(model, closed),
+    ):
+        checkpoint.forward(batch) if later or norm else checkpoint.logits(batch)
+    return precise(seen[0][:, 0])
+
+
+def layer_block(model: nn.Module, checkpoint: Checkpoint, site_layer: SiteLayer) -> nn.Module:
+    """The module of a layer: the one around its attention that lies in a list of modules."""
+    name = next(part.name for part in checkpoint.attention_sites.order if (part.site, part.layer) == site_layer)
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if length > 1 and isinstance(model.get_submodule(".".join(parts[: length - 1])), nn.ModuleList):
+            return model.get_submodule(".".join(parts[:length]))
+    return model.get_submodule(name)
+
+
+def input_states(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
+    """The states [b t d] that a layer is called with."""
+    candidates = [*arguments, keywords.get("hidden_states"), keywords.get("x")]
+    return next((value for value in candidates if isinstance(value, Tensor) and value.ndim == 3), None)
+
+
+@contextmanager
+def _replaced_input(module: nn.Module, states: Tensor) -> Iterator[None]:
+    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if arguments:
+            return (states, *arguments[1:]), keywords
+        return arguments, keywords | {"hidden_states": states}
+
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _seen_input(module: nn.Module, seen: list[Tensor]) -> Iterator[None]:
+    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        states = input_states(arguments, keywords)
+        if states is not None:
+            seen.append(states)
+
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _width(slices: Slices) -> int:
+    """How wide the states are that a projection reads."""
+    return slices.weight.shape[1 - slices.axis]
+
+
+def _reading(slices: Slices | None, norm: FinalNorm | None, heads: int) -> Tensor:
+    """A head's matrix of a projection, the norm's gain folded in: [h d k]."""
+    assert slices is not None
+    matrices = precise(slices.matrices())  # [g k d]
+    if norm is not None:
+        matrices = norm.centre(matrices * precise(norm.gain))
+    return matrices.transpose(1, 2).repeat_interleave(heads // len(matrices), dim=0)
+
+
+def precise(values: Tensor) -> Tensor:
+    """In float32 at least, without gradients."""
+    values = values.detach()
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+class _Probe:
+    """One pass of two short texts: norms with what they read and give, and what the embeddings and the layers get."""
+
+    def __init__(self, checkpoint: Checkpoint, site_layers: list[SiteLayer]) -> None:
+        model = checkpoint.model
+        self.norms: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self.tables: list[tuple[Tensor, Tensor]] = []
+        self.inputs: dict[SiteLayer, Tensor] = {}
+        self.entries: dict[SiteLayer, list[Tensor]] = {site_layer: [] for site_layer in site_layers}
+        owners = {id(module.weight): module for module in model.modules() if hasattr(module, "weight")}
+        common = checkpoint.common_ids()[: 3 * PROBE]
+        rows = [[common[(3 * n + start) % len(common)] for n in range(PROBE)] for start in (0, 1)]
+        text = pad_side([Encoded(ids, [False] * PROBE) for ids in rows]).to(checkpoint.device)
+        self.ids = text.ids
+        with ExitStack() as stack:
+            for module in model.modules():
+                if normalises(module):
+                    stack.callback(module.register_forward_hook(self._norm).remove)
+                if isinstance(module, nn.Embedding):
+                    stack.callback(module.register_forward_hook(self._table).remove)
+            for site_layer, entry in self.entries.items():
+                stack.enter_context(_seen_input(layer_block(model, checkpoint, site_layer), entry))
+                value = checkpoint.projections[site_layer].value
+                owner = None if value is None else owners.get(id(value.weight))
+                if owner is not None:
+                    stack.callback(owner.register_forward_pre_hook(self._reader(site_layer)).remove)
+            checkpoint.logits(Batch(torch.arange(2), 0, text, text if checkpoint.two_sided else None))
+
+    def _norm(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and inputs[0].shape == output.shape:
+            self.norms.append((module, inputs[0], output))
+
+    def _table(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], self.ids):
+            self.tables.append((module.get_parameter("weight").detach(), inputs[0]))
+
+    def _reader(self, site_layer: SiteLayer) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            self.inputs.setdefault(site_layer, inputs[0])
+
+        return hook
+
+    def norm(self, site_layer: SiteLayer) -> FinalNorm | str | None:
+        """The norm whose output a layer's values are projected from; None where that is no norm's."""
+        if site_layer not in self.inputs:
+            return "what its projections read cannot be told"
+        read = self.inputs[site_layer]
+        for module, x, y in reversed(self.norms):
+            if y.shape == read.shape and torch.equal(y, read):
+                return read_norm(module, x, y) or f"its norm ({type(module).__name__}) is of an unknown kind"
+        plain = any(torch.equal(entry, read) for entry in self.entries[site_layer] if entry.shape == read.shape)
+        return None if plain else "what its projections read is neither the stream nor a known norm of it"
+
+    def embeddings(self) -> tuple[Tensor | str, float]:
+        """The table of tokens, and by what its rows are multiplied on their way to the first layer."""
+        if first := next(iter(self.entries.values())):
+            difference = first[0][0] - first[0][1]  # of two tokens at one position [t d]
+            for table, ids in self.tables:
+                rows = table[ids]
+                factor = proportion(difference, rows[0] - rows[1])
+                if factor is not None:
+                    return table, factor
+        return "its embeddings pass more than a factor on their way to the first layer (a norm or a projection)", 1.0

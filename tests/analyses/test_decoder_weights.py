@@ -1,0 +1,156 @@
+"""What heads of decoders do by their weights: copying, composition, against circuits written out in full."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headscope.analyses.composition import compositions, spectra
+from headscope.analyses.copying import ov_spectra
+from headscope.attribution.residual_stream import HeadFactors
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.result import AnalysisResult
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from tests.oracles import full_circuits, speakers, tiny
+from tests.oracles.run_options import run_options
+
+KINDS = ("gpt2", "llama", "t5", "native-pre")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+NAMES = ("copying", "composition")
+
+
+@cache
+def study(kind: str, *names: str) -> AnalysisResult:
+    return run(speakers.checkpoint(kind), kind, *(names or NAMES))
+
+
+def run(its: Checkpoint, kind: str, *names: str, **options: Any) -> AnalysisResult:
+    chosen = choose_analyses(only=names)
+    return analyze(its, speakers.corpus(kind), analyses=chosen, options=run_options(**options), replicates=11)
+
+
+def decoder_rows(its: AnalysisResult) -> Any:
+    return its.heads[its.heads.site == Site.DECODER_SELF.value]
+
+
+def tuples(frame: Any) -> list[Any]:
+    """Rows with their columns as attributes."""
+    return list(frame.itertuples())
+
+
+@every_kind
+def test_copying_is_that_of_the_whole_circuit(kind: str) -> None:
+    its, rows = speakers.checkpoint(kind), decoder_rows(study(kind))
+    assert len(rows) == sum(heads for (site, _), heads in its.layout.items() if site is Site.DECODER_SELF)
+    for row in tuples(rows):
+        expected = full_circuits.copying(kind, its, row.layer, row.head)
+        assert row.copying == pytest.approx(expected, abs=1e-7) and row.copying_low == row.copying == row.copying_high
+        assert row.copying_chance > 0
+    table = study(kind).tables["copying"]
+    np.testing.assert_allclose(table.trace / table.absolute, rows.copying, atol=1e-12)
+
+
+@every_kind
+def test_composition_is_that_of_whole_matrices(kind: str) -> None:
+    its, table = speakers.checkpoint(kind), study(kind).tables["composition"]
+    layers = sorted({layer for (site, layer), heads in its.layout.items() if site is Site.DECODER_SELF and heads})
+    earlier = sum(its.layout[Site.DECODER_SELF, layer] for layer in layers[:-1])
+    assert set(table.layer) == set(layers[1:]) and len(layers) == 2
+    assert len(table) == earlier * its.layout[Site.DECODER_SELF, layers[-1]] * 3
+    for row in tuples(table):
+        pair = (row.earlier_layer, row.earlier_head), (row.layer, row.head)
+        expected = full_circuits.composed(kind, its, *pair, row.kind)
+        assert {name: getattr(row, name) for name in expected} == pytest.approx(expected, abs=1e-9)
+        assert row.above == pytest.approx(row.score - row.baseline)
+    best = table.groupby(["layer", "head", "kind"]).above.max()
+    for row in tuples(decoder_rows(study(kind))):
+        for letter in "qkv":
+            found = getattr(row, f"composition_{letter}")
+            assert np.isnan(found) if row.layer == layers[0] else found == best[row.layer, row.head, letter]
+
+
+def test_only_the_strongest_earlier_heads_are_listed() -> None:
+    few = run(speakers.checkpoint("llama"), "llama", "composition", composition_partners=2).tables["composition"]
+    every: Any = study("llama").tables["composition"].groupby(["layer", "head", "kind"]).score
+    assert len(few) == 6 * 3 * 2
+    for key, rows in few.groupby(["layer", "head", "kind"]):
+        assert rows.score.tolist() == sorted(every.get_group(key), reverse=True)[:2]
+
+
+@every_kind
+def test_random_heads_have_no_label(kind: str) -> None:
+    its = study(kind)
+    assert not its.labels
+    its_own = its.tables["labels"]
+    assert not its_own.given.any() and (its_own.missing.str.len() > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("bert", "is for decoders; this model has encoder-self"),
+        ("marian", "passes more than additions on its way to the last norm"),
+        ("native-post", "passes more than additions on its way to the last norm"),
+    ],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_refuses_by_name(kind: str, why: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: .*{why}"):
+        run(speakers.checkpoint(kind), kind, name)
+
+
+def test_models_without_an_output_layer_are_refused() -> None:
+    its = tiny.checkpoint("mistral", 1)
+    with pytest.raises(ConfigError, match="copying: needs a model that predicts words"):
+        analyze(its, tiny.corpus(1), analyses=choose_analyses(only=["copying"]), options=run_options())
+
+
+def factors(seed: int, *, heads: int = 1, d: int = 23, k: int = 5) -> HeadFactors:
+    torch.manual_seed(seed)
+    query, key, value = (torch.randn(heads, d, k, dtype=torch.float64) for _ in range(3))
+    return HeadFactors(query, key, value, torch.randn(heads, k, d, dtype=torch.float64), centred=False)
+
+
+def rotations(count: int, d: int) -> torch.Tensor:
+    """Orthogonal matrices [n d d], all equally likely (Mezzadri 2007)."""
+    torch.manual_seed(11)
+    q, r = torch.linalg.qr(torch.randn(count, d, d, dtype=torch.float64))
+    turns: torch.Tensor = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
+    return turns
+
+
+def test_baseline_and_p_of_composition_are_those_of_rotations() -> None:
+    """1/√d is the root mean square over rotations of one head, whatever the two are; p is near uniform in its tail."""
+    writer, reader = factors(1), factors(2)
+    query, key, value = (part.expand(4000, -1, -1) for part in (writer.query, writer.key, writer.value))
+    turned = HeadFactors(query, key, value, writer.output @ rotations(4000, 23), centred=False)
+    for kind, scores in compositions(turned, reader, spectra(turned.value, turned.output)).items():
+        squares = scores.score[:, 0].square()
+        assert squares.mean().sqrt().item() == pytest.approx(scores.baseline, rel=0.01), kind
+        assert squares.var().item() == pytest.approx(scores.variance[0, 0].item(), rel=0.1), kind
+        p = np.concatenate([scores.p(torch.tensor([number])) for number in range(4000)])
+        for level in (0.05, 0.01):
+            assert 0.3 * level < (p <= level).mean() < 1.4 * level, (kind, level)
+
+
+def test_chance_of_copying_is_that_of_rotations() -> None:
+    head, product = factors(3), torch.randn(23, 23, dtype=torch.float64)
+    spectrum = ov_spectra(head, product)
+    turned = rotations(4000, 23) @ head.value
+    sums = torch.einsum("hij,njk,hki->n", head.output, product @ turned, torch.eye(5).double()[None])
+    assert sums.std().item() == pytest.approx(spectrum.spread.item(), rel=0.05)
+    assert abs(sums.mean().item()) < 0.1 * spectrum.spread.item()
+
+
+def test_a_head_that_copies_and_one_that_does_the_opposite() -> None:
+    eye, head = torch.eye(7).double()[None], torch.zeros(1, 7, 7).double()
+    for sign in (1, -1):
+        spectrum = ov_spectra(HeadFactors(head, head, eye, sign * eye, False), torch.eye(7).double())
+        assert spectrum.score.item() == pytest.approx(sign)
+    assert ov_spectra(HeadFactors(head, head, eye, head, False), torch.eye(7).double()).score.isnan().all()

@@ -1,0 +1,58 @@
+"""A model with a circuit that is written down: every analysis that names functions names exactly those."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.result import AnalysisResult
+from headscope.heads import HeadId, Site
+from tests.oracles import circuit
+from tests.oracles.run_options import run_options
+
+PREVIOUS, INDUCTION = (HeadId(Site.DECODER_SELF, *head) for head in (circuit.PREVIOUS, circuit.INDUCTION))
+NAMES = ("positional", "previous_token", "duplicate_token", "induction", "copying", "composition", "sink")
+
+
+def corpus() -> Corpus:
+    luck = random.Random(1)
+    sentences = [Sentence(n, " ".join(luck.choice(circuit.WORDS) for _ in range(40)), None) for n in range(15)]
+    return Corpus("words", len(sentences), "0" * 40, lambda: iter(sentences), has_target=False)
+
+
+@cache
+def study() -> AnalysisResult:
+    chosen = choose_analyses(only=NAMES)
+    return analyze(circuit.checkpoint(), corpus(), analyses=chosen, options=run_options(), replicates=50)
+
+
+def test_the_circuit_predicts_what_followed_the_token_before() -> None:
+    ids = [0, *(4 + number for number in (7, 3, 11, 5, 3))]
+    with torch.no_grad():
+        assert circuit.model()(None, torch.tensor([ids]))[0, -1].argmax() == 4 + 11
+
+
+def test_labels_are_exactly_those_of_the_circuit() -> None:
+    its = study()
+    assert its.labels == {
+        PREVIOUS: ["positional:-1", "previous"],
+        INDUCTION: ["induction", "copying", "k-composition:0.0"],
+    }
+    assert not its.unsupported
+
+
+def test_numbers_are_those_of_the_circuit() -> None:
+    heads = study().heads.set_index(["layer", "head"])
+    assert heads.copying[circuit.INDUCTION] == pytest.approx(1)
+    assert heads.copying.isna()[circuit.PREVIOUS], "it writes nothing that the vocabulary reads"
+    table: Any = study().tables["composition"].set_index(["layer", "head", "kind", "earlier_layer", "earlier_head"])
+    pair = table.loc[(*circuit.INDUCTION, "k", *circuit.PREVIOUS)]
+    assert pair.score == pytest.approx(pair.highest) and pair.score == pytest.approx(len(circuit.PIECES) ** -0.5)
+    for kind in "qv":
+        assert table.score[(*circuit.INDUCTION, kind, *circuit.PREVIOUS)] == pytest.approx(0, abs=1e-9)

@@ -1,0 +1,88 @@
+"""Circuits of heads written out in full: V × V and d × d matrices, from weights by their names (decoders.md §5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from tests.oracles.written import FINAL, head_slice
+
+BEFORE = {
+    "gpt2": "transformer.h.{}.ln_1",
+    "llama": "model.layers.{}.input_layernorm",
+    "t5": "decoder.block.{}.layer.0.layer_norm",
+    "native-pre": "decoder.layers.{}.self_attention_norm",
+}
+TABLE = {
+    "gpt2": "transformer.wte",
+    "llama": "model.embed_tokens",
+    "t5": "shared",
+    "native-pre": "decoder.embeddings.tokens",
+}
+CENTRED = ("gpt2", "native-pre")
+
+
+def centring(kind: str, d: int) -> Tensor:
+    """The matrix that subtracts the mean of a row, where the norms of a model do."""
+    return torch.eye(d).double() - (1 / d if kind in CENTRED else 0)
+
+
+def matrices(kind: str, its: Checkpoint, layer: int, head: int) -> dict[str, Tensor]:
+    """W_Q, W_K, W_V [d k] with the norm folded in, and W_O [k d]."""
+    gain = its.model.get_parameter(f"{BEFORE[kind].format(layer)}.weight").detach()
+    place = (Site.DECODER_SELF, layer)
+    fold = centring(kind, len(gain)) @ torch.diag(gain)
+    names = dict(enumerate(("q", "k", "v")))
+    made = {name: fold @ head_slice(kind, its, place, part, head).T for part, name in names.items()}
+    return made | {"o": head_slice(kind, its, place, 3, head)}
+
+
+def embedding(kind: str, its: Checkpoint) -> Tensor:
+    """W_E [V d]."""
+    table = its.model.get_parameter(f"{TABLE[kind]}.weight").detach()
+    return table * (table.shape[1] ** 0.5 if kind == "native-pre" else 1)
+
+
+def unembedding(kind: str, its: Checkpoint) -> Tensor:
+    """W_U [d V], the last norm folded in."""
+    model: Any = its.model
+    gain = model.get_submodule(FINAL[kind]).weight.detach()
+    if kind == "native-pre":
+        weight = model.output.weight.detach() @ model.before_output.weight.detach()
+    else:
+        weight = model.lm_head.weight.detach()
+    scale = len(gain) ** -0.5 if kind == "t5" else 1.0
+    folded: Tensor = centring(kind, len(gain)) @ torch.diag(gain) @ weight.T * scale
+    return folded
+
+
+def copying(kind: str, its: Checkpoint, layer: int, head: int) -> float:
+    """Re Σλ / Σ|λ| of the V × V circuit."""
+    its_own = matrices(kind, its, layer, head)
+    circuit = embedding(kind, its) @ its_own["v"] @ its_own["o"] @ unembedding(kind, its)
+    values = np.linalg.eigvals(circuit.numpy())
+    return float(values.real.sum() / np.abs(values).sum())
+
+
+def composed(
+    kind: str, its: Checkpoint, earlier: tuple[int, int], later: tuple[int, int], how: str
+) -> dict[str, float]:
+    """Score, highest score and size of the stream of one pair of heads, from d × d matrices."""
+    first, second = matrices(kind, its, *earlier), matrices(kind, its, *later)
+    d = len(first["v"])
+    written = first["v"] @ first["o"] @ centring(kind, d)
+    qk = second["q"] @ second["k"].T
+    read = {"q": qk, "k": qk.T, "v": second["v"] @ second["o"] @ centring(kind, d)}[how]
+    size = written.norm() * read.norm()
+    singular = [torch.linalg.svdvals(matrix) for matrix in (written, read)]
+    highest = (singular[0] * singular[1]).square().sum().sqrt() / size
+    return {
+        "score": float((written @ read).norm() / size),
+        "highest": float(highest),
+        "baseline": (d - (kind in CENTRED)) ** -0.5,
+    }
