@@ -37,7 +37,15 @@ NEEDS = {"parse", "frequencies", "labels", "objective", "gradient"}
 SENTENCES, REPLICATES = 37, 19
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 
-OPTIONS = run_options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=3)
+OPTIONS = run_options(
+    ranks=RANKS,
+    frequencies="made",
+    parse="made",
+    shapley_samples=1,
+    ig_steps=3,
+    massive_magnitude=1.0,
+    massive_ratio=2.0,
+)
 
 every_analysis = pytest.mark.parametrize("name", NAMES)
 every_kind = pytest.mark.parametrize("kind", KINDS)

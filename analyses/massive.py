@@ -1,0 +1,196 @@
+"""Massive activations: tokens with outliers in their states, and the heads that look at them (Sun et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from headscope.attribution.residual_stream import input_states, layer_block
+from headscope.bootstrap import Ratio
+from headscope.config import LabelOptions, option
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
+from headscope.engine.declarations import HeadFunction, Measure
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import above_chance
+from headscope.errors import CheckpointError
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+
+THRESHOLD, TIMES_CHANCE = 0.5, 2.0
+LISTED = 20  # tokens of each layer in massive.csv
+SITES = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
+
+
+@dataclass(frozen=True)
+class MassiveOptions(LabelOptions):
+    """Options of `massive`."""
+
+    massive_magnitude: float = option(
+        100.0, "What an activation must exceed to be massive.", metavar="NUMBER", minimum=0
+    )
+    massive_ratio: float = option(
+        1000.0, "How many times the median of its sentence it must be besides.", metavar="NUMBER", minimum=1
+    )
+
+
+@analysis
+class Massive(Analysis):
+    """Mean over queries of the weight on tokens whose state has a massive activation (Sun et al. 2024, §2).
+
+    The states are those that the layer reads: the residual stream before its norm. A token is massive there if its
+    largest absolute activation is above 100 (`--massive-magnitude`) and at least 1,000 times (`--massive-ratio`) the
+    median absolute activation of its sentence at that layer. Special tokens may be massive too, and mostly the first
+    token is. Only queries that see a massive token other than themselves count, and a query's weight on itself does
+    not; where no token is massive, the column is no number. `massive_chance` is the weight if every query looked at
+    all it sees alike.
+
+    A head is labelled `massive` if the weight is at least 0.5, and twice that chance, on the evidence of
+    `headscope.engine.evidence.labels`. massive.csv lists the tokens of every layer that are massive most often, with
+    the largest activation and its multiple of the median; `first` says that they begin the sentence.
+    """
+
+    name = "massive"
+    order = 92
+    default = False
+    sites = SITES
+    summary = "mean weight on tokens whose states have massive activations"
+    measures = (
+        Measure("massive", "weight on massive tokens", range=(0, 1)),
+        Measure("massive_chance", "share of massive tokens among keys", range=(0, 1)),
+    )
+    functions = (HeadFunction("massive", "⬢", "M", "#661100", "looks at tokens with massive activations", order=12),)
+    Options = MassiveOptions
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.blocks: dict[tuple[Site, int], nn.Module] = {}
+        self.states: dict[int, Tensor] = {}
+        self.tokens: dict[tuple[Site, int, int, bool], tuple[int, float, float]] = {}
+        self.counted: dict[tuple[Site, int], int] = {}
+        self.names: dict[int, str] = {}
+        self.checkpoint: Checkpoint | None = None
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        for part in checkpoint.attention_sites.order:
+            attention = checkpoint.model.get_submodule(part.name)
+            if part.site in SITES and layer_block(checkpoint.model, checkpoint, (part.site, part.layer)) is attention:
+                return f"the layer of {part.site}.{part.layer} cannot be told: its attention is in no list of layers"
+        return None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.blocks = {
+            site_layer: layer_block(checkpoint.model, checkpoint, site_layer)
+            for site_layer, heads in checkpoint.layout.items()
+            if heads and site_layer[0] in SITES
+        }
+
+    @contextmanager
+    def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """What each layer reads, until it has been observed."""
+
+        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            states = input_states(arguments, keywords)
+            if states is not None:
+                self.states[id(module)] = states.detach()
+
+        with ExitStack() as stack:
+            for block in {id(block): block for block in self.blocks.values()}.values():
+                stack.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            stack.callback(self.states.clear)
+            yield
+
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
+        states = self.states.pop(id(self.blocks[heads.site, heads.layer]), None)
+        if states is None or states.shape[:2] != heads.queries.shape:
+            raise CheckpointError(f"what {heads.site}.{heads.layer} reads cannot be seen; leave out massive")
+        magnitude, median = magnitudes(states, heads.key_side.real)
+        massive = heads.key_side.real & (magnitude > self.options.massive_magnitude)
+        massive &= magnitude >= self.options.massive_ratio * median[:, None]  # [b s]
+        self._count(heads, massive, magnitude, magnitude / median[:, None])
+        others = ~torch.eye(massive.shape[1], dtype=torch.bool, device=massive.device)
+        keys = massive[:, None] & heads.visible & others  # [b t s]
+        weight = torch.einsum("bhts,bts->bht", heads.weights, keys.to(heads.weights.dtype))
+        chance = keys.sum(dim=-1) / heads.visible.sum(dim=-1).clamp(min=1)  # [b t]
+        seeing = keys.any(dim=-1)
+        return {
+            "massive": heads.over_queries(weight, only=seeing),
+            "massive_chance": heads.over_queries(chance.to(weight.dtype)[:, None].expand_as(weight), only=seeing),
+        }
+
+    def _count(self, heads: HeadBatch, massive: Tensor, magnitude: Tensor, ratio: Tensor) -> None:
+        """Which tokens are massive at this layer, and by how much."""
+        place = (heads.site, heads.layer)
+        self.counted[place] = self.counted.get(place, 0) + int(heads.key_side.real.sum())
+        first = heads.key_side.real.long().cumsum(dim=1) == 1
+        kinds, which = torch.unique(2 * heads.key_side.ids[massive] + first[massive], return_inverse=True)
+        for number, kind in enumerate(kinds.tolist()):
+            own = which == number
+            values = (int(own.sum()), magnitude[massive][own].max().item(), ratio[massive][own].max().item())
+            self._add((*place, kind // 2, bool(kind % 2)), values)
+
+    def _add(self, key: tuple[Site, int, int, bool], values: tuple[int, float, float]) -> None:
+        count, largest, ratio = self.tokens.get(key, (0, 0.0, 0.0))
+        self.tokens[key] = (count + values[0], max(largest, values[1]), max(ratio, values[2]))
+
+    def state(self) -> Any:
+        return self.tokens, self.counted
+
+    def add_state(self, state: Any) -> None:
+        tokens, counted = state
+        for key, values in tokens.items():
+            self._add(key, values)
+        for place, count in counted.items():
+            self.counted[place] = self.counted.get(place, 0) + count
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report = AnalysisReport(columns=[aggregates.column(name) for name in ("massive", "massive_chance")])
+        tests = LabelTests(self.options.min_instances)
+        for site_layer, share in report.columns[0].estimates.items():
+            weight, count = aggregates.by_sentence("massive", site_layer)
+            evenly, _ = aggregates.by_sentence("massive_chance", site_layer)
+            p, threshold = above_chance(weight, evenly, count, threshold=THRESHOLD, times=TIMES_CHANCE)
+            chance = (evenly.sum(dim=0) / count.sum(dim=0)).numpy()
+            tests.add(site_layer, "massive", "massive", share, p, threshold=threshold, counts=count, baseline=chance)
+        tests.conclude(report)
+        report.tables["massive"] = self._table()
+        if not self.tokens:
+            report.remarks.append(
+                f"massive: no activation is above {self.options.massive_magnitude:g} and "
+                f"{self.options.massive_ratio:g} times the median of its sentence"
+            )
+        return report
+
+    def _table(self) -> pd.DataFrame:
+        assert self.checkpoint is not None
+        rows, listed = [], dict.fromkeys(self.counted, 0)
+        order = sorted(self.tokens.items(), key=lambda item: (item[0][0].value, item[0][1], -item[1][0], item[0][2:]))
+        for (site, layer, number, first), (count, largest, ratio) in order:
+            listed[site, layer] += 1
+            if listed[site, layer] <= LISTED:
+                token = self.checkpoint.subwords([number])[0]
+                share = count / self.counted[site, layer]
+                rows.append((site.value, layer, token, number, first, count, share, largest, ratio))
+        names = "site layer token id first count share magnitude times_median"
+        return pd.DataFrame(rows, columns=names.split())
+
+    def signature(self) -> dict[str, str]:
+        bounds = f"{self.options.massive_magnitude:g},{self.options.massive_ratio:g}x"
+        return {"massive": bounds, **evidence_signature(self.options)}
+
+
+def magnitudes(states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest absolute activation of every token [b t], and the median of every sentence [b].
+
+    Of states [b t d]; `real` [b t] leaves out padding. The lower one of two medians, as torch has it.
+    """
+    absolute = states.abs() if states.dtype is torch.float64 else states.abs().float()
+    median = absolute.masked_fill(~real[..., None], torch.nan).flatten(1).nanmedian(dim=1).values
+    return absolute.amax(dim=-1).masked_fill(~real, 0.0), median
