@@ -133,7 +133,8 @@ class AnalysisReport:
 
     `unsupported` are labels that the estimates alone would give, with the reason why the evidence does not suffice;
     `evidence` is that of both, a row of labels.csv each (see `headscope.engine.evidence.labels`). `detail` has arrays
-    of single sentences beside those that the driver collects, by file and by name in it.
+    of single sentences beside those that the driver collects, by file and by name in it. `files` are texts for other
+    programs, by their path in the run: `NAME/…`, in a folder of the analysis' own name.
     """
 
     columns: list[Column] = field(default_factory=list)
@@ -145,6 +146,7 @@ class AnalysisReport:
     unsupported: dict[HeadId, list[str]] = field(default_factory=dict)
     evidence: list[dict[str, Any]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
 
     def label(self, head: HeadId, text: str) -> None:
         """Say that a head has a function."""

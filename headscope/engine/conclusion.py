@@ -51,6 +51,7 @@ def conclude(
         sentences=0,
         complete=True,
         seconds=0.0,
+        files={path: text for report in reports for path, text in report.files.items()},
     )
 
 

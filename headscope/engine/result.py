@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -23,7 +23,8 @@ class LeftOut:
 class AnalysisResult:
     """Everything measured: a row per head, the analyses' own tables and arrays, labels, and what was left out.
 
-    `unsupported` are labels that lack evidence, each with the reason."""
+    `unsupported` are labels that lack evidence, each with the reason; `files` are texts for other programs, by their
+    path in a run."""
 
     heads: pd.DataFrame
     tables: dict[str, pd.DataFrame]
@@ -38,3 +39,4 @@ class AnalysisResult:
     sentences: int
     complete: bool
     seconds: float
+    files: dict[str, str] = field(default_factory=dict)

@@ -17,18 +17,20 @@ from headscope.data.corpus import Corpus
 from headscope.engine.result import AnalysisResult
 from headscope.files.examples import Example, as_arrays
 from headscope.files.output_kind import OutputKind
-from headscope.files.writing import write_json
+from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.results import ResultTable, Signature, signature_of, write_arrays, write_pickle
 from headscope.version import VERSION
 
 PAGE = "report.html"
+EXPORTED = ("retrieval/*.json", "streaming/*.tsv", "streaming/*.json")
+"""Files that analyses write for other programs (`AnalysisReport.files`)."""
 ANALYSIS = OutputKind(
     "analysis",
     "run of `headscope analyze`",
     "run.json",
-    ("*.csv", "similarity.npz", "examples.npz", PAGE, "pickles/*.pkl", "detail/*.npz", "figures/*.png"),
+    ("*.csv", "similarity.npz", "examples.npz", PAGE, "pickles/*.pkl", "detail/*.npz", "figures/*.png", *EXPORTED),
 )
 LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
 _LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
@@ -100,6 +102,8 @@ def write_run(
         write_pickle(folder / "pickles" / name, value)
     for measure, arrays in study.detail.items():
         write_arrays(folder / "detail" / f"{measure}.npz", arrays)
+    for name, text in study.files.items():
+        write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
     write_json(folder / "run.json", description.record)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from headscope.analyses.head_gates import find_gates
 from headscope.data.batching import BatchingOptions
@@ -20,7 +19,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.capture import capture
-from tests.oracles import massive, speakers
+from tests.oracles import gated_heads, massive, speakers
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
 from tests.oracles.speakers import SPEAKERS, asked
@@ -83,33 +82,9 @@ def test_weight_on_nearly_every_token_is_no_label() -> None:
     assert study.heads.massive.notna().all() and not study.labels
 
 
-@cache
-def gated(kind: str) -> Checkpoint:
-    sizes: dict[str, Any] = {"vocab_size": len(PIECES), "hidden_size": 20, "intermediate_size": 11, "head_dim": 6}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 97, "pad_token_id": PAD}
-    if kind == "qwen":
-        linear: dict[str, Any] = {f"linear_{name}": 2 for name in ("num_value_heads", "num_key_heads")}
-        linear |= {f"linear_{name}": 5 for name in ("key_head_dim", "value_head_dim")}
-        config: Any = transformers.Qwen3NextConfig(
-            **sizes,
-            **linear,
-            num_hidden_layers=3,
-            layer_types=["linear_attention", "full_attention", "full_attention"],
-            mlp_only_layers=[0, 1, 2],
-            num_experts=0,
-        )
-        make: Any = transformers.Qwen3NextForCausalLM
-    else:
-        config = transformers.AfmoeConfig(
-            **sizes, num_hidden_layers=2, num_dense_layers=2, layer_types=["full_attention"] * 2
-        )
-        make = transformers.AfmoeForCausalLM
-    return speakers.wrapped(lambda: make(config), SPEAKERS["llama"])
-
-
 @pytest.mark.parametrize("kind", ["qwen", "afmoe"])
 def test_gates_of_heads(kind: str) -> None:
-    its = gated(kind)
+    its = gated_heads.checkpoint(kind)
     study, model = run(its, "llama", "head_gates"), its.model
     every: dict[tuple[int, int], list[torch.Tensor]] = {}
     for sentence in speakers.corpus("llama"):
@@ -145,7 +120,7 @@ def test_gates_of_heads(kind: str) -> None:
 
 def test_gates_of_zero_rows_are_half_open() -> None:
     """Spec of the model: σ(0) = ½, so the layer's heads write half of their contexts."""
-    model: Any = gated("qwen").model
+    model: Any = gated_heads.checkpoint("qwen").model
     its = speakers.wrapped(lambda: type(model)(model.config), SPEAKERS["llama"], seed=5)
     attention: Any = its.model.get_submodule(its.attention_sites.order[-1].name)
     with torch.no_grad():

@@ -32,17 +32,25 @@ from headscope.pruning.ranking.criterion import (
 )
 from headscope.pruning.sweep.config import SweepConfig, criterion_of
 from headscope.pruning.sweep.sweep import run_sweep
-from tests.oracles import checkpoints, speakers
+from tests.oracles import checkpoints, circuit, gated_heads, speakers
 from tests.oracles.run_options import run_options
 
+ONE_SIDED = {"direct_logit", "massive", "massive_chance"}
+NEEDLE = {"needle": "w20 w21 w22", "needle_answer": "w21 w22", "needle_question": "w20", "needle_steps": 3}
+MADE = {**NEEDLE, "haystack_lengths": (15,), "massive_magnitude": 1.0, "massive_ratio": 2.0}
 MIXED = {"gate": "hard-concrete.v1", "expert": "experts.v1"}
 
 
 def model_for(name: str) -> tuple[Checkpoint, Corpus]:
     """A model that has what a column is about, and a text for it."""
     mixing = MIXED.get(name.partition("_")[0])
+    if name.startswith("retrieval"):
+        words = [Sentence(n, " ".join(circuit.WORDS[n : n + 5]), None) for n in range(7)]
+        return circuit.checkpoint(), Corpus("x", 7, "0" * 40, lambda: iter(words), False)
+    if name.startswith("head_gate"):
+        return gated_heads.checkpoint("qwen"), speakers.corpus("llama")
     if mixing is None:
-        kind = "gpt2" if name == "direct_logit" else "native-pre"
+        kind = "gpt2" if name in ONE_SIDED else "native-pre"
         return speakers.checkpoint(kind), speakers.corpus(kind)
     torch.manual_seed(2)
     sentences = [Sentence(n, text, text[::-1], None) for n, text in enumerate(("a b c", "d a", "b b e f"))]
@@ -55,7 +63,7 @@ def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name
     criterion = criterion_named(name)
     checkpoint, corpus = model_for(name)
     ranks = torch.tensor([17 * number % speakers.V * 13 for number in range(speakers.V)])  # some tokens are rare
-    options = run_options(shapley_samples=2, ig_steps=2, ranks=ranks if name.startswith("rarest") else None)
+    options = run_options(shapley_samples=2, ig_steps=2, ranks=ranks if name.startswith("rarest") else None, **MADE)
     scores = criterion.scores(ScoringContext(checkpoint, corpus, options=options))
     assert set(scores) <= set(all_heads(checkpoint.layout)) and np.isfinite(list(scores.values())).any()
     if criterion.keep:

@@ -1,0 +1,312 @@
+"""Retrieval heads: heads that look at the token that they copy from a needle in a haystack (Wu et al. 2024)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.attribution.continuation import Step, continue_greedily
+from headscope.attribution.kv_capacity import head_capacities
+from headscope.bootstrap import Estimate, GroupSums, Ratio
+from headscope.config import LabelOptions, option
+from headscope.data.corpus import Corpus
+from headscope.data.haystack import Haystack
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, max_and_position
+from headscope.engine.declarations import HeadFunction, Measure
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import share_p
+from headscope.errors import ConfigError, DataError
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId, Site
+
+THRESHOLD, RECALLED = 0.1, 0.5
+PANEL = "Needle in a haystack"
+NEEDLE = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
+ANSWER = "eat a sandwich and sit in Dolores Park on a sunny day."
+QUESTION = "Based on the content of the book, Question: What is the best thing to do in San Francisco?\nAnswer:"
+
+
+@dataclass(frozen=True)
+class RetrievalOptions(LabelOptions):
+    """Options of `retrieval`."""
+
+    needle: str = option(NEEDLE, "The sentence that is hidden in the text.", metavar="TEXT", panel=PANEL)
+    needle_answer: str = option(ANSWER, "The part of it that the model should say.", metavar="TEXT", panel=PANEL)
+    needle_question: str = option(QUESTION, "What stands after the text, to be continued.", metavar="TEXT", panel=PANEL)
+    haystack_lengths: tuple[int, ...] = option(
+        (500, 1000, 2000),
+        "Lengths of prompts in subwords; longer ones than the model reads are cut to that.",
+        metavar="N,…",
+        panel=PANEL,
+    )
+    needle_depths: int = option(
+        10,
+        "How many depths the needle is hidden at in each length.",
+        metavar="N",
+        panel=PANEL,
+        minimum=1,
+    )
+    needle_steps: int = option(50, "Tokens that the model writes at most.", metavar="N", panel=PANEL, minimum=1)
+    kv_budget: int | None = option(
+        None,
+        "Keys that a head keeps on average: retrieval_capacity.csv shares them out by score (HeadKV).",
+        metavar="N",
+        panel=PANEL,
+        minimum=33,
+        refuse_idle=True,
+    )
+
+    def __post_init__(self) -> None:
+        if self.needle_answer not in self.needle or not self.needle_answer.strip():
+            raise ConfigError("--needle-answer must be a part of --needle, word for word")
+        if any(length < 1 for length in self.haystack_lengths):
+            raise ConfigError("--haystack-lengths: at least 1 is needed")
+
+
+@analysis
+class Retrieval(Analysis):
+    """Share of a needle's tokens that a head copies while the model says them (Wu et al. 2024, §2).
+
+    A sentence is hidden in the corpus's own text at several depths and lengths, a question follows, and the model
+    continues greedily. A head copies a token of the needle in a step where the query that predicts it looks most at
+    that token's place in the needle, and the token written is the one that stands there. `retrieval` is the share of
+    the needle's tokens that the head copies, each counted once, over all trials. `retrieval_program` is what the
+    authors' `retrieval_head_detection.py` computes: a token copied twice counts twice, and trials count only where
+    more than half of the needle's words were said (here of its subwords, without stemming); no number where none was.
+
+    The needle, what should be said of it, and the question are the authors' unless you give others; the prompt has no
+    chat template. The model stops at a special token or a new line. Needles stand between sentences of the corpus,
+    which is read over again where it is too short. Decoder-only models. A head is labelled `retrieval` if its mean is
+    above 0.1, on the evidence of `headscope.engine.evidence.labels`, trials being the units: one test a head.
+    retrieval.csv has the trials, and retrieval/head_score.json the scores as that program writes them.
+    """
+
+    name = "retrieval"
+    order = 93
+    default = False
+    passes = frozenset()
+    summary = "share of a hidden sentence's tokens that a head copies while the model says them"
+    measures = (
+        Measure("retrieval", "needle tokens copied", range=(0, 1), keep="highest", why="they copy least of a needle"),
+        Measure("retrieval_program", "needle tokens copied, as the authors count", range=(0, None)),
+    )
+    functions = (HeadFunction("retrieval", "⚲", "R", "#6699cc", "retrieval: copies from far back", order=13),)
+    Options = RetrievalOptions
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.checkpoint: Checkpoint | None = None
+        self.trials: list[Trial] = []
+        self.lost = 0
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        if checkpoint.two_sided or Site.DECODER_SELF not in {site for site, _ in checkpoint.layout}:
+            return "is for decoder-only models"
+        return None if checkpoint.predicts == "words" else "needs a model that predicts words"
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def read(self, corpus: Corpus) -> None:
+        assert self.checkpoint is not None
+        checkpoint, options = self.checkpoint, self.options
+        around = sum(len(encoded(checkpoint, text)) for text in (options.needle, options.needle_question))
+        longest = (checkpoint.limit or max(options.haystack_lengths)) - options.needle_steps
+        lengths = sorted({min(length, longest) - around for length in options.haystack_lengths})
+        if lengths[-1] < 1:
+            raise DataError(
+                f"needle, question and answer take {around} + {options.needle_steps} subwords, the prompt may have "
+                f"{lengths[-1] + around + options.needle_steps}; give shorter ones, or longer --haystack-lengths"
+            )
+        haystack = Haystack.read(corpus, checkpoint, length=lengths[-1])
+        stop = stop_ids(checkpoint)
+        for length in (length for length in lengths if length > 0):
+            for depth in np.linspace(0, 1, options.needle_depths).tolist():
+                text = haystack.around([(depth, options.needle)], length=length)
+                whole = f"{text}\n{options.needle_question}"
+                prompt = Prompt.of(checkpoint, whole, options.needle, options.needle_answer)
+                if prompt is None:
+                    self.lost += 1
+                    continue
+                steps = continue_greedily(checkpoint, prompt.ids, steps=options.needle_steps, stop=stop)
+                self.trials.append(Trial.of(prompt, list(steps), depth=depth))
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        assert self.checkpoint is not None
+        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
+        lengths = torch.tensor([[float(trial.prompt.length)] for trial in self.trials])  # [n 1]
+        program: dict[tuple[Site, int], Estimate] = {}
+        paper: dict[tuple[Site, int], Estimate] = {}
+        said = [trial for trial in self.trials if trial.said]
+        for site_layer in self.trials[0].copied if self.trials else ():
+            copied = torch.stack([trial.copied[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials])
+            paper[site_layer] = _over_trials(aggregates, copied, lengths)
+            p = share_p(copied, lengths.double(), threshold=THRESHOLD)
+            tests.add(site_layer, "retrieval", "retrieval", paper[site_layer], p, threshold=THRESHOLD, counts=lengths)
+            if said:
+                scores = torch.stack([trial.program_score(site_layer) for trial in said])
+                program[site_layer] = _over_trials(aggregates, scores, torch.ones(len(said), 1))
+        tests.conclude(report)
+        report.columns = [Column("retrieval", paper), Column("retrieval_program", program)]
+        report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
+        if self.options.kv_budget is not None and paper:
+            report.tables["retrieval_capacity"] = _capacities(paper, self.options.kv_budget)
+        report.files["retrieval/head_score.json"] = _head_scores(said)
+        if self.lost:
+            report.remarks.append(f"retrieval: the needle could not be found again in {self.lost} prompts")
+        if not said:
+            report.remarks.append("retrieval: no trial said half of the needle, so retrieval_program is empty")
+        return report
+
+    def signature(self) -> dict[str, str]:
+        options = self.options
+        lengths = ",".join(map(str, options.haystack_lengths))
+        return {"needle": f"{lengths}x{options.needle_depths},{options.needle_steps}", **evidence_signature(options)}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids of a prompt, of which those from `start` to before `end` are the needle's answer."""
+
+    ids: list[int]
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        """Number of the answer's tokens."""
+        return self.end - self.start
+
+    @property
+    def answer(self) -> list[int]:
+        """The answer's ids."""
+        return self.ids[self.start : self.end]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, text: str, needle: str, answer: str) -> Prompt | None:
+        """A text as a prompt, None where its answer cannot be found again among its ids."""
+        ids = encoded(checkpoint, text)
+        first = text.index(needle) + needle.index(answer)
+        spans = checkpoint.spans(text, ids)
+        if spans is not None:
+            inside = [n for n, span in enumerate(spans) if span and span[0] < first + len(answer) and span[1] > first]
+            return cls(ids, inside[0], inside[-1] + 1) if inside else None
+        start = find_needle(ids, encoded(checkpoint, answer, special=False))
+        return None if start is None else cls(ids, start, start + len(encoded(checkpoint, answer, special=False)))
+
+
+@dataclass
+class Trial:
+    """What a model wrote after a prompt, and which tokens of the needle each head copied.
+
+    `copied` [steps h n] says of every step, head and token of the needle at each (site, layer) whether it was copied
+    then.
+    """
+
+    prompt: Prompt
+    depth: float
+    written: list[int]
+    copied: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, prompt: Prompt, steps: Sequence[Step], *, depth: float) -> Trial:
+        """From the steps of a continuation."""
+        trial = cls(prompt, depth, [step.token for step in steps])
+        answer = torch.tensor(prompt.answer)
+        for place in steps[0].weights:
+            rows = [max_and_position(step.weights[place])[1].cpu() + step.first[place] for step in steps]  # [h] each
+            argmax = torch.stack(rows)  # [steps h]
+            at = argmax[..., None] == torch.arange(prompt.start, prompt.end)  # [steps h n]
+            trial.copied[place] = at & (answer == torch.tensor(trial.written)[:, None])[:, None]
+        return trial
+
+    @property
+    def recall(self) -> float:
+        """Share of the answer's tokens that were written, in whatever order."""
+        common = Counter(self.prompt.answer) & Counter(self.written)
+        return sum(common.values()) / self.prompt.length
+
+    @property
+    def said(self) -> bool:
+        """Whether more than half of them were."""
+        return self.recall > RECALLED
+
+    def program_score(self, place: tuple[Site, int]) -> Tensor:
+        """The score of the authors' program [h]: steps that copy, over the tokens of the needle."""
+        return self.copied[place].any(dim=-1).sum(dim=0).double() / self.prompt.length
+
+    def row(self, checkpoint: Checkpoint) -> dict[str, object]:
+        """A line of retrieval.csv."""
+        return {
+            "length": len(self.prompt.ids),
+            "depth": self.depth,
+            "start": self.prompt.start,
+            "tokens": self.prompt.length,
+            "recall": self.recall,
+            "counted_by_program": self.said,
+            "written": " ".join(checkpoint.subwords(self.written)),
+        }
+
+
+def find_needle(ids: Sequence[int], needle: Sequence[int]) -> int | None:
+    """The first place where a window as long as the needle has more than 90 % of its distinct ids."""
+    wanted = set(needle)
+    for start in range(len(ids) - len(needle) + 1):
+        if len(wanted & set(ids[start : start + len(needle)])) > 0.9 * len(wanted):
+            return start
+    return None
+
+
+def encoded(checkpoint: Checkpoint, text: str, *, special: bool = True) -> list[int]:
+    """Ids of a text that goes on: without special ones at its end, and with `special` False without any."""
+    (sentence,) = checkpoint.encode([text], side="source", limit=10**9)
+    ids, marks = list(sentence.ids), list(sentence.special)
+    while marks and marks[-1]:
+        ids.pop(), marks.pop()
+    return ids if special else [number for number, mark in zip(ids, marks, strict=True) if not mark]
+
+
+def stop_ids(checkpoint: Checkpoint) -> frozenset[int]:
+    """Ids that end an answer: special ones and new lines."""
+    special = set(range(checkpoint.vocabulary)) - set(checkpoint.plain_ids())
+    newlines = (checkpoint.id_of(subword) for subword in ("<0x0A>", "Ċ", "\n"))
+    return frozenset(special | {number for number in newlines if number is not None})
+
+
+def _over_trials(aggregates: Aggregates, totals: Tensor, counts: Tensor) -> Estimate:
+    """Σ totals [n h] / Σ counts [n 1] with the bootstrap over trials."""
+    sums = GroupSums()
+    sums.add(torch.arange(len(totals)), Ratio(totals, counts))
+    return aggregates.bootstrap.ratio(sums)
+
+
+def _head_scores(trials: Sequence[Trial]) -> str:
+    """One line of JSON: the scores of every head in the trials that count, by "layer-head"."""
+    scores: dict[str, list[float]] = {}
+    for trial in trials:
+        for site, layer in trial.copied:
+            for head, score in enumerate(trial.program_score((site, layer)).tolist()):
+                scores.setdefault(f"{layer}-{head}", []).append(score)
+    return json.dumps(scores) + "\n"
+
+
+def _capacities(scores: dict[tuple[Site, int], Estimate], budget: int) -> pd.DataFrame:
+    heads = [HeadId(*place, head) for place, estimate in scores.items() for head in range(len(estimate.value))]
+    values = np.concatenate([estimate.value for estimate in scores.values()])
+    capacities = head_capacities(values, budget=budget)
+    return pd.DataFrame(
+        {
+            "site": [head.site.value for head in heads],
+            "layer": [head.layer for head in heads],
+            "head": [head.head for head in heads],
+            "keys": capacities.astype(int),
+        }
+    )

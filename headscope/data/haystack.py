@@ -1,0 +1,63 @@
+"""A text of a given length with sentences hidden in it: needles in a haystack made of the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Encodes
+from headscope.errors import DataError
+
+BATCH = 256  # sentences that are encoded at a time
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Sentences in their order, with their numbers of subwords; the corpus over again where it is too short."""
+
+    sentences: tuple[str, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def read(cls, corpus: Corpus, encoder: Encodes, *, length: int) -> Haystack:
+        """The first sentences of a corpus that have `length` subwords together."""
+        sentences: list[str] = []
+        lengths: list[int] = []
+        waiting: list[str] = []
+        for sentence in corpus:
+            waiting.append(sentence.source)
+            if len(waiting) == BATCH:
+                _add(waiting, encoder, sentences, lengths)
+                if sum(lengths) >= length:
+                    break
+        _add(waiting, encoder, sentences, lengths)
+        if not sum(lengths):
+            raise DataError(f"{corpus.name} has no text to hide a needle in")
+        copies = -(-length // sum(lengths))
+        return cls(tuple(sentences) * copies, tuple(lengths) * copies)
+
+    def around(self, needles: Sequence[tuple[float, str]], *, length: int) -> str:
+        """Sentences of at most `length` subwords, a line each, with needles after those shares (0 … 1) of them.
+
+        A needle stands at the end of the sentence that it would otherwise interrupt.
+        """
+        ends = list(accumulate(self.lengths))
+        count = sum(end <= length for end in ends)
+        lines: list[str] = []
+        done = 0
+        for depth, needle in sorted(needles, key=lambda pair: pair[0]):
+            before = sum(end <= depth * (ends[count - 1] if count else 0) for end in ends[:count])
+            lines += [*self.sentences[done:before], needle]
+            done = max(done, before)
+        return "\n".join([*lines, *self.sentences[done:count]])
+
+
+def _add(waiting: list[str], encoder: Encodes, sentences: list[str], lengths: list[int]) -> None:
+    """Encode the waiting sentences and put them to the others."""
+    if waiting:
+        encoded = encoder.encode(waiting, side="source", limit=10**9)
+        sentences += waiting
+        lengths += [sum(not special for special in sentence.special) for sentence in encoded]
+        waiting.clear()

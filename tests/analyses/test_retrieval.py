@@ -1,0 +1,218 @@
+"""Retrieval heads: needles in haystacks, what is said of them, and budgets shared out by the scores."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from headscope.analyses.retrieval import Prompt, Trial, encoded, find_needle
+from headscope.attribution.continuation import Step, continue_greedily
+from headscope.attribution.kv_capacity import head_capacities
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.haystack import Haystack
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.result import AnalysisResult
+from headscope.errors import ConfigError, DataError
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId, Site
+from tests.oracles import circuit, retrieval, speakers, tiny
+from tests.oracles.run_options import run_options
+
+PLACE = (Site.DECODER_SELF, 0)
+NEEDLE: dict[str, Any] = {
+    "needle": "w20 w21 w22 w23 w24",
+    "needle_answer": "w21 w22 w23 w24",
+    "needle_question": "w20",
+    "needle_depths": 7,
+    "needle_steps": 6,
+    "haystack_lengths": (30, 40),
+}
+
+
+def words(count: int = 15, *, of: int = 15) -> Corpus:
+    """Sentences of three words, none of them the needle's."""
+    luck = random.Random(1)
+    sentences = [Sentence(n, " ".join(luck.choice(circuit.WORDS[:of]) for _ in range(3)), None) for n in range(count)]
+    return Corpus("words", count, "0" * 40, lambda: iter(sentences), has_target=False)
+
+
+def run(its: Checkpoint, corpus: Corpus, **options: Any) -> AnalysisResult:
+    chosen = choose_analyses(only=["retrieval"])
+    return analyze(its, corpus, analyses=chosen, options=run_options(**(NEEDLE | options)), replicates=50)
+
+
+@cache
+def found() -> AnalysisResult:
+    return run(circuit.checkpoint(), words(), kv_budget=128)
+
+
+def test_the_needle_is_found_by_the_induction_head() -> None:
+    its, induction = found(), HeadId(Site.DECODER_SELF, *circuit.INDUCTION)
+    assert its.labels == {induction: ["retrieval"]} and not its.unsupported
+    heads = its.heads.set_index(["layer", "head"])
+    assert heads.retrieval[circuit.INDUCTION] == 1 and (heads.retrieval.drop(circuit.INDUCTION) == 0).all()
+    trials = its.tables["retrieval"]
+    assert len(trials) == 14 and trials.written.str.startswith("w21 w22 w23 w24").all()
+    assert trials.depth.is_monotonic_increasing is False and trials.length.nunique() == 2
+    assert (trials.groupby("length").start.diff().dropna() > 0).all(), "deeper needles begin later"
+
+
+def test_what_is_copied_twice_counts_once_but_in_the_authors_program() -> None:
+    """At depth 1 the needle stands before the question, and its last word is followed by the first one again."""
+    its = found()
+    last = its.tables["retrieval"].written.iloc[-1].split()
+    assert last == ["w21", "w22", "w23", "w24", "w20", "w21"]
+    program = its.heads.set_index(["layer", "head"]).retrieval_program[circuit.INDUCTION]
+    scores = json.loads(its.files["retrieval/head_score.json"])
+    assert set(scores) == {"0-0", "0-1", "1-0", "1-1"} and scores["1-0"][-1] == 1.25
+    assert np.mean(scores["1-0"]) == pytest.approx(program) and its.files["retrieval/head_score.json"].count("\n") == 1
+
+
+def test_budgets_sum_to_what_is_given() -> None:
+    table = found().tables["retrieval_capacity"]
+    assert int(table["keys"].sum()) == 4 * (128 - 32)
+    assert table["keys"].idxmax() == 2 and (table["keys"] >= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("scores", "budget", "beta", "expected"),
+    [([0.75, 0.25], 128, 1.005, [144, 48]), ([0.9, 0.1], 128, 2.0, [134, 58])],
+)
+def test_published_budgets(scores: list[float], budget: int, beta: float, expected: list[int]) -> None:
+    assert head_capacities(np.array(scores), budget=budget, beta=beta).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_budgets_are_those_of_the_rule_rounded_and_sum_up(seed: int) -> None:
+    luck = np.random.default_rng(seed)
+    scores, budget, beta = luck.random(37), int(luck.integers(40, 400)), float(luck.uniform(1, 3))
+    capacities, free = head_capacities(scores, budget=budget, beta=beta), budget - 32
+    exact = scores / scores.sum() * (free // beta) * 37 + free - free // beta
+    assert capacities.sum() == 37 * free and np.abs(capacities - exact).max() < 1
+    assert head_capacities(np.zeros(5), budget=33).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(("budget", "beta", "why"), [(32, 1.0, "leaves nothing"), (64, 0.5, "at least 1")])
+def test_budgets_that_cannot_be_are_refused(budget: int, beta: float, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        head_capacities(np.ones(3), budget=budget, beta=beta)
+
+
+def trial(steps: list[tuple[int, int]], *, needle: list[int], start: int) -> Trial:
+    """A trial of one head from (most attended position, token) of its steps."""
+    prompt = Prompt([1] * start + needle + [2, 3], start, start + len(needle))
+    made = []
+    for number, (position, token) in enumerate(steps):
+        weights = torch.zeros(1, len(prompt.ids) + number)
+        weights[0, position] = 1
+        made.append(Step(token, {PLACE: weights}, {PLACE: 0}))
+    return Trial.of(prompt, made, depth=0.5)
+
+
+def test_published_example() -> None:
+    steps = [(10, 7), (11, 8), (3, 9), (12, 9)]
+    one = trial(steps, needle=[7, 8, 9, 9], start=10)
+    assert one.program_score(PLACE).item() == 3 / 4 and one.recall == 1 and one.said
+    more = trial([*steps, (12, 9)], needle=[7, 8, 9, 9], start=10)
+    assert more.program_score(PLACE).item() == 1 and more.copied[PLACE].any(dim=0).sum() == 3
+
+
+def test_half_of_the_needle_is_not_enough_for_the_program() -> None:
+    one = trial([(10, 7), (11, 8), (3, 5)], needle=[7, 8, 9, 9], start=10)
+    assert one.recall == 0.5 and not one.said
+
+
+@cache
+def decoder(kind: str) -> Checkpoint:
+    if kind != "mistral":
+        return circuit.checkpoint() if kind == "native" else speakers.checkpoint(kind)
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10}
+    config = transformers.MistralConfig(
+        vocab_size=len(tiny.PIECES), hidden_size=13, intermediate_size=11, sliding_window=tiny.WINDOW, **sizes
+    )
+    return speakers.wrapped(lambda: transformers.MistralForCausalLM(config), speakers.SPEAKERS["llama"])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "native"])
+def test_steps_are_those_of_whole_passes(kind: str) -> None:
+    """With a cache, also one of a sliding window, and the prompt read without being observed."""
+    its, luck = decoder(kind), np.random.default_rng(5)
+    for length in (1, 2, 13):
+        prompt = luck.integers(5, 29, size=length).tolist()
+        expected = retrieval.continuation(its, prompt, 7)
+        steps = list(continue_greedily(its, prompt, steps=7, stop=frozenset()))
+        assert [step.token for step in steps] == [token for token, _ in expected]
+        for step, (_, looked) in zip(steps, expected, strict=True):
+            for (layer, head), position in looked.items():
+                place = (Site.DECODER_SELF, layer)
+                assert int(step.weights[place][head].argmax()) + step.first[place] == position
+        found = Trial.of(Prompt(prompt, 0, length), steps, depth=0.0)
+        scores = retrieval.scores(prompt, 0, length, expected)
+        for (layer, head), score in scores["program"].items():
+            assert found.program_score((Site.DECODER_SELF, layer))[head].item() == pytest.approx(score)
+        for (layer, head), score in scores["paper"].items():
+            copied = found.copied[Site.DECODER_SELF, layer][:, head].any(dim=0)
+            assert copied.double().mean().item() == pytest.approx(score)
+
+
+def test_the_continuation_ends_with_a_stop_token() -> None:
+    its = decoder("gpt2")
+    every = [step.token for step in continue_greedily(its, [5, 6, 7], steps=9, stop=frozenset())]
+    stop = every[3]
+    some = [step.token for step in continue_greedily(its, [5, 6, 7], steps=9, stop=frozenset({stop}))]
+    assert some == every[: every.index(stop) + 1]
+
+
+def test_needles_are_found_where_nine_tenths_of_them_stand() -> None:
+    assert find_needle([1, 2, 9, 4, 3, 5], [3, 4, 9]) == 2, "order is ignored"
+    assert find_needle([1, 2, 3], [3, 4]) is None
+    ten = list(range(10))
+    assert find_needle([*ten[:9], 99], ten) is None and find_needle([*ten, 99], [*ten, 0]) == 0
+
+
+def test_prompts_are_what_they_say() -> None:
+    its = circuit.checkpoint()
+    stack = Haystack.read(words(4), its, length=25)
+    assert sum(stack.lengths) >= 25 and stack.sentences[:4] == stack.sentences[4:8], "read over again"
+    text = stack.around([(0.5, "w20 w21"), (0.0, "w24")], length=14)
+    lines = text.split("\n")
+    assert lines == ["w24", *stack.sentences[:2], "w20 w21", *stack.sentences[2:4]]
+    prompt = Prompt.of(its, f"{text}\nw20", "w20 w21", "w21")
+    assert prompt is not None and prompt.ids[0] == 0, "the start stays"
+    assert prompt.answer == encoded(its, "w21", special=False) and prompt.length == 1
+    assert prompt.ids[prompt.start - 1] == prompt.ids[-1] == encoded(its, "w20", special=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("bert", "is for decoder-only models"), ("t5", "is for decoder-only models")]
+)
+def test_refuses_by_name(kind: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"retrieval: {why}"):
+        run(speakers.checkpoint(kind), speakers.corpus(kind))
+
+
+def test_models_that_predict_no_words_are_refused() -> None:
+    with pytest.raises(ConfigError, match="retrieval: needs a model that predicts words"):
+        run(tiny.checkpoint("mistral", 1), tiny.corpus(1))
+
+
+def test_options_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--needle-answer must be a part of --needle"):
+        run(circuit.checkpoint(), words(), needle_answer="w1")
+    with pytest.raises(DataError, match=r"needle, question and answer take \d+ \+ 60 subwords"):
+        run(circuit.checkpoint(), words(), needle_steps=60)
+
+
+def test_a_model_that_says_nothing_of_it() -> None:
+    needle = {"needle": "ah bh ci dj", "needle_answer": "bh ci dj", "needle_question": "ek", "needle_steps": 1}
+    its = run(decoder("gpt2"), speakers.corpus("gpt2"), **needle)
+    assert its.heads.retrieval.notna().all() and its.heads.retrieval_program.isna().all() and not its.labels
+    assert "retrieval: no trial said half of the needle, so retrieval_program is empty" in its.remarks
+    assert json.loads(its.files["retrieval/head_score.json"]) == {}

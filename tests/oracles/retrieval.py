@@ -1,0 +1,52 @@
+"""What a decoder writes after a prompt and where its heads look, by whole passes without a cache (decoders.md §1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headscope.formats.base import Checkpoint
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.heads import Site
+from headscope.model.capture import capture
+
+Looked = dict[tuple[int, int], int]
+
+
+def continuation(its: Checkpoint, prompt: list[int], steps: int) -> list[tuple[int, Looked]]:
+    """(token, most attended position by layer and head) of every step."""
+    model: Any = its.model
+    ids, found = list(prompt), []
+    for _ in range(steps):
+        row = torch.tensor([ids])
+        with torch.no_grad(), capture(model, ("weights",)) as captured:
+            logits = model(None, row) if isinstance(its, TransformerCheckpoint) else model(input_ids=row).logits
+        looked = {}
+        for (site, layer), heads in its.layout.items():
+            assert site is Site.DECODER_SELF
+            for head in range(heads):
+                weights = captured[site, layer]["weights"][0, head, -1].tolist()
+                looked[layer, head] = weights.index(max(weights))
+        token = int(logits[0, -1].argmax())
+        found.append((token, looked))
+        ids.append(token)
+    return found
+
+
+def scores(prompt: list[int], start: int, end: int, steps: list[tuple[int, Looked]]) -> dict[str, dict[Any, float]]:
+    """Of every head: the share of the needle that it copies, and what the published program adds up."""
+    paper: dict[Any, set[int]] = {}
+    program: dict[Any, int] = {}
+    for token, looked in steps:
+        for head, position in looked.items():
+            paper.setdefault(head, set())
+            program.setdefault(head, 0)
+            if start <= position < end and prompt[position] == token:
+                paper[head].add(position)
+                program[head] += 1
+    size = end - start
+    return {
+        "paper": {head: len(positions) / size for head, positions in paper.items()},
+        "program": {head: count / size for head, count in program.items()},
+    }
