@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.attribution.continuation import Step, continue_greedily
 from headscope.attribution.kv_capacity import head_capacities
-from headscope.bootstrap import Estimate, GroupSums, Ratio
+from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack
@@ -148,12 +148,12 @@ class Retrieval(Analysis):
         said = [trial for trial in self.trials if trial.said]
         for site_layer in self.trials[0].copied if self.trials else ():
             copied = torch.stack([trial.copied[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials])
-            paper[site_layer] = _over_trials(aggregates, copied, lengths)
+            paper[site_layer] = aggregates.bootstrap.over_units(copied, lengths)
             p = share_p(copied, lengths.double(), threshold=THRESHOLD)
             tests.add(site_layer, "retrieval", "retrieval", paper[site_layer], p, threshold=THRESHOLD, counts=lengths)
             if said:
                 scores = torch.stack([trial.program_score(site_layer) for trial in said])
-                program[site_layer] = _over_trials(aggregates, scores, torch.ones(len(said), 1))
+                program[site_layer] = aggregates.bootstrap.over_units(scores, torch.ones(len(said), 1))
         tests.conclude(report)
         report.columns = [Column("retrieval", paper), Column("retrieval_program", program)]
         report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
@@ -279,13 +279,6 @@ def stop_ids(checkpoint: Checkpoint) -> frozenset[int]:
     special = set(range(checkpoint.vocabulary)) - set(checkpoint.plain_ids())
     newlines = (checkpoint.id_of(subword) for subword in ("<0x0A>", "Ċ", "\n"))
     return frozenset(special | {number for number in newlines if number is not None})
-
-
-def _over_trials(aggregates: Aggregates, totals: Tensor, counts: Tensor) -> Estimate:
-    """Σ totals [n h] / Σ counts [n 1] with the bootstrap over trials."""
-    sums = GroupSums()
-    sums.add(torch.arange(len(totals)), Ratio(totals, counts))
-    return aggregates.bootstrap.ratio(sums)
 
 
 def _head_scores(trials: Sequence[Trial]) -> str:

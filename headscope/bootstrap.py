@@ -168,6 +168,12 @@ class Bootstrap:
         """Σ value / Σ count with its interval; NaN where nothing was counted."""
         return self.function(lambda total, count: total / count, group_sums)
 
+    def over_units(self, total: Tensor, count: Tensor) -> Estimate:
+        """Σ total / Σ count of units [n *cells] that are no sentences of the corpus: trials, or tokens."""
+        sums = GroupSums()
+        sums.add(torch.arange(len(total)), Ratio(total, count))
+        return self.ratio(sums)
+
     def ratios(self, group_sums: Sequence[GroupSums]) -> list[Estimate]:
         """`ratio` of each statistic; those of one shape are resampled together, at little more than the cost of one."""
         estimates: dict[int, Estimate] = {}

@@ -66,6 +66,12 @@ class ResidualStream:
         """The layers that have heads, from the first."""
         return sorted(self.outputs, key=lambda site_layer: site_layer[1])
 
+    @property
+    def layers(self) -> list[int]:
+        """All layers with self attention, also those whose heads are all gone, from the first."""
+        order = self.checkpoint.attention_sites.order
+        return sorted(part.layer for part in order if part.site is Site.DECODER_SELF)
+
     @cached_property
     def embeddings(self) -> Tensor:
         """W_E [V d]."""
@@ -81,11 +87,27 @@ class ResidualStream:
         )
         return HeadFactors(query, key, value, output, norm is not None and norm.centred)
 
-    def unembed(self, written: Tensor) -> Tensor:
-        """Logits [… V] of what is written to the stream [… d], for σ = 1 of the last norm and without its shift."""
+    def ov_states(self, site_layer: SiteLayer, states: Tensor) -> Tensor:
+        """What each head writes where it looks at one of these states [n d] alone, but for a factor: [h n d].
+
+        The factor is the 1/σ of the layer's norm; its shift and biases are left out.
+        """
+        heads = self.factors(site_layer)
+        return states @ heads.value @ heads.output
+
+    def unembed(self, written: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Logits [… V] (or of `ids`) of what is written to the stream [… d], for σ = 1 and without the norm's shift."""
         norm = self.readout.norm
         read = written if norm is None else norm.centre(written) * precise(norm.gain)
-        return read @ precise(self.readout.weight).T * self.readout.factor
+        weight = self.readout.weight if ids is None else self.readout.weight[ids]
+        return read @ precise(weight).T * self.readout.factor
+
+    def reaches_logits(self, written: Tensor, logits: Tensor) -> Tensor:
+        """Whether logits [… V] are more than the rounding of what was written [… d]: […]."""
+        size = written.norm(dim=-1) * precise(self.readout.weight).norm(dim=-1).max() * abs(self.readout.factor)
+        rounding = written.shape[-1] * torch.finfo(written.dtype).eps
+        reached: Tensor = logits.amax(dim=-1) - logits.amin(dim=-1) > rounding * size
+        return reached
 
     def vocabulary_product(self) -> Tensor:
         """W_U W_E [d d] with the last norm folded in, summed over the vocabulary."""
@@ -160,6 +182,15 @@ def output_slices(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor | str]:
     return slices
 
 
+def read_states(stream: ResidualStream, ids: Tensor) -> dict[SiteLayer, Tensor]:
+    """Tokens [n] as the heads of each layer read them, before the norm [n d]: embeddings, after the first layer's MLP.
+
+    The first layer itself reads the embeddings.
+    """
+    embedded, after = precise(stream.embeddings[ids.to(stream.embeddings.device)]), after_first_layer(stream, ids)
+    return {(site, layer): after if layer > stream.layers[0] else embedded for site, layer in stream.site_layers}
+
+
 @torch.no_grad()
 def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
     """Tokens [n] as the second layer reads them, x + MLP(norm(x)) with x their embeddings: [n d].
@@ -167,13 +198,14 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
     The heads of the first layer are closed and positions left out: "effective embeddings" (Gould et al. 2023; McDougall
     et al. 2023). Of a model of one layer it is what the last norm reads.
     """
-    checkpoint, (site, first) = stream.checkpoint, stream.site_layers[0]
+    checkpoint, (first, *later) = stream.checkpoint, stream.layers
     model, device = checkpoint.model, checkpoint.device
     seen: list[Tensor] = []
-    entry = layer_block(model, checkpoint, (site, first))
-    later = [site_layer for site_layer in stream.site_layers if site_layer[1] > first][:1]
+    entry = layer_block(model, checkpoint, (Site.DECODER_SELF, first))
     norm = stream.readout.norm
-    end = layer_block(model, checkpoint, later[0]) if later else (norm.module if norm else checkpoint.unembedding()[0])
+    end = norm.module if norm else checkpoint.unembedding()[0]
+    if later:
+        end = layer_block(model, checkpoint, (Site.DECODER_SELF, later[0]))
     states = stream.embeddings[ids.to(device)].to(checkpoint.dtype)[:, None]  # [n 1 d]
     closed = {
         place: torch.zeros(heads, device=device)

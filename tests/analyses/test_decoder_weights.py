@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import torch
 
 from headscope.analyses.composition import compositions, spectra
 from headscope.analyses.copying import ov_spectra
+from headscope.analyses.successor import ordered_tokens, read_sequences
 from headscope.attribution.residual_stream import HeadFactors
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from tests.oracles import full_circuits, speakers, tiny
@@ -23,6 +25,7 @@ from tests.oracles.run_options import run_options
 KINDS = ("gpt2", "llama", "t5", "native-pre")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 NAMES = ("copying", "composition")
+REFUSED = (*NAMES, "successor", "copy_suppression")
 
 
 @cache
@@ -99,7 +102,7 @@ def test_random_heads_have_no_label(kind: str) -> None:
         ("native-post", "passes more than additions on its way to the last norm"),
     ],
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", REFUSED)
 def test_refuses_by_name(kind: str, why: str, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: .*{why}"):
         run(speakers.checkpoint(kind), kind, name)
@@ -154,3 +157,93 @@ def test_a_head_that_copies_and_one_that_does_the_opposite() -> None:
         spectrum = ov_spectra(HeadFactors(head, head, eye, sign * eye, False), torch.eye(7).double())
         assert spectrum.score.item() == pytest.approx(sign)
     assert ov_spectra(HeadFactors(head, head, eye, head, False), torch.eye(7).double()).score.isnan().all()
+
+
+@every_kind
+def test_copy_suppression_counts_tokens_among_the_ten_lowest_of_their_own_row(kind: str) -> None:
+    its = speakers.checkpoint(kind)
+    study = run(its, kind, "copy_suppression")
+    plain = its.common_ids()
+    for row in tuples(decoder_rows(study)):
+        logits = full_circuits.ov_logits(kind, its, row.layer, row.head).tolist()
+        lowered = sum(number in sorted(range(len(logits)), key=logits[number].__getitem__)[:10] for number in plain)
+        assert row.copy_suppression == pytest.approx(lowered / len(plain))
+        assert row.copy_suppression_chance == pytest.approx(10 / len(logits)) and row.functions == ""
+
+
+def test_copy_suppression_of_some_tokens() -> None:
+    its = speakers.checkpoint("llama")
+    few, other = (
+        analyze(
+            its,
+            speakers.corpus("llama"),
+            analyses=choose_analyses(only=["copy_suppression"]),
+            options=run_options(copy_suppression_tokens=7, seed=seed),
+            replicates=11,
+        )
+        for seed in (1, 2)
+    )
+    shares = few.heads.copy_suppression * 7
+    assert (shares - shares.round()).abs().max() < 1e-9 and not few.heads.copy_suppression.equals(
+        other.heads.copy_suppression
+    )
+
+
+ORDERS = "ah ai aj ak al ah\nbh bi nothing bk bl\nch ci\n"
+
+
+@every_kind
+def test_successor_counts_words_whose_next_one_is_raised_most(kind: str, tmp_path: Path) -> None:
+    its, path = speakers.checkpoint(kind), tmp_path / "orders"
+    path.write_text(ORDERS, encoding="utf-8")
+    study = run(its, kind, "successor", sequences=path)
+    words = study.tables["successor_words"]
+    pairs = [
+        ("ah", "ai"),
+        ("ai", "aj"),
+        ("aj", "ak"),
+        ("ak", "al"),
+        ("al", "ah"),
+        ("bh", "bi"),
+        ("bk", "bl"),
+        ("ch", "ci"),
+    ]
+    assert list(zip(words.token, words.next_token, strict=True)) == pairs
+    candidates = {tiny.PIECES.index(word) for pair in pairs for word in pair}
+    shares = study.tables["successor"].set_index(["layer", "head", "sequence"]).share
+    for row in tuples(decoder_rows(study)):
+        logits = full_circuits.ov_logits(kind, its, row.layer, row.head).tolist()
+        hits = []
+        for word, following in pairs:
+            best = max(candidates, key=logits[tiny.PIECES.index(word)].__getitem__)
+            hits.append(best == tiny.PIECES.index(following))
+        assert row.successor == pytest.approx(sum(hits) / 8) and row.functions == ""
+        assert shares[row.layer, row.head, "ah … ah"] == pytest.approx(sum(hits[:5]) / 5)
+
+
+def test_sequences_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "orders"
+    path.write_text("a b\nalone\n", encoding="utf-8")
+    with pytest.raises(DataError, match="'alone' stands alone; write a sequence of words a line"):
+        run(speakers.checkpoint("gpt2"), "gpt2", "successor", sequences=path)
+    study = run(speakers.checkpoint("gpt2"), "gpt2", "successor")
+    assert study.heads.successor.isna().all()
+    assert "successor: no two words of an order are tokens of this vocabulary; give --sequences" in study.remarks
+
+
+def test_english_orders_are_spelled_as_within_a_text() -> None:
+    class Words:
+        pieces: ClassVar[list[str]] = ["Monday", "ĠMonday", "ĠTuesday", "ĠSunday", "Ġ1", "Ġ2", "3", "May"]
+
+        def common_ids(self) -> list[int]:
+            return list(range(len(self.pieces)))
+
+        def subwords(self, ids: list[int]) -> list[str]:
+            return [self.pieces[number] for number in ids]
+
+    found = ordered_tokens(Words(), read_sequences(None))  # type: ignore[arg-type]
+    assert found[["sequence", "token", "next_token"]].to_numpy().tolist() == [
+        ["numbers", "Ġ1", "Ġ2"],
+        ["days", "ĠMonday", "ĠTuesday"],
+        ["days", "ĠSunday", "ĠMonday"],
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +57,24 @@ def test_numbers_are_those_of_the_circuit() -> None:
     assert pair.score == pytest.approx(pair.highest) and pair.score == pytest.approx(len(circuit.PIECES) ** -0.5)
     for kind in "qv":
         assert table.score[(*circuit.INDUCTION, kind, *circuit.PREVIOUS)] == pytest.approx(0, abs=1e-9)
+
+
+def test_heads_that_write_what_comes_next_or_the_opposite_of_what_they_see(tmp_path: Path) -> None:
+    path = tmp_path / "words"
+    path.write_text(" ".join(circuit.WORDS), encoding="utf-8")
+    names, options = ("successor", "copy_suppression", "copying"), run_options(sequences=path)
+    its = analyze(
+        circuit.checkpoint(orders=True), corpus(), analyses=choose_analyses(only=names), options=options, replicates=50
+    )
+    suppressing, succeeding = HeadId(Site.DECODER_SELF, 0, 1), HeadId(Site.DECODER_SELF, 1, 1)
+    assert its.labels == {
+        suppressing: ["copy-suppression"],
+        INDUCTION: ["copying"],
+        succeeding: ["successor"],
+    }
+    heads = its.heads.set_index(["layer", "head"])
+    assert (
+        heads.copying[0, 1] == pytest.approx(-1, abs=0.05)
+        and heads.copy_suppression[0, 1] == heads.successor[1, 1] == 1
+    )
+    assert heads.successor[circuit.PREVIOUS] == heads.copy_suppression[circuit.PREVIOUS] == 0, "no logit reads it"

@@ -34,8 +34,12 @@ def codes(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return basis[: len(PIECES)], basis[len(PIECES) : 2 * len(PIECES)], basis[2 * len(PIECES) :]
 
 
-def model() -> Transformer:
-    """The circuit as a native Transformer in float64."""
+def model(*, orders: bool = False) -> Transformer:
+    """The circuit as a native Transformer in float64.
+
+    With `orders` the other two heads do something too: 0.1 writes the negative of the token it looks at, 1.1 the next
+    one of the vocabulary.
+    """
     stack = StackConfig(
         vocabulary=len(PIECES),
         d_model=D,
@@ -69,13 +73,23 @@ def model() -> Transformer:
         state[f"{name}.output.weight"][:, : len(output)] = output.T
         state[f"{name}.value.weight"][POSITIONS:] = noise[layer, 0]
         state[f"{name}.output.weight"][:, POSITIONS:] = noise[layer, 1].T
+        if orders:
+            last = slice(POSITIONS, POSITIONS + len(PIECES))
+            state[f"{name}.value.weight"][last] += tokens
+            state[f"{name}.output.weight"][:, last] += (tokens.roll(-1, 0) if layer else -tokens).T
     made.load_state_dict(state)
     return made
 
 
-def checkpoint() -> TransformerCheckpoint:
+def checkpoint(*, orders: bool = False) -> TransformerCheckpoint:
     """The model with a vocabulary of words."""
     words = Vocabulary(PIECES, Splitter("words"), start=0, end=2, unknown=3, pad=1, special=frozenset({0, 1, 2}))
     return TransformerCheckpoint(
-        path="circuit", format="native", model=model(), model_type="circuit", digest="0" * 64, source=None, target=words
+        path="circuit",
+        format="native",
+        model=model(orders=orders),
+        model_type="circuit",
+        digest="0" * 64,
+        source=None,
+        target=words,
     )

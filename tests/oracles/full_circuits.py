@@ -86,3 +86,31 @@ def composed(
         "highest": float(highest),
         "baseline": (d - (kind in CENTRED)) ** -0.5,
     }
+
+
+FIRST = {
+    "gpt2": ("transformer.h.0.ln_2", "transformer.h.0.mlp", ("transformer.h.0.attn.c_proj.bias",)),
+    "llama": ("model.layers.0.post_attention_layernorm", "model.layers.0.mlp", ()),
+    "t5": ("decoder.block.0.layer.2.layer_norm", "decoder.block.0.layer.2.DenseReluDense", ()),
+    "native-pre": (
+        "decoder.layers.0.ffn_norm",
+        "decoder.layers.0.ffn",
+        ("decoder.layers.0.self_attention.output.bias", "decoder.layers.0.cross_attention.output.bias"),
+    ),
+}
+
+
+def after_first_layer(kind: str, its: Checkpoint) -> Tensor:
+    """E' [V d]: embeddings, what the closed heads of the first layer leave (their biases), its feed-forward network."""
+    norm, network, biases = FIRST[kind]
+    x = embedding(kind, its) + sum(its.model.get_parameter(name).detach() for name in biases)
+    with torch.no_grad():
+        made: Tensor = x + its.model.get_submodule(network)(its.model.get_submodule(norm)(x))
+    return made
+
+
+def ov_logits(kind: str, its: Checkpoint, layer: int, head: int) -> Tensor:
+    """E' W_V W_O W_U [V V] of a head, E W_V W_O W_U in the first layer."""
+    own = matrices(kind, its, layer, head)
+    read = embedding(kind, its) if layer == 0 else after_first_layer(kind, its)
+    return read @ own["v"] @ own["o"] @ unembedding(kind, its)

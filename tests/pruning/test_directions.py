@@ -44,7 +44,7 @@ MIXED = {"gate": "hard-concrete.v1", "expert": "experts.v1"}
 def model_for(name: str) -> tuple[Checkpoint, Corpus]:
     """A model that has what a column is about, and a text for it."""
     mixing = MIXED.get(name.partition("_")[0])
-    if name.startswith("retrieval"):
+    if name.startswith(("retrieval", "successor")):
         words = [Sentence(n, " ".join(circuit.WORDS[n : n + 5]), None) for n in range(7)]
         return circuit.checkpoint(), Corpus("x", 7, "0" * 40, lambda: iter(words), False)
     if name.startswith("head_gate"):
@@ -59,11 +59,13 @@ def model_for(name: str) -> tuple[Checkpoint, Corpus]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", rankable_names())
-def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name: str) -> None:
+def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name: str, tmp_path: Path) -> None:
     criterion = criterion_named(name)
     checkpoint, corpus = model_for(name)
     ranks = torch.tensor([17 * number % speakers.V * 13 for number in range(speakers.V)])  # some tokens are rare
-    options = run_options(shapley_samples=2, ig_steps=2, ranks=ranks if name.startswith("rarest") else None, **MADE)
+    made: dict[str, Any] = {**MADE, "sequences": tmp_path / "words"}
+    made["sequences"].write_text(" ".join(circuit.WORDS), encoding="utf-8")
+    options = run_options(shapley_samples=2, ig_steps=2, ranks=ranks if name.startswith("rarest") else None, **made)
     scores = criterion.scores(ScoringContext(checkpoint, corpus, options=options))
     assert set(scores) <= set(all_heads(checkpoint.layout)) and np.isfinite(list(scores.values())).any()
     if criterion.keep:

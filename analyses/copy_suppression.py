@@ -1,0 +1,130 @@
+"""Copy suppression: heads that lower the logit of the token that they look at (McDougall et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headscope.attribution.residual_stream import ResidualStream, SiteLayer, find_stream, read_states
+from headscope.bootstrap import Estimate
+from headscope.config import LabelOptions, option
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.declarations import HeadFunction, Measure
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import above_chance
+from headscope.formats.base import Checkpoint
+
+THRESHOLD, TIMES_CHANCE = 0.5, 2.0
+LOWEST = 10
+ROWS, CELLS = 64, 2**26  # tokens whose logits are held at a time, and numbers of W_O W_U
+
+
+@dataclass(frozen=True)
+class CopySuppressionOptions(LabelOptions):
+    """Options of `copy_suppression`."""
+
+    copy_suppression_tokens: int = option(
+        1000, "Tokens of the vocabulary that copy suppression is measured on.", metavar="N", minimum=1
+    )
+
+
+@analysis
+class CopySuppression(Analysis):
+    """Share of tokens whose own logit is among the ten lowest of what a head writes for them (McDougall et al. 2023).
+
+    The logits are E' W_V W_O W_U, a row for every token, with the gains of the norms folded in and without biases. E'
+    are the embeddings after the first layer's feed-forward network, its heads closed and positions left out; the
+    first layer reads the embeddings themselves. Measured on tokens drawn from the vocabulary
+    (`--copy-suppression-tokens`), special ones left out; `copy_suppression_chance` is ten over the size of the
+    vocabulary. For decoders whose heads add to what the last norm reads (pre-norm).
+
+    That a head lowers what it looks at is half of copy suppression; the other half, that it looks at what is about to
+    be predicted, depends on the text and is not measured. A head is labelled `copy-suppression` if the share is at
+    least 0.5, and twice chance, on the evidence of `headscope.engine.evidence.labels` with tokens as units: one test
+    a head.
+    """
+
+    name = "copy_suppression"
+    order = 143
+    default = False
+    sampled = True
+    passes = frozenset()
+    summary = "share of tokens whose own logit a head lowers most of all where it looks at them"
+    measures = (
+        Measure("copy_suppression", "tokens whose logit it lowers most", range=(0, 1)),
+        Measure("copy_suppression_chance", "the same by chance", range=(0, 1)),
+    )
+    functions = (
+        HeadFunction("copy-suppression", "⊖", "x", "#aa4466", "lowers the logit of what it attends to", order=15),
+    )
+    Options = CopySuppressionOptions
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.lowered: dict[SiteLayer, Tensor] = {}
+        self.chance = 0.0
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        stream = find_stream(checkpoint, embeddings=True)
+        return stream if isinstance(stream, str) else None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        stream = find_stream(checkpoint, embeddings=True)
+        assert isinstance(stream, ResidualStream)
+        plain = torch.tensor(checkpoint.common_ids())
+        luck = torch.Generator().manual_seed(self.run.seed)
+        ids = plain[torch.randperm(len(plain), generator=luck)[: self.options.copy_suppression_tokens]].sort().values
+        self.chance = LOWEST / len(stream.readout.weight)
+        for site_layer, states in read_states(stream, ids).items():
+            self.lowered[site_layer] = lowest(stream, site_layer, states, ids.to(states.device)).T.double().cpu()
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
+        shares: dict[SiteLayer, Estimate] = {}
+        chances: dict[SiteLayer, Estimate] = {}
+        for site_layer, lowered in self.lowered.items():  # [n h]
+            counts = torch.ones(len(lowered), 1, dtype=torch.float64)
+            evenly = torch.full_like(lowered, self.chance)
+            shares[site_layer], chances[site_layer] = (
+                aggregates.bootstrap.over_units(values, counts) for values in (lowered, evenly)
+            )
+            p, threshold = above_chance(lowered, evenly, counts, threshold=THRESHOLD, times=TIMES_CHANCE)
+            tests.add(
+                site_layer,
+                "copy_suppression",
+                "copy-suppression",
+                shares[site_layer],
+                p,
+                threshold=threshold,
+                counts=counts,
+                baseline=self.chance,
+            )
+        tests.conclude(report)
+        report.columns = [Column("copy_suppression", shares), Column("copy_suppression_chance", chances)]
+        return report
+
+    def signature(self) -> dict[str, str]:
+        return {"tokens": str(self.options.copy_suppression_tokens), **evidence_signature(self.options)}
+
+
+def lowest(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: Tensor) -> Tensor:
+    """Whether what each head writes for tokens [n], read as states [n d], has them among its ten lowest logits: [h n].
+
+    Where logits tie, the token comes first; a head whose writing is read by no logit lowers none. Heads and tokens
+    are taken so many at a time that their logits fit in memory.
+    """
+    heads, parts = stream.factors(site_layer), []
+    contexts = states @ heads.value  # [h n k]
+    size = max(1, CELLS // (contexts.shape[-1] * len(stream.readout.weight)))
+    for some, output in zip(contexts.split(size), heads.output.split(size), strict=True):
+        table, lowered = stream.unembed(output), []  # [h k V]
+        for context, own_ids in zip(some.split(ROWS, dim=1), ids.split(ROWS), strict=True):
+            logits = context @ table  # [h n V]
+            own = logits.gather(-1, own_ids[None, :, None].expand(len(some), -1, 1))
+            reached = stream.reaches_logits(context @ output, logits)
+            lowered.append(((logits < own).sum(dim=-1) < LOWEST) & reached)
+        parts.append(torch.cat(lowered, dim=1))
+    return torch.cat(parts)

@@ -1,0 +1,163 @@
+"""Successor heads: looking at Monday they raise the logit of Tuesday (Gould et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.attribution.residual_stream import ResidualStream, SiteLayer, find_stream, read_states
+from headscope.bootstrap import Estimate
+from headscope.config import LabelOptions, option
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.declarations import HeadFunction, Measure
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import share_p
+from headscope.errors import DataError
+from headscope.files.reading import read_text
+from headscope.formats.base import Checkpoint
+
+THRESHOLD = 0.5
+WORDS = ["sequence", "token", "id", "next_token", "next_id"]
+SPELLINGS = ("Ġ{}", "▁{}", "{}</w>", "{}")  # of a word as a token of its own, by kinds of vocabularies
+SEQUENCES = {
+    "numbers": " ".join(map(str, range(1, 201))),
+    "number words": "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen twenty",
+    "ordinals": "first second third fourth fifth sixth seventh eighth ninth tenth",
+    "days": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday Monday",
+    "short days": "Mon Tue Wed Thu Fri Sat Sun Mon",
+    "months": "January February March April May June July August September October November December January",
+    "short months": "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec Jan",
+    "letters": "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z",
+}
+
+
+@dataclass(frozen=True)
+class SuccessorOptions(LabelOptions):
+    """Options of `successor`."""
+
+    sequences: Path | None = option(
+        None,
+        "Ordered words for successor, a sequence a line, instead of English ones.",
+        metavar="FILE",
+        refuse_idle=True,
+    )
+
+
+@analysis
+class Successor(Analysis):
+    """Share of ordered words for which a head that looks at one raises the next one most of all (Gould et al. 2023).
+
+    The logits are E' W_V W_O W_U, the gains of the norms folded in and biases left out. E' are the embeddings after
+    the first layer's feed-forward network, its heads closed and positions left out; the first layer reads the
+    embeddings themselves. The orders are numbers, number words, ordinals, days, months, their short forms and letters
+    (`--sequences` gives others: a word that comes again at the end closes a circle). Words count that are one token
+    each, spelled as within a text, and whose next one is too; the highest logit is that among the words of all
+    orders. For decoders whose heads add to what the last norm reads (pre-norm).
+
+    A head is labelled `successor` if the share is at least 0.5, on the evidence of `headscope.engine.evidence.labels`
+    with words as units: one test a head. successor.csv has the share in each order, successor_words.csv the words
+    that count.
+    """
+
+    name = "successor"
+    order = 142
+    default = False
+    passes = frozenset()
+    summary = "share of ordered words (days, numbers) for which a head raises the next one most"
+    measures = (Measure("successor", "words whose successor it raises most", range=(0, 1)),)
+    functions = (HeadFunction("successor", "➚", "S", "#bb5566", "raises the next one in an order", order=14),)
+    Options = SuccessorOptions
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.hits: dict[SiteLayer, Tensor] = {}
+        self.words = pd.DataFrame(columns=WORDS)
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        stream = find_stream(checkpoint, embeddings=True)
+        return stream if isinstance(stream, str) else None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        stream = find_stream(checkpoint, embeddings=True)
+        assert isinstance(stream, ResidualStream)
+        self.words = ordered_tokens(checkpoint, read_sequences(self.options.sequences))
+        ids, following = (torch.tensor(self.words[name].to_numpy(dtype=int)) for name in ("id", "next_id"))
+        if not len(ids):
+            self.hits = {place: torch.zeros(0, checkpoint.layout[place]).double() for place in stream.site_layers}
+            return
+        every = torch.cat([ids, following]).unique()
+        for site_layer, states in read_states(stream, ids).items():
+            written = stream.ov_states(site_layer, states)  # [h n d]
+            logits = stream.unembed(written, every.to(written.device))  # [h n c]
+            highest, writes = every[logits.argmax(dim=-1).cpu()], stream.reaches_logits(written, logits).cpu()  # [h n]
+            self.hits[site_layer] = ((highest == following) & writes).T.double()
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
+        shares: dict[SiteLayer, Estimate] = {}
+        for site_layer, hits in self.hits.items():  # [n h]
+            if not len(hits):
+                shares[site_layer] = Estimate(*[np.full(hits.shape[1], np.nan)] * 3)
+                continue
+            counts = torch.ones(len(hits), 1, dtype=torch.float64)
+            shares[site_layer] = aggregates.bootstrap.over_units(hits, counts)
+            p = share_p(hits, counts, threshold=THRESHOLD)
+            tests.add(site_layer, "successor", "successor", shares[site_layer], p, threshold=THRESHOLD, counts=counts)
+        tests.conclude(report)
+        report.columns = [Column("successor", shares)]
+        report.tables = {"successor": self._by_sequence(), "successor_words": self.words}
+        if not len(self.words):
+            report.remarks.append("successor: no two words of an order are tokens of this vocabulary; give --sequences")
+        return report
+
+    def _by_sequence(self) -> pd.DataFrame:
+        names = self.words["sequence"].to_numpy()
+        rows = [
+            (
+                head.site.value,
+                head.layer,
+                head.head,
+                name,
+                int((names == name).sum()),
+                float(hits[names == name, head.head].mean()),
+            )
+            for site_layer, hits in self.hits.items()
+            for head in head_ids(site_layer, hits.shape[1])
+            for name in dict.fromkeys(names)
+        ]
+        return pd.DataFrame(rows, columns=["site", "layer", "head", "sequence", "words", "share"])
+
+    def signature(self) -> dict[str, str]:
+        given = self.options.sequences
+        return {"orders": "english" if given is None else given.name, **evidence_signature(self.options)}
+
+
+def read_sequences(path: Path | None) -> dict[str, list[str]]:
+    """The orders of a file, a sequence of words a line, or the English ones; DataError for a line of one word."""
+    if path is None:
+        return {name: words.split() for name, words in SEQUENCES.items()}
+    lines = [line.split() for line in read_text(path, error=DataError).splitlines() if line.strip()]
+    if short := [line for line in lines if len(line) < 2]:
+        raise DataError(f"{path}: {short[0][0]!r} stands alone; write a sequence of words a line")
+    return {f"{line[0]} … {line[-1]}": line for line in lines}
+
+
+def ordered_tokens(checkpoint: Checkpoint, sequences: dict[str, list[str]]) -> pd.DataFrame:
+    """Words of each sequence that are one token and so is the next one, in the spelling that most of them have."""
+    rows, plain = [], checkpoint.common_ids()
+    ids = dict(zip(checkpoint.subwords(plain), plain, strict=True))
+    for name, words in sequences.items():
+        spellings = [[spelling.format(word) for word in words] for spelling in SPELLINGS]
+        tokens = max(spellings, key=lambda spelled: sum(token in ids for token in spelled))
+        for token, following in pairwise(tokens):
+            if token in ids and following in ids:
+                rows.append((name, token, ids[token], following, ids[following]))
+    return pd.DataFrame(rows, columns=WORDS).drop_duplicates("id")
