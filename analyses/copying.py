@@ -47,7 +47,7 @@ class Copying(Analysis):
         Measure("copying_chance", "spread of copying by chance", range=(0, None)),
     )
     functions = (
-        HeadFunction("copying", "◎", "c", "#117733", "copying: raises the logit of what it attends to", order=8),
+        HeadFunction("copying", "◎", "c", "#332288", "copying: raises the logit of what it attends to", order=8),
     )
 
     def __init__(self, run: RunOptions) -> None:

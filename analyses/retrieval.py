@@ -17,7 +17,7 @@ from headscope.attribution.kv_capacity import head_capacities
 from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
 from headscope.data.corpus import Corpus
-from headscope.data.haystack import Haystack
+from headscope.data.haystack import Haystack, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, max_and_position
 from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
@@ -118,7 +118,7 @@ class Retrieval(Analysis):
     def read(self, corpus: Corpus) -> None:
         assert self.checkpoint is not None
         checkpoint, options = self.checkpoint, self.options
-        around = sum(len(encoded(checkpoint, text)) for text in (options.needle, options.needle_question))
+        around = sum(len(prompt_ids(checkpoint, text)) for text in (options.needle, options.needle_question))
         longest = (checkpoint.limit or max(options.haystack_lengths)) - options.needle_steps
         lengths = sorted({min(length, longest) - around for length in options.haystack_lengths})
         if lengths[-1] < 1:
@@ -193,14 +193,14 @@ class Prompt:
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str, needle: str, answer: str) -> Prompt | None:
         """A text as a prompt, None where its answer cannot be found again among its ids."""
-        ids = encoded(checkpoint, text)
+        ids = prompt_ids(checkpoint, text)
         first = text.index(needle) + needle.index(answer)
         spans = checkpoint.spans(text, ids)
         if spans is not None:
             inside = [n for n, span in enumerate(spans) if span and span[0] < first + len(answer) and span[1] > first]
             return cls(ids, inside[0], inside[-1] + 1) if inside else None
-        start = find_needle(ids, encoded(checkpoint, answer, special=False))
-        return None if start is None else cls(ids, start, start + len(encoded(checkpoint, answer, special=False)))
+        start = find_needle(ids, prompt_ids(checkpoint, answer, special=False))
+        return None if start is None else cls(ids, start, start + len(prompt_ids(checkpoint, answer, special=False)))
 
 
 @dataclass
@@ -263,15 +263,6 @@ def find_needle(ids: Sequence[int], needle: Sequence[int]) -> int | None:
         if len(wanted & set(ids[start : start + len(needle)])) > 0.9 * len(wanted):
             return start
     return None
-
-
-def encoded(checkpoint: Checkpoint, text: str, *, special: bool = True) -> list[int]:
-    """Ids of a text that goes on: without special ones at its end, and with `special` False without any."""
-    (sentence,) = checkpoint.encode([text], side="source", limit=10**9)
-    ids, marks = list(sentence.ids), list(sentence.special)
-    while marks and marks[-1]:
-        ids.pop(), marks.pop()
-    return ids if special else [number for number, mark in zip(ids, marks, strict=True) if not mark]
 
 
 def stop_ids(checkpoint: Checkpoint) -> frozenset[int]:

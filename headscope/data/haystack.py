@@ -54,6 +54,15 @@ class Haystack:
         return "\n".join([*lines, *self.sentences[done:count]])
 
 
+def prompt_ids(encoder: Encodes, text: str, *, special: bool = True) -> list[int]:
+    """Ids of a text that goes on: without special ones at its end, and with `special` False without any."""
+    (sentence,) = encoder.encode([text], side="source", limit=10**9)
+    ids, marks = list(sentence.ids), list(sentence.special)
+    while marks and marks[-1]:
+        ids.pop(), marks.pop()
+    return ids if special else [number for number, mark in zip(ids, marks, strict=True) if not mark]
+
+
 def _add(waiting: list[str], encoder: Encodes, sentences: list[str], lengths: list[int]) -> None:
     """Encode the waiting sentences and put them to the others."""
     if waiting:

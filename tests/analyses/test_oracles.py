@@ -115,7 +115,15 @@ def trial(request: pytest.FixtureRequest) -> Trial:
     checkpoint = tiny.checkpoint(kind, seed)
     corpus = tiny.corpus(seed, target=tiny.KINDS[kind].two_sided)
     options = run_options(
-        keep_special=keep, relations="nsubj,det,obj", ranks=torch.tensor(RANKS), frequencies="made", seed=SEED
+        keep_special=keep,
+        relations="nsubj,det,obj",
+        ranks=torch.tensor(RANKS),
+        frequencies="made",
+        seed=SEED,
+        streaming_steps=1,
+        streaming_lengths=(3, 9),
+        passkeys=1,
+        passkey_length=2,
     )
     observing = [cls for _, cls in ANALYSES if cls.explain is Analysis.explain]  # the others make passes of their own
     study = analyze(

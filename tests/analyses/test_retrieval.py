@@ -12,11 +12,11 @@ import pytest
 import torch
 import transformers
 
-from headscope.analyses.retrieval import Prompt, Trial, encoded, find_needle
+from headscope.analyses.retrieval import Prompt, Trial, find_needle
 from headscope.attribution.continuation import Step, continue_greedily
 from headscope.attribution.kv_capacity import head_capacities
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.haystack import Haystack
+from headscope.data.haystack import Haystack, prompt_ids
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
@@ -186,8 +186,8 @@ def test_prompts_are_what_they_say() -> None:
     assert lines == ["w24", *stack.sentences[:2], "w20 w21", *stack.sentences[2:4]]
     prompt = Prompt.of(its, f"{text}\nw20", "w20 w21", "w21")
     assert prompt is not None and prompt.ids[0] == 0, "the start stays"
-    assert prompt.answer == encoded(its, "w21", special=False) and prompt.length == 1
-    assert prompt.ids[prompt.start - 1] == prompt.ids[-1] == encoded(its, "w20", special=False)[0]
+    assert prompt.answer == prompt_ids(its, "w21", special=False) and prompt.length == 1
+    assert prompt.ids[prompt.start - 1] == prompt.ids[-1] == prompt_ids(its, "w20", special=False)[0]
 
 
 @pytest.mark.parametrize(

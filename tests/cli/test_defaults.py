@@ -47,6 +47,6 @@ def test_defaults_are_those_of_the_config(command: Callable[..., None], configs:
         if theirs is MISSING:
             assert mine is inspect.Parameter.empty, name
         elif isinstance(theirs, tuple):  # lists are text on the command line
-            assert tuple((mine or "").split(",")) == (theirs or ("",)), name
+            assert tuple((mine or "").split(",")) == (tuple(map(str, theirs)) or ("",)), name
         else:
             assert mine == theirs, name

@@ -35,9 +35,10 @@ from headscope.pruning.sweep.sweep import run_sweep
 from tests.oracles import checkpoints, circuit, gated_heads, speakers
 from tests.oracles.run_options import run_options
 
-ONE_SIDED = {"direct_logit", "massive", "massive_chance"}
+ONE_SIDED = {"direct_logit", "massive", "massive_chance", "full_attention"}
 NEEDLE = {"needle": "w20 w21 w22", "needle_answer": "w21 w22", "needle_question": "w20", "needle_steps": 3}
-MADE = {**NEEDLE, "haystack_lengths": (15,), "massive_magnitude": 1.0, "massive_ratio": 2.0}
+STREAMING = {"streaming_steps": 2, "streaming_lengths": (9, 9), "passkeys": 1, "passkey_length": 2}
+MADE = {**NEEDLE, **STREAMING, "haystack_lengths": (15,), "massive_magnitude": 1.0, "massive_ratio": 2.0}
 MIXED = {"gate": "hard-concrete.v1", "expert": "experts.v1"}
 
 

@@ -1,0 +1,214 @@
+"""Streaming heads: mixed attention against loops inside transformers, learnt gates, files that others read."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import headscope as hs
+from headscope.attribution.streaming_gates import (
+    LabelledText,
+    StreamingFit,
+    distillation_loss,
+    learning_rate_share,
+    streaming_keys,
+    streaming_weights,
+)
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.haystack import Haystack
+from headscope.data.passkeys import Passkeys
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.result import AnalysisResult
+from headscope.errors import ConfigError, DataError
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from tests.oracles import circuit, speakers, streaming, tiny
+from tests.oracles.run_options import run_options
+
+TASK: dict[str, Any] = {
+    "streaming_sink": 1,
+    "streaming_recent": 3,
+    "streaming_steps": 30,
+    "streaming_lr": 0.1,
+    "streaming_lengths": (20, 30),
+    "passkeys": 1,
+    "passkey_length": 4,
+    "passkey_words": circuit.WORDS[15:20],
+    "passkey_needle": "w24",
+    "passkey_question": "w24",
+}
+
+
+def words() -> Corpus:
+    luck = random.Random(1)
+    sentences = [Sentence(n, " ".join(luck.choice(circuit.WORDS[:15]) for _ in range(3)), None) for n in range(12)]
+    return Corpus("words", 12, "0" * 40, lambda: iter(sentences), has_target=False)
+
+
+def run(its: Checkpoint, corpus: Corpus, **options: Any) -> AnalysisResult:
+    chosen = choose_analyses(only=["streaming"])
+    return analyze(its, corpus, analyses=chosen, options=run_options(**(TASK | options)), replicates=11)
+
+
+def test_streaming_attention_sees_the_first_and_the_last_keys() -> None:
+    visible = streaming_keys(5, 5, sink=1, recent=2)
+    assert visible.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 0, 1, 1, 0],
+        [1, 0, 0, 1, 1],
+    ]
+    assert torch.equal(streaming_keys(2, 5, sink=1, recent=2), visible[3:]), "with a cache"
+
+
+def test_streaming_weights_are_a_softmax_of_their_own() -> None:
+    torch.manual_seed(1)
+    scores, visible = torch.randn(2, 3, 7, 7).double(), streaming_keys(7, 7, sink=2, recent=3)
+    causal = torch.ones(7, 7).tril().bool()
+    full = scores.masked_fill(~causal, -torch.inf).softmax(-1)
+    expected = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    torch.testing.assert_close(streaming_weights(full, visible), expected)
+    learnt = torch.randn(3).double()[None, :, None, None].expand(2, 3, 7, 1)  # a sink of the softmax
+    with_sink = [
+        torch.cat([each, learnt], -1) for each in (scores.masked_fill(~mask, -torch.inf) for mask in (causal, visible))
+    ]
+    full, expected = (each.softmax(-1)[..., :-1] for each in with_sink)
+    torch.testing.assert_close(streaming_weights(full, visible, 1 - full.sum(-1)), expected)
+
+
+@cache
+def llama() -> Checkpoint:
+    """Llama whose norms are computed in float64 too, for finite differences: all else is `speakers`'."""
+    return speakers.checkpoint("llama")
+
+
+@pytest.mark.parametrize("first", [4, 11])
+def test_loss_is_that_of_loops(first: int) -> None:
+    its, luck = llama(), np.random.default_rng(3)
+    ids, gates = luck.integers(5, 50, size=13).tolist(), luck.random((2, 2))
+    fit = StreamingFit(sink=2, recent=3, penalty=0.07)
+    ours = {(Site.DECODER_SELF, layer): torch.tensor(gates[layer]) for layer in range(2)}
+    loss = distillation_loss(its, ours, LabelledText(ids, first), fit)
+    their_gates = {layer: gates[layer].tolist() for layer in range(2)}
+    expected = streaming.loss(its.model, their_gates, ids, first, sink=2, recent=3, penalty=0.07)
+    assert loss.item() == pytest.approx(expected, rel=1e-5) and expected > 0.05
+    whole = distillation_loss(its, {place: torch.ones(2) for place in ours}, LabelledText(ids, first), fit)
+    assert whole.item() == pytest.approx(0.07), "open gates are the model itself"
+
+
+def test_the_slope_of_the_loss_is_that_of_differences() -> None:
+    its, luck = llama(), np.random.default_rng(4)
+    ids, fit = luck.integers(5, 50, size=13).tolist(), StreamingFit(sink=1, recent=2, penalty=0.05)
+    gates = {(Site.DECODER_SELF, layer): torch.full((2,), 0.6).requires_grad_() for layer in range(2)}
+    with torch.enable_grad():
+        distillation_loss(its, gates, LabelledText(ids, 5), fit).backward()
+    step = 1e-2
+    for place, gate in gates.items():
+        for group in range(2):
+            ends = []
+            for sign in (1, -1):
+                moved = {other: own.detach().clone() for other, own in gates.items()}
+                moved[place][group] += sign * step
+                ends.append(distillation_loss(its, moved, LabelledText(ids, 5), fit).item())
+            assert gate.grad is not None
+            assert gate.grad[group].item() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-5)
+
+
+def test_learning_rate_rises_and_falls() -> None:
+    shares = [learning_rate_share(step, 20) for step in range(20)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1] and shares[4:16] == [1] * 12
+    assert (
+        shares[16:] == [1, 0.75, 0.5, 0.25] and learning_rate_share(0, 2000) == 0.1 and learning_rate_share(0, 1) == 1
+    )
+
+
+@cache
+def learnt() -> AnalysisResult:
+    return run(circuit.checkpoint(), words())
+
+
+def test_the_induction_head_needs_far_keys_and_the_others_do_not() -> None:
+    its = learnt()
+    heads = its.heads.set_index(["layer", "head"]).full_attention
+    assert heads[circuit.INDUCTION] > 0.7 and (heads.drop(circuit.INDUCTION) < 0.3).all() and not its.labels
+    assert (its.heads.full_attention_low == its.heads.full_attention).all()
+
+
+def test_the_seed_decides() -> None:
+    again, other = (
+        run(circuit.checkpoint(), words(), streaming_steps=4),
+        run(circuit.checkpoint(), words(), streaming_steps=4),
+    )
+    assert again.heads.equals(other.heads)
+
+
+def test_others_read_the_files(tmp_path: Path) -> None:
+    for name, text in learnt().files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    keep, sink, recent = streaming.read_heads(tmp_path / "streaming", sparsity=0.75)
+    assert keep.shape == (2, 2) and keep[circuit.INDUCTION] and keep.sum() == 1 and (sink, recent) == (1, 3)
+    assert streaming.read_heads(tmp_path / "streaming", sparsity=1)[0].sum() == 0
+    assert np.loadtxt(tmp_path / "streaming" / "full_attention_heads.tsv", delimiter="\t", ndmin=2).shape == (2, 2)
+
+
+def test_a_run_writes_them(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=len(tiny.PIECES),
+        hidden_size=12,
+        intermediate_size=11,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=4,
+        max_position_embeddings=97,
+    )
+    torch.manual_seed(1)
+    model = hs.load(transformers.LlamaForCausalLM(config), tokenizer=tiny.tokenizer([tiny.START], []))
+    options: dict[str, Any] = TASK | {"streaming_steps": 2, "passkey_words": ("ah", "bh"), "streaming_lengths": (5, 9)}
+    study = model.analyze(["ah bh ci", "dj ah", "ek bh ci"], only=["streaming"], **options)
+    out = study.save(tmp_path / "run", figures=False)
+    keep, *_ = streaming.read_heads(out / "streaming", sparsity=0)
+    assert keep.shape == (2, 3) and keep.all()
+    study.save(tmp_path / "run", figures=False, force=True)
+    rows = study.heads.full_attention.to_numpy().reshape(2, 3, 2)
+    assert (rows[..., 0] == rows[..., 1]).all(), "heads of a group share a gate"
+
+
+def test_passkeys_are_hidden_and_asked_for() -> None:
+    stack = Haystack.read(words(), circuit.checkpoint(), length=30)
+    task = Passkeys(count=2, length=3, words=("x", "y"), needle="the {ordinal} is", question="{ordinal}?")
+    text, questions = task.hidden(stack, length=30, luck=random.Random(1))
+    lines, asked = text.split("\n"), questions.split("\n")
+    told = [line for line in lines if line.startswith("the ")]
+    assert len(told) == 2 and [line.split()[1] for line in told] == ["first", "second"] and len(lines) == 12
+    assert asked == [f"{name}? {line.split(' is ')[1]}" for name, line in zip(("first", "second"), told, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "why"),
+    [
+        ({"streaming_lengths": (5,)}, ConfigError, "--streaming-lengths takes two numbers"),
+        ({"streaming_lengths": (9, 5)}, ConfigError, "--streaming-lengths takes two numbers"),
+        ({"passkeys": 21}, ConfigError, "--passkeys is 21; it must be at most 20"),
+        ({"passkeys": 12}, DataError, "12 passkeys with their questions take about .* and the model reads 61"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
+        run(circuit.checkpoint(), words(), **options)
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5", "native-pre"])
+def test_refuses_by_name(kind: str) -> None:
+    with pytest.raises(ConfigError, match="streaming: is for decoder-only models"):
+        run(speakers.checkpoint(kind), speakers.corpus(kind))
