@@ -54,13 +54,13 @@ def functions_found(part: Part) -> tuple[str, str]:
     """What was done in part 1, and what came out and why."""
     study = part.analysis.study
     evidence = study.tables.get("labels")
-    found = [] if evidence is None else list(_best_of_each(evidence[evidence["given"].astype(bool)]))
+    clearest = [] if evidence is None else list(_best_of_each(evidence[evidence["given"].astype(bool)]))
     sinks = sum("sink" in labels for labels in study.labels.values())
     done = (
         f"{study.sentences} English sentences with their parses went once through a pretrained BERT; each of its "
         f"{len(study.heads)} heads got its measures, with intervals."
     )
-    what = "; ".join(found) or "No head is positional or syntactic beyond doubt on so few sentences"
+    what = "; ".join(clearest) or "No head is positional or syntactic beyond doubt on so few sentences"
     withheld = 0 if evidence is None else int((~evidence["given"].astype(bool)).sum())
     return done, (
         f"{what}. {sinks} heads give most of their attention to special tokens, which is where a head goes that finds "

@@ -96,9 +96,9 @@ def _ranked(study: AnalysisResult, main: str) -> pd.DataFrame:
 
 def _cells(row: dict[Any, Any]) -> list[str]:
     p = row["p_adjusted"]
-    told = "" if p != p else "not told" if p > LEVEL else "above" if row["value"] > 0 else "below"
+    from_zero = "" if p != p else "not told" if p > LEVEL else "above" if row["value"] > 0 else "below"
     functions = row["functions"].replace(";", " ")
-    return [str(row["rank"]), _name(row), _number(row["value"]), _interval(row), told, functions]
+    return [str(row["rank"]), _name(row), _number(row["value"]), _interval(row), from_zero, functions]
 
 
 def _name(row: Any) -> str:
@@ -124,8 +124,12 @@ def _agreement(pairs: pd.DataFrame, main: str) -> Table:
     for name in (f"Spearman with {main}", f"Kendall with {main}", "mean Spearman with the others"):
         table.add_column(name, justify="right")
     for name in dict.fromkeys([*pairs["first"], *pairs["second"]]):
-        its = pairs[(pairs["first"] == name) | (pairs["second"] == name)]
-        beside = its[(its["first"] == main) | (its["second"] == main)] if name != main else its.head(0)
+        own_pairs = pairs[(pairs["first"] == name) | (pairs["second"] == name)]
+        beside = (
+            own_pairs[(own_pairs["first"] == main) | (own_pairs["second"] == main)]
+            if name != main
+            else own_pairs.head(0)
+        )
         cells = [f"{float(beside[kind].iloc[0]):.2f}" if len(beside) else "" for kind in ("spearman", "kendall")]
-        table.add_row(name, *cells, f"{its['spearman'].mean():.2f}")
+        table.add_row(name, *cells, f"{own_pairs['spearman'].mean():.2f}")
     return table

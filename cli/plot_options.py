@@ -121,15 +121,15 @@ Out = Annotated[
 def drawing(function: Callable[..., None]) -> Callable[..., None]:
     """A command of what `function` takes and the shared options, which reach it as `output`, in their style."""
     hints = get_type_hints(function, include_extras=True)
-    own = [each for each in inspect.signature(function).parameters.values() if each.name != "output"]
-    return shared_command(function, [parameter(each.name, hints[each.name], each.default) for each in own])
+    own = [option for option in inspect.signature(function).parameters.values() if option.name != "output"]
+    return shared_command(function, [parameter(option.name, hints[option.name], option.default) for option in own])
 
 
 def shared_command(function: Callable[..., None], own: Sequence[inspect.Parameter]) -> Callable[..., None]:
     """The same, of these parameters."""
     required = inspect.Parameter.empty
-    needed = [each for each in own if each.default is required]
-    optional = [each for each in own if each.default is not required]
+    needed = [option for option in own if option.default is required]
+    optional = [option for option in own if option.default is not required]
     common = [parameter(name, *about) for name, about in SHARED.items()]
 
     def command(**values: Any) -> None:

@@ -149,10 +149,10 @@ def show_removed(removed: Removed) -> None:
         old, new = getattr(removed.before, name), getattr(removed.after, name)
         if old:
             table.add_row(title, f"{old:,}", f"{new:,}", f"{100 * (1 - new / old):.1f} %")
-    for each in removed.paces:
-        title = f"{each.what}, {each.sentences} sentence{'s' if each.sentences > 1 else ''}, ms"
-        faster = f"{each.speedup:.2f} × faster"
-        table.add_row(title, f"{1e3 * each.before:.2f}", f"{1e3 * each.after:.2f}", faster)
+    for pace in removed.paces:
+        title = f"{pace.what}, {pace.sentences} sentence{'s' if pace.sentences > 1 else ''}, ms"
+        faster = f"{pace.speedup:.2f} × faster"
+        table.add_row(title, f"{1e3 * pace.before:.2f}", f"{1e3 * pace.after:.2f}", faster)
     screen.print(table)
     masked = "masked"
     if removed.compensated is not None:

@@ -198,7 +198,7 @@ def _moved(value: T, old: Path, new: Path) -> T:
     if isinstance(value, (str, Path)):
         moved = type(value)(str(value).replace(str(old), str(new)))
     elif is_dataclass(value) and not isinstance(value, type):
-        changed = {one.name: _moved(getattr(value, one.name), old, new) for one in fields(value) if one.init}
+        changed = {field.name: _moved(getattr(value, field.name), old, new) for field in fields(value) if field.init}
         moved = replace(value, **changed)
     elif isinstance(value, dict):
         moved = {key: _moved(entry, old, new) for key, entry in value.items()}

@@ -32,6 +32,7 @@ class Passkeys:
         """A text of about `length` subwords with fresh passkeys in it, and the questions with their answers."""
         keys = [" ".join(luck.choices(self.words, k=self.length)) for _ in range(self.count)]
         depths = sorted(luck.uniform(SHALLOWEST, DEEPEST) for _ in keys)
-        told = [f"{self.needle.replace('{ordinal}', name)} {key}" for name, key in zip(ORDINALS, keys, strict=False)]
-        asked = [f"{self.question.replace('{ordinal}', name)} {key}" for name, key in zip(ORDINALS, keys, strict=False)]
-        return haystack.around(list(zip(depths, told, strict=True)), length=length), "\n".join(asked)
+        named = list(zip(ORDINALS, keys, strict=False))
+        statements = [f"{self.needle.replace('{ordinal}', name)} {key}" for name, key in named]
+        questions = [f"{self.question.replace('{ordinal}', name)} {key}" for name, key in named]
+        return haystack.around(list(zip(depths, statements, strict=True)), length=length), "\n".join(questions)

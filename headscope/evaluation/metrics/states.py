@@ -80,6 +80,6 @@ class TokenL2(StateMetric):
 
 def column_of(sums: GroupSums, column: int) -> GroupSums:
     """One measure [g mask] of sums [g mask 2]."""
-    one = GroupSums(groups=sums.groups, budget=sums.budget)
-    one.used, one.total, one.count = sums.used, sums.total[..., column], sums.count[..., 0]
-    return one
+    chosen = GroupSums(groups=sums.groups, budget=sums.budget)
+    chosen.used, chosen.total, chosen.count = sums.used, sums.total[..., column], sums.count[..., 0]
+    return chosen

@@ -40,8 +40,8 @@ def refuse_adapter(folder: Path) -> None:
     """CheckpointError for a folder with an adapter, which says what it is and how to get the model that it makes."""
     if not is_adapter(folder):
         return
-    found = _read(folder / ADAPTER)
-    adapter: dict[str, Any] = found if isinstance(found, dict) else {}
+    stored = _read(folder / ADAPTER)
+    adapter: dict[str, Any] = stored if isinstance(stored, dict) else {}
     base = str(adapter.get("base_model_name_or_path") or adapter.get("model_name") or "its base model")[:100]
     kind = str(adapter.get("peft_type") or "")[:40].upper()
     merge = (

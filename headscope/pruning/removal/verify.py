@@ -58,7 +58,7 @@ def verify(
 
     The tolerance is 1e-5 in float32, 1e-10 in float64 and 0.05 in half precision, times the largest logit.
     """
-    with threads_for_pass(checkpoint.model, max((one.positions for one in data.feeds), default=0)):
+    with threads_for_pass(checkpoint.model, max((feed.positions for feed in data.feeds), default=0)):
         return _verified(checkpoint, shrunk, heads, data)
 
 

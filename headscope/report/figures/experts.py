@@ -81,10 +81,10 @@ def experts_figure(run: AnalysisRun) -> Figure:
         _draw_use(axes, rows)
         panels.append(axes)
         if tokens is not None:
-            found = tokens[(tokens["site"] == site) & (tokens["layer"] == layer)]
+            listed = tokens[(tokens["site"] == site) & (tokens["layer"] == layer)]
             for number in range(len(rows)):
-                its = found[found["expert"] == rows["expert"][number]].sort_values("pmi", ascending=False)
-                text = shorten("  ".join(its["token"].astype(str)), wide - bars - 0.12, TICK)
+                of_expert = listed[listed["expert"] == rows["expert"][number]].sort_values("pmi", ascending=False)
+                text = shorten("  ".join(of_expert["token"].astype(str)), wide - bars - 0.12, TICK)
                 page.text(left + LEFT + bars + 0.1, top + ABOVE + number * ROW + 0.025, text, size=TICK)
     _same_width(panels)
     legend.draw(page, laid.height)

@@ -32,8 +32,8 @@ class Legend:
             (_box(mark) + 0.06 + max((text_width(line, TICK) for line in its), default=0), HIGH * max(len(its), 1))
             for (mark, _, _), its in zip(entries, lines, strict=True)
         ]
-        told = [(mark, color, its) for (mark, color, _), its in zip(entries, lines, strict=True)]
-        return cls(told, flow(sizes, width, gap=(0.22, 0.045)))
+        wrapped = [(mark, color, its) for (mark, color, _), its in zip(entries, lines, strict=True)]
+        return cls(wrapped, flow(sizes, width, gap=(0.22, 0.045)))
 
     @property
     def height(self) -> float:

@@ -97,11 +97,11 @@ def text_columns(heads: pd.DataFrame) -> list[dict[str, Any]]:
 
 def functions_present(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The kinds of functions that heads of these runs have, as figures draw them."""
-    found = {}
+    families = {}
     for run in runs:
         for function in functions_of(";".join(label for labels in run["functions"] for label in labels)):
             family = function.family
-            found[family.name] = {
+            families[family.name] = {
                 "name": family.name,
                 "glyph": family.glyph,
                 "letter": family.letter,
@@ -110,7 +110,7 @@ def functions_present(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
                 "order": family.order,
                 "detail": family.detail,
             }
-    return sorted(found.values(), key=lambda family: (family["order"], family["name"]))
+    return sorted(families.values(), key=lambda family: (family["order"], family["name"]))
 
 
 def marks(runs: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
@@ -235,8 +235,8 @@ def texts_of(lines: object) -> list[str]:
 
 def left_out(entries: object) -> list[str]:
     """`syntactic: needs --parse …` for every analysis that did not run."""
-    found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return [f"{entry.get('analysis')}: {entry.get('why')}" for entry in found]
+    reasons = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return [f"{entry.get('analysis')}: {entry.get('why')}" for entry in reasons]
 
 
 def _detail(run: AnalysisRun, name: str, *columns: str) -> pd.DataFrame | None:

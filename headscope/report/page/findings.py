@@ -41,7 +41,7 @@ def compared(first: Data, second: Data, comparison: Data) -> list[str]:
         return [f"{first['name']} and {second['name']} have no site with the same layout: no heads are compared."]
     names, pairs = head_names(first), comparison["pairs"]
     changed = comparison["changed"]
-    found = [
+    sentences = [
         f"{counted(len(changed), 'head')} of {len(pairs):,} changed function from {first['name']} to {second['name']}"
         + (f": {_some([names[row] for row, _ in changed])}." if changed else ".")
     ]
@@ -53,39 +53,39 @@ def compared(first: Data, second: Data, comparison: Data) -> list[str]:
         text = f"{titles[best['name']]} orders heads most alike in both (rank correlation {words(best['spearman'])})"
         if best is not worst:
             text += f", {titles[worst['name']]} least ({words(worst['spearman'])})"
-        found.append(text + ".")
-    return found
+        sentences.append(text + ".")
+    return sentences
 
 
 def pruned(sweeps: Sequence[Data], removals: Sequence[Data]) -> list[str]:
     """Sentences about runs of `headscope prune`."""
-    found = []
+    sentences = []
     for run in sweeps:
-        found += run["notes"]
+        sentences += run["notes"]
         if not run["measured"]:
             cells = run["cells"]
             columns = (cells[name] for name in ("cell", "method", "kept", "of"))
             for folder, method, kept, of in zip(*columns, strict=True):
                 if method != "unpruned":
-                    found.append(f"{method} keeps {kept} of {counted(of, 'head')} ({folder}).")
+                    sentences.append(f"{method} keeps {kept} of {counted(of, 'head')} ({folder}).")
     for removal in removals:
         sizes = {name: (before, after) for name, before, after in removal["sizes"]}
         text = f"{counted(len(removal['removed']), 'head')} removed for good in {removal['name']}"
         if "parameters" in sizes and sizes["parameters"][0]:
             before, after = sizes["parameters"]
             text += f": {before:,} parameters became {after:,} ({words(100 * (before - after) / before)} % fewer)"
-        found.append(text + ".")
-    return found
+        sentences.append(text + ".")
+    return sentences
 
 
 def trained(training: Data | None) -> list[str]:
     """Sentences about training runs."""
-    found = []
+    sentences = []
     for run in training["runs"] if training else ():
         best = ", ".join(f"best {title} {words(value)} at update {update:,}" for title, value, update in run["best"])
         kind = f" ({run['variant']})" if run["variant"] else ""
-        found.append(f"{run['name']}{kind}: {run['updates']:,} updates{'; ' + best if best else ''}.")
-    return found
+        sentences.append(f"{run['name']}{kind}: {run['updates']:,} updates{'; ' + best if best else ''}.")
+    return sentences
 
 
 def _size(data: Data) -> Iterator[str]:

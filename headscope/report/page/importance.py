@@ -19,8 +19,8 @@ Data = Mapping[str, Any]
 
 def importances(data: Data) -> list[dict[str, Any]]:
     """The measures of a run that say how much the model needs a head, the one to read first in front."""
-    found = [measure for measure in data["measures"] if measure["group"] == GROUP and measure["keep"]]
-    return sorted(found, key=lambda measure: _place(measure["name"]))
+    measures = [measure for measure in data["measures"] if measure["group"] == GROUP and measure["keep"]]
+    return sorted(measures, key=lambda measure: _place(measure["name"]))
 
 
 def _place(name: str) -> int:
@@ -65,12 +65,12 @@ def _tests(run: AnalysisRun, names: Sequence[str]) -> dict[str, list[Any]]:
     except MissingTable:
         return {}
     heads = list(HEAD_COLUMNS)
-    found = {}
+    adjusted = {}
     for name in names:
         own = run.heads[heads].merge(table[table["measure"] == name].drop_duplicates(heads), on=heads, how="left")
         if own["p_adjusted"].notna().any():
-            found[name] = rounded_all(own["p_adjusted"])
-    return found
+            adjusted[name] = rounded_all(own["p_adjusted"])
+    return adjusted
 
 
 def median_agreement(importance: Data) -> float:

@@ -46,13 +46,13 @@ def training_data(paths: Sequence[Path]) -> dict[str, Any] | None:
 
 def best_of(history: TrainingHistory) -> list[list[Any]]:
     """The best of what was measured on the validation text, and the update at which that was."""
-    found = []
+    best = []
     for column, title, highest in (("valid_nll", "validation loss", False), ("bleu", "BLEU", True)):
         if history.has(column):
             x, y = history.line(column, "update")
             place = int(np.argmax(y) if highest else np.argmin(y))
-            found.append([title, rounded(y[place]), rounded(x[place])])
-    return found
+            best.append([title, rounded(y[place]), rounded(x[place])])
+    return best
 
 
 def distinct(names: Sequence[str]) -> list[str]:

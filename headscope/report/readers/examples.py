@@ -22,13 +22,13 @@ def load_examples(run: AnalysisRun) -> list[Example]:
     try:
         arrays = Arrays(path, kind="u").read()
         index = json.loads(arrays["index"].tobytes().decode("utf-8"))
-        found = [_example(arrays, place, entry, run) for place, entry in enumerate(index)]
+        examples = [_example(arrays, place, entry, run) for place, entry in enumerate(index)]
     except CheckpointError as broken:
         raise RunError(f"run {run.name}: {FILE} cannot be read ({' '.join(str(broken).split())[:160]})") from None
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as broken:
         reason = " ".join(str(broken).split())[:160] or type(broken).__name__
         raise RunError(f"run {run.name}: {FILE} is no file of examples ({reason}); analyse again") from None
-    return found
+    return examples
 
 
 def _example(arrays: Mapping[str, Bytes], place: int, entry: Mapping[str, Any], run: AnalysisRun) -> Example:
