@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from tests.makers.shared import SHIPPED, shared_folder
 
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
+
+gc.set_threshold(20_000, 20, 20)  # of Python's 700: a quarter of the time that figures took was looking for garbage
 
 HANGS = 900
 """Seconds after which a process is taken to hang: many times what any takes, also on a machine that is busy."""
@@ -37,6 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first: what is left for the end is short, and no process waits for another's last."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: it is never looked through for garbage again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

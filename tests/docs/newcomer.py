@@ -43,12 +43,12 @@ TINY = (
     "--max-tokens 4000 --bleu-every 0 --beam 1 --max-sentences 24"
 )
 SMALLER = {
-    ("analyze",): "--max-sentences 4 --bootstrap 20",
+    ("analyze",): "--max-sentences 3 --bootstrap 20",
     ("evaluate",): "--max-sentences 4 --bootstrap 20",
     ("prune", "l0"): LEARNING,
     ("prune", "subset"): LEARNING,
     ("prune", "rank"): "--max-sentences 4 --valid-sentences 4",
-    ("prune", "remove"): "--max-sentences 8 --rounds 0",
+    ("prune", "remove"): "--max-sentences 4 --rounds 0",
     ("prune", "sweep"): f"{LEARNING} --score-sentences 4 --seeds 1 --beam 1 --bootstrap 20",
     ("train",): TINY,
 }
@@ -133,6 +133,15 @@ def llama(folder: Path) -> None:
     tiny.tokenizer([tiny.START], []).save_pretrained(folder)
 
 
+def narrow_bert(folder: Path, original: str) -> str:
+    """The small BERT with its tokenizer, layers and heads, but two channels a head and weights drawn at random."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(original, hidden_size=24, intermediate_size=12)
+    transformers.BertModel(config).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(original).save_pretrained(folder)
+    return str(folder)
+
+
 def smaller(words: list[str]) -> list[str]:
     """A command with the options of `SMALLER` in place of its own; of several sizes the first and the last."""
     found = [options.split() for name, options in SMALLER.items() if tuple(words[: len(name)]) == name]
@@ -140,9 +149,9 @@ def smaller(words: list[str]) -> list[str]:
         return words
     options = dict(zip(found[0][::2], found[0][1::2], strict=True))
     if "--compensate" in words and words[1] == "remove":
-        options["--calibration-sentences"] = "16"
+        options["--calibration-sentences"] = "8"
     if "--faithfulness" in words:
-        options["--faithfulness-seeds"] = "1"
+        options |= {"--faithfulness-seeds": "1", "--faithfulness-steps": "2"}
     for flag in {"--keep", "--fractions"} & set(words):
         first, *others = words[words.index(flag) + 1].split(",")
         options[flag] = ",".join([first, *others[-1:]])

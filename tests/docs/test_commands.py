@@ -12,7 +12,7 @@ import typer
 
 import headscope as hs
 from headscope.cli import main
-from tests.docs.newcomer import Newcomer, smaller
+from tests.docs.newcomer import Newcomer, narrow_bert, smaller
 from tests.makers.documented import FIRST_HOUR, README, blocks, commands, name, pages
 
 TYPED = [*(page for page in pages() if commands(page)), FIRST_HOUR]
@@ -42,6 +42,8 @@ def _parsed(command: Any, arguments: list[str]) -> None:
 def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("newcomer")
+        bert = narrow_bert(folder / "bert", hs.assets.demo_checkpoint())
+        patch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
         patch.chdir(folder)
         yield Newcomer(folder)
 
