@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from tests.makers.ranks import ranks
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +38,7 @@ with process_group() as processes:
 """
 
 
-def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path, python: Callable[..., str]) -> None:
+def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path) -> None:
     """They meet once, and two processes give what one gives with batches of both, and keep rows of all batches."""
     chance, script = random.Random(3), tmp_path / "trainings.py"
     words = ["ab", "bba", "cd", "dcc", "e", "fee"]
@@ -49,7 +47,8 @@ def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path, python
         (tmp_path / side).write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
     script.write_text(TRAININGS, encoding="utf-8")
     for number, name in enumerate(("one", "two"), start=1):
-        python(script, tmp_path, tmp_path / name, processes=number)
+        for status, _, err in ranks(tmp_path / f"said by {name}", [script, tmp_path, tmp_path / name], world=number):
+            assert status == 0, err
     for seed in ("1", "2"):
         one, two = (load_file(tmp_path / name / seed / "last" / "model.safetensors") for name in ("one", "two"))
         for key, expected in one.items():
@@ -65,13 +64,8 @@ def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path, python
 
 
 def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
-    """Both processes find the mistake; torchrun's own report comes beside their one line."""
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "headscope"]
-    arguments = ["analyze", "nothing", "--source", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *torchrun, *arguments], capture_output=True, text=True, env=environment, timeout=900
-    )
-    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode != 0 and said == [f"error: there is no file {tmp_path / 'nothing'}"]
-    assert "exitcode: 2" in done.stderr.replace("exitcode  : 2", "exitcode: 2") and done.stdout == ""
+    """Both processes find the mistake; one of them says so."""
+    arguments = ["-m", "headscope", "analyze", "nothing", "--source", tmp_path / "nothing", "--out", tmp_path / "out"]
+    silent, speaks = sorted(ranks(tmp_path / "said", arguments, world=2))
+    assert silent == (2, "", "")
+    assert speaks == (2, "", f"error: there is no file {tmp_path / 'nothing'}\n")

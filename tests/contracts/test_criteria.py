@@ -35,7 +35,7 @@ def test_the_names_that_the_command_line_promises() -> None:
 @pytest.mark.parametrize("kind", ["bert", "llama", "native-pre"])
 @every
 def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> None:
-    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
     made = criterion_named(name)
     assert made.name == name and made.summary and type(made).__doc__ and made.keep
     question = ScoringContext(its, corpus if made.reads_text else None, options=run_options(shapley_samples=3))
@@ -48,7 +48,7 @@ def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> Non
 
 @every
 def test_scores_depend_on_heads_that_are_gone_where_that_is_said(name: str) -> None:
-    its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre")
+    its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre", count=5)
     made, gone = criterion_named(name), list(all_heads(its.layout))[:1]
     options = run_options(shapley_samples=3)
     plain = made.scores(ScoringContext(its, corpus, options=options))

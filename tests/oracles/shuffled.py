@@ -22,7 +22,8 @@ def other_way_round(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]
     assert len(single) == corpus.count
     for fold in reversed(range(FOLDS)):
         mine = [batch for batch in single if batch.fold == fold]
-        yield together(mine, fold)
+        if mine:
+            yield together(mine, fold)
 
 
 def together(mine: list[Batch], fold: int) -> Batch:

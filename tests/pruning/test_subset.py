@@ -49,7 +49,7 @@ SCORES = st.one_of(
 TEMPERATURES = st.sampled_from([1e-8, 1e-4, 0.03, 0.1, 1.0, 7.0, 1000.0]) | st.floats(1e-8, 1e3)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     values=st.lists(SCORES, min_size=1, max_size=12),
     share=st.floats(0, 1),
@@ -74,7 +74,7 @@ def test_soft_gates_are_within_0_and_1_and_sum_to_k(
         assert slopes.isfinite().all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     values=st.lists(st.floats(-3, 3) | st.sampled_from([0.0, 1.0]), min_size=2, max_size=7),
     share=st.floats(0, 1),
@@ -127,24 +127,24 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
 
     0 is the best subset, 1 the worst: at random the mean over seeds would be near a half.
     """
+    its = speakers.checkpoint(kind)
+    gates = gate_layout(its.attention_sites, sites=sites)
+    n, k = len(gates.units), len(gates.units) // 2
+    data = training_examples(its, speakers.corpus(kind), limit=60)
+    losses = {}
+    for chosen in itertools.combinations(range(n), k):
+        kept = torch.zeros(n, dtype=torch.float64)
+        kept[list(chosen)] = 1
+        losses[chosen] = mean_loss(its, data, tokens=500, seed=1, gates=gates.spread(kept))
+    best, worst = min(losses.values()), max(losses.values())
+    assert len(losses) >= 15
     places = []
-    for seed in range(1, 5):
-        its = speakers.checkpoint(kind)
-        gates = gate_layout(its.attention_sites, sites=sites)
-        n, k = len(gates.units), len(gates.units) // 2
-        data = training_examples(its, speakers.corpus(kind), limit=60)
+    for seed in range(1, 4):
         options = SubsetOptions(keep=k, first=1.0, last=1e-2)
         torch.manual_seed(seed)  # the model's own dropout
-        learner = Subset(gates, options, updates=200, generator=torch.Generator().manual_seed(seed))
-        Tuner(its, data, Recipe(updates=200, lr=0.0, gate_lr=0.1, tokens=500, smoothing=0.0), [], learner).run()
-        losses = {}
-        for chosen in itertools.combinations(range(n), k):
-            kept = torch.zeros(n, dtype=torch.float64)
-            kept[list(chosen)] = 1
-            losses[chosen] = mean_loss(its, data, tokens=500, seed=1, gates=gates.spread(kept))
+        learner = Subset(gates, options, updates=100, generator=torch.Generator().manual_seed(seed))
+        Tuner(its, data, Recipe(updates=100, lr=0.0, gate_lr=0.2, tokens=500, smoothing=0.0), [], learner).run()
         found = losses[tuple(learner.decide().nonzero()[:, 0].tolist())]
-        best, worst = min(losses.values()), max(losses.values())
-        assert len(losses) >= 15
         places.append((found - best) / (worst - best))
     assert sum(places) / len(places) < 0.3, places
 

@@ -1,0 +1,64 @@
+"""Processes as torchrun starts them, forked from a server that has imported torch and headscope once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import distributed
+
+from tests.makers.modules import ROOT
+
+IMPORTED = ["headscope.api.analysis", "headscope.cli.analyze", "headscope.training.trainer"]
+HANGS = 900  # seconds
+
+
+def ranks(folder: Path, arguments: Sequence[object], *, world: int) -> list[tuple[int, str, str]]:
+    """Run `python ARGUMENTS` in a group of `world` processes: of each its exit status, stdout and stderr.
+
+    The arguments are `-m MODULE …` or `FILE …`; what the processes print goes through files in `folder`.
+    """
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(IMPORTED)
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    group = {
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store outlives the processes, as torchrun's
+    }
+    folder.mkdir()
+    processes = []
+    for rank in range(world):
+        environment = group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        given = (str(folder / str(rank)), [str(word) for word in arguments], environment)
+        processes.append(server.Process(target=_run, args=given))
+    for process in processes:
+        process.start()
+    results = []
+    for rank, process in enumerate(processes):
+        process.join(HANGS)
+        assert process.exitcode is not None, "a process hangs"
+        out, err = ((folder / f"{rank}.{name}").read_text(encoding="utf-8") for name in ("out", "err"))
+        results.append((process.exitcode, out, err))
+    return results
+
+
+def _run(place: str, arguments: list[str], environment: dict[str, str]) -> None:
+    """What a process does: its output goes into files, then it is the program that the arguments name."""
+    for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
+        stream.flush()
+        file = os.open(f"{place}.{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(file, {"out": 1, "err": 2}[name])
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
