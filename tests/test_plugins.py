@@ -38,7 +38,18 @@ assert "one_file" in FORMATS.names() and "neighbour.v1" in MIXINGS.names()
 def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"  # a build leaves files behind
     shutil.copytree(Path(__file__).parent / "plugin", source)
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(source)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+        str(source),
+    ]
     subprocess.run(install, check=True, capture_output=True)
     model, english, german = trained(), str(captions("en")), str(captions("de"))
     text = ["--source", english, "--max-sentences", "12"]

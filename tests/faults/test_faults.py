@@ -72,7 +72,7 @@ def test_a_signal_ends_cleanly_and_the_command_goes_on(
     case: Case, headscope: Command, prepared: Prepared, tmp_path: Path
 ) -> None:
     chance, whole, out = random.Random(case.name), prepared.whole[case.name], case.place(tmp_path)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT)[case.seconds :]:
         with signalled(number, chance.randint(1, whole.moments.calls)):
             status, err = headscope(case.command(prepared.folder, out))
         assert status in (0, STATUS[number]) and "Traceback" not in err, err

@@ -1,4 +1,4 @@
-"""Five hundred damaged Hugging Face directories: each opens, or is refused in one line; nothing else happens.
+"""Hundreds of damaged Hugging Face directories: each opens, or is refused in one line; nothing else happens.
 
 safetensors carries no checksum, so a flipped bit inside a weight is a different weight that nothing can
 notice; whatever else is damaged must not end in a traceback, a hang or a full memory.
@@ -21,7 +21,7 @@ from tests.oracles.mutations import mutated
 
 pytestmark = pytest.mark.slow
 
-FILES = {"model.safetensors": 250, "config.json": 200, "pytorch_model.bin": 100}
+FILES = {"model.safetensors": 120, "config.json": 120, "pytorch_model.bin": 60}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from torch import distributed
@@ -17,13 +18,19 @@ IMPORTED = ["headscope.api.analysis", "headscope.cli.analyze", "headscope.traini
 HANGS = 900  # seconds
 
 
+def forked() -> ForkServerContext:
+    """Starts processes that have torch and headscope in memory and have not computed anything."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(IMPORTED)
+    return server
+
+
 def ranks(folder: Path, arguments: Sequence[object], *, world: int) -> list[tuple[int, str, str]]:
     """Run `python ARGUMENTS` in a group of `world` processes: of each its exit status, stdout and stderr.
 
     The arguments are `-m MODULE …` or `FILE …`; what the processes print goes through files in `folder`.
     """
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(IMPORTED)
+    server = forked()
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     group = {
         "WORLD_SIZE": str(world),

@@ -1,7 +1,7 @@
 """Opens mutations of a checkpoint in a process of its own, with a ceiling on memory and on time.
 
-Run as a script: the checkpoint's path, a folder to work in, and the number of mutations. Prints one JSON
-object: how often a mutation gave equal results or a one-line error, and everything else that happened.
+Run as a script: the checkpoint's path, a folder to work in, and the number of mutations, for one checkpoint after the
+other. Prints one JSON object for each: how often a mutation gave equal results or a one-line error, and everything else that happened.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def main(path: Path, folder: Path, count: int) -> None:
     odd: list[str] = []
     slowest = 0.0
     hows = ["flipped", "truncated", "head", "tail", "bytes"] + ["repacked"] * zipped
-    ceiling()
     for number in range(count):
         rng, how = random.Random(number), hows[number % len(hows)]
         place = folder / "c.pt"
@@ -108,4 +107,7 @@ def _too_slow(*_: object) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGPROF, _too_slow)
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    ceiling()
+    while len(sys.argv) > 1:
+        main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+        del sys.argv[1:4]

@@ -43,7 +43,7 @@ def contexts(checkpoint: Checkpoint, kind: str) -> dict[tuple[Any, int], Any]:
 
 
 def texts(kind: str) -> Any:
-    return speakers.corpus(kind, count=23)
+    return speakers.corpus(kind, count=17)
 
 
 @pytest.mark.parametrize("residual", [False, True], ids=["output", "residual"])

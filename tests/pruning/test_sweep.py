@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import random
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ from headscope.pruning.sweep.table import kinds_by_head
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.training.from_scratch import config_without
+from tests.makers.ranks import forked
 from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
 
 pytestmark = pytest.mark.slow
@@ -528,7 +530,12 @@ def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], 
         run_sweep(config(words, tmp_path / "full"))
 
 
-def test_several_processes_find_the_same(words: dict[str, Any], tmp_path: Path) -> None:
+def test_several_processes_find_the_same(
+    words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They begin with nothing but what is sent to them, though all imports are done."""
+    server = forked()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: server)
     one = run_sweep(config(words, tmp_path / "one", keep=(2, 7)))
     two = run_sweep(config(words, tmp_path / "two", keep=(2, 7), jobs=2))
     pd.testing.assert_frame_equal(numbers(one), numbers(two), rtol=1e-12)

@@ -81,10 +81,7 @@ def meshes(figure: Figure) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "suffix"),
-    [("small", ".png"), ("small", ".svg"), ("tiny", ".pdf"), ("ragged", ".png"), ("ragged", ".svg")],
-)
+@pytest.mark.parametrize(("name", "suffix"), [("small", ".png"), ("tiny", ".pdf"), ("ragged", ".svg")])
 def test_every_figure_in_every_format(
     drawn: dict[str, dict[str, Figure]], tmp_path: Path, name: str, suffix: str
 ) -> None:

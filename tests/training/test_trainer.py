@@ -322,14 +322,14 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is_and_can_be_prolonged(text
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="forks processes")
 def test_killed_and_resumed_is_the_same_and_two_processes_are_as_one() -> None:
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "resume.py"), "--moments", "4"],
+        [sys.executable, str(ROOT / "benchmarks" / "resume.py"), "--moments", "2"],
         capture_output=True,
         text=True,
         cwd=ROOT,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
-    assert found["killed"] >= 2 and found["different"] == [] and found["processes"] < 1e-5
+    assert found["killed"] >= 1 and found["different"] == [] and found["processes"] < 1e-5
 
 
 def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> None:
