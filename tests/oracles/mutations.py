@@ -1,7 +1,8 @@
 """Opens mutations of a checkpoint in a process of its own, with a ceiling on memory and on time.
 
 Run as a script: the checkpoint's path, a folder to work in, and the number of mutations, for one checkpoint after the
-other. Prints one JSON object for each: how often a mutation gave equal results or a one-line error, and everything else that happened.
+other. Prints one JSON object for each: how often a mutation gave equal results or a one-line error, and everything else
+that happened.
 """
 
 from __future__ import annotations
