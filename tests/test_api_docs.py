@@ -25,12 +25,22 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
+def written(kind: str, folder: Path, count: int) -> Path:
+    """The first captions in a language, as a file."""
+    folder.mkdir(exist_ok=True)
+    lines = hs.assets.captions(kind).read_text(encoding="utf-8").splitlines()[:count]
+    (folder / f"text.{kind}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / f"text.{kind}"
+
+
 def test_every_block_of_the_page_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a BERT that is narrow; the examples have the real one."""
+    """With a BERT that is narrow and few captions; the examples have the real one."""
     bert = narrow_bert(tmp_path / "bert", hs.assets.demo_checkpoint())
+    few = {kind: written(kind, tmp_path / "captions", 24) for kind in ("en", "de")}
     monkeypatch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
+    monkeypatch.setattr(hs.assets, "captions", few.__getitem__)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict[str, Any] = {}
     for block in blocks:
@@ -42,8 +52,8 @@ def test_every_block_of_the_page_runs(
     assert len(names["pruned"].heads) == 60 and len(names["each"]) == 9
     printed = capsys.readouterr().out
     assert "unknown analysis 'confidance'; did you mean 'confidence'?" in printed
-    written = {"bert", "heads.pdf", "run", "similarity.svg", "small", "converted", "gates", "trained"}
-    assert {path.name for path in tmp_path.iterdir()} == written
+    files = {"bert", "captions", "heads.pdf", "run", "similarity.svg", "small", "converted", "gates", "trained"}
+    assert {path.name for path in tmp_path.iterdir()} == files
 
 
 def test_the_page_names_everything_that_there_is() -> None:
@@ -60,8 +70,7 @@ def test_an_example_runs(
 ) -> None:
     given: dict[str, list[str]] = {}
     for kind in ("en", "de"):
-        lines = hs.assets.captions(kind).read_text(encoding="utf-8").splitlines()[:20]
-        (tmp_path / f"text.{kind}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        written(kind, tmp_path, 8)
     given["remove_heads.py"] = [hs.assets.trained(), "text.en", "text.de"]
     monkeypatch.setattr(sys, "argv", [str(path), *given.get(path.name, [])])
     runpy.run_path(str(path), run_name="__main__")

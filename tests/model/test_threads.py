@@ -161,7 +161,7 @@ def small() -> Checkpoint:
     return open_checkpoint(trained(), device="cpu")
 
 
-CORPUS = open_corpus(sample("en"), target=sample("de"), max_sentences=3)
+CORPUS = open_corpus(sample("en"), target=sample("de"), max_sentences=2)
 
 
 def analysed(checkpoint: Checkpoint) -> None:
@@ -187,7 +187,7 @@ def learnt(checkpoint: Checkpoint) -> None:
 
 
 def proved(checkpoint: Checkpoint) -> None:
-    data = texts(checkpoint, None, None, sentences=3)
+    data = texts(checkpoint, None, None, sentences=2)
     verify(checkpoint, checkpoint, (), data)
     search_some(checkpoint, data, beam=2)
 
