@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from headscope.analyses.copying import exact
-from headscope.attribution.residual_stream import HeadFactors, ResidualStream, SiteLayer, find_stream
+from headscope.attribution.residual_stream import HeadFactors, ResidualStream, SiteLayer, find_stream, why_no_stream
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId
+from headscope.heads import HeadId, Site
 
 KINDS = ("q", "k", "v")
 HALFWAY = 0.5  # from the baseline to the highest score that two heads with these singular values can have
@@ -82,10 +82,9 @@ class Composition(Analysis):
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        stream = find_stream(checkpoint, embeddings=False)
-        if isinstance(stream, str):
-            return stream
-        return None if len(stream.site_layers) > 1 else "is for models of at least two layers"
+        layers = [layer for (site, layer), heads in checkpoint.layout.items() if site is Site.DECODER_SELF and heads]
+        few = "is for models of at least two layers" if len(layers) < 2 else None
+        return why_no_stream(checkpoint, embeddings=False) or few
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = find_stream(checkpoint, embeddings=False)

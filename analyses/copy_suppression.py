@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headscope.attribution.residual_stream import ResidualStream, SiteLayer, find_stream, read_states
+from headscope.attribution.residual_stream import ResidualStream, SiteLayer, find_stream, read_states, why_no_stream
 from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
@@ -68,8 +68,7 @@ class CopySuppression(Analysis):
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        stream = find_stream(checkpoint, embeddings=True)
-        return stream if isinstance(stream, str) else None
+        return why_no_stream(checkpoint, embeddings=True)
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = find_stream(checkpoint, embeddings=True)

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.attribution.residual_stream import HeadFactors, ResidualStream, SiteLayer, find_stream
+from headscope.attribution.residual_stream import HeadFactors, ResidualStream, SiteLayer, find_stream, why_no_stream
 from headscope.bootstrap import Array, Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
 from headscope.engine.declarations import HeadFunction, Measure
@@ -56,8 +56,7 @@ class Copying(Analysis):
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        stream = find_stream(checkpoint, embeddings=True)
-        return stream if isinstance(stream, str) else None
+        return why_no_stream(checkpoint, embeddings=True)
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = find_stream(checkpoint, embeddings=True)

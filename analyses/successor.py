@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.attribution.residual_stream import ResidualStream, SiteLayer, find_stream, read_states
+from headscope.attribution.residual_stream import ResidualStream, SiteLayer, find_stream, read_states, why_no_stream
 from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
@@ -82,8 +82,7 @@ class Successor(Analysis):
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        stream = find_stream(checkpoint, embeddings=True)
-        return stream if isinstance(stream, str) else None
+        return why_no_stream(checkpoint, embeddings=True)
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = find_stream(checkpoint, embeddings=True)

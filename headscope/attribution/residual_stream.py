@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +125,18 @@ class ResidualStream:
         norm = self.readout.norm
         folded = product if norm is None else norm.centre(product.T * precise(norm.gain)).T
         return folded * self.readout.factor
+
+
+_REASONS: WeakKeyDictionary[Checkpoint, dict[bool, str | None]] = WeakKeyDictionary()
+
+
+def why_no_stream(checkpoint: Checkpoint, *, embeddings: bool) -> str | None:
+    """Why a checkpoint has no residual stream that can be told, None where it has one; found once per checkpoint."""
+    reasons = _REASONS.setdefault(checkpoint, {})
+    if embeddings not in reasons:
+        stream = find_stream(checkpoint, embeddings=embeddings)
+        reasons[embeddings] = stream if isinstance(stream, str) else None
+    return reasons[embeddings]
 
 
 def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream | str:
