@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headscope.pruning.closed_form.calibration import Compensated
-    from headscope.pruning.removal.remove import Removed
+    from headscope.pruning.removal.record import Removed
 
 
 class Removal:
@@ -52,10 +52,24 @@ class Removal:
         typer.Option(
             metavar="KIND",
             help="Hugging Face: self-contained (default), native or masked; other formats: their own, or masked. "
-            "Add onnx for a graph besides: self-contained,onnx.",
+            "Add gguf (llama.cpp) or onnx for a file besides: native,gguf. What most programs can serve is native: "
+            "choose heads with prune rank --uniform, or fill up with --pad.",
             rich_help_panel=OUTPUT,
         ),
     ] = None
+    pad: Annotated[
+        bool,
+        typer.Option(
+            "--pad",
+            help="Fill every layer up with heads of zeros to as many as the layer that keeps most, so that a plain "
+            "class holds it (--export native); saves less, takes any heads.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False
+    quantize: Annotated[
+        str,
+        typer.Option(metavar="none|q8_0", help="For gguf: store matrices in 8 bits.", rich_help_panel=OUTPUT),
+    ] = "none"
     source: Annotated[
         Path | None,
         typer.Option(
@@ -122,13 +136,14 @@ def remove(given: dict[str, Any]) -> None:
     headscope. Differences, savings and times are printed and kept in pruning.json. With --compensate the masked model
     is the one whose output projections are refitted.
     """
-    from headscope.pruning.removal.remove import RemoveConfig, removal_record, run_removal
+    from headscope.pruning.removal.record import removal_record
+    from headscope.pruning.removal.remove import RemoveConfig, run_removal
 
     json, settings = settings_of(given, lists=("export",))
     config = RemoveConfig(**settings)
     removed = run_removal(config)
     if json:
-        console.print_json({"out": str(removed.path), **removal_record(removed, config)})
+        console.print_json({"out": str(removed.path), **removal_record(removed)})
         return
     show_removed(removed)
 
@@ -170,8 +185,7 @@ def show_removed(removed: Removed) -> None:
         lines.append(f"through the key/value cache: {proof.cached:.1e}")
     if proof.searches:
         lines.append(f"beam search: {proof.searched} of {proof.searches} results are the same")
-    if removed.onnx is not None:
-        lines.append(f"model.onnx: {removed.onnx:.1e} against onnxruntime")
+    lines += [file.proof for file in removed.engines]
     if removed.compensated is not None and removed.compensated.refits:
         calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds
         lines.append(f"moments and refits: {seconds:.1f} s on {calibration.count} sentences ({calibration.name})")

@@ -19,7 +19,8 @@ from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
 from headscope.pruning.ranking.config import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
-from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, Removed, run_removal
+from headscope.pruning.removal.record import Removed
+from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, run_removal
 from headscope.pruning.selection import CHOICE, Selection
 from headscope.report.page.write import write_page
 from headscope.version import VERSION

@@ -27,7 +27,7 @@ from headscope.heads import HeadId
 from headscope.pruning.closed_form.block_obs import DAMPING
 from headscope.pruning.closed_form.calibration import CalibrationOptions
 from headscope.pruning.ranking.criterion import given_end
-from headscope.pruning.removal.remove import Removed, Shrunk
+from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.verify import Verification
 
 if TYPE_CHECKING:
@@ -167,12 +167,14 @@ class Model(OpenModel):
         valid_second: Text | None = None,
         valid_labels: LabelList | None = None,
         objective: str = "",
+        pad: bool = False,
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
         heads: names, or the result of `Ranking.lowest`.
         export: how the copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the
-            output of the heads to zero (for models whose heads cannot be removed one by one).
+            output of the heads to zero (for models whose heads cannot be removed one by one); "native" is a plain
+            class; with "gguf" a refit adds no bias that llama.cpp could not read.
         text, target: the text that both models are compared on; default: a sample that ships with headscope.
         second, labels: the other texts of pairs, and what a classifier should say, where `text` is measured on.
         max_sentences: number of sentences of it.
@@ -183,6 +185,7 @@ class Model(OpenModel):
         damping: ridge of least squares, a share of the mean second moment of the contexts.
         sequential: refit module after module, so that later ones make up for what earlier ones changed.
         objective: what held-out text is measured by, a name of `--objective`; default: what fits the model.
+        pad: with export "native", fill every layer up with heads of zeros to as many as the layer that keeps most.
 
         ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
         outputs differ.
@@ -204,6 +207,7 @@ class Model(OpenModel):
                 objective=objective,
             ),
             held_out=text_pair(valid_text, valid_target, second=valid_second, labels=valid_labels),
+            pad=pad,
         )
         return SmallModel(done, companions=self._companions)
 
@@ -334,19 +338,30 @@ class SmallModel(Model):
         return sizes_of(self._shrunk)
 
     @in_python
-    def save(self, folder: PathName, *, export: str | None = None, onnx: bool = False, force: bool = False) -> Removed:
+    def save(
+        self,
+        folder: PathName,
+        *,
+        export: str | None = None,
+        onnx: bool = False,
+        quantize: str = "none",
+        force: bool = False,
+    ) -> Removed:
         """Write the checkpoint, open what was written, and compare it with the model in memory.
 
         folder: must be empty, unless `force` allows to replace an earlier removal in it.
         export: as `headscope prune remove --export`. Hugging Face models have "self-contained" (default), which opens
             with headscope and, with `trust_remote_code=True`, without it, and "native", the plain class where that can
-            say so. Other models keep their own format.
+            say so. Other models keep their own format. "gguf" besides ("native,gguf") writes `model.gguf` (llama.cpp).
         onnx: write `model.onnx` besides.
+        quantize: "q8_0" stores the matrices of `model.gguf` in 8 bits.
 
         OutputError where the folder cannot be used, ConfigError where the export cannot hold the model, CheckpointError
         where the saved model has other outputs; then nothing is left behind.
         """
-        return save_shrunk(self._shrunk, folder, companions=self._companions, export=export, onnx=onnx, force=force)
+        return save_shrunk(
+            self._shrunk, folder, companions=self._companions, export=export, onnx=onnx, quantize=quantize, force=force
+        )
 
 
 def _protocol(tokenised: bool) -> TextMode:

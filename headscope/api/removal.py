@@ -20,9 +20,17 @@ from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
 from headscope.pruning.closed_form.calibration import CalibrationOptions, calibration_text
-from headscope.pruning.removal.export import as_export, choose_export
+from headscope.pruning.engines.base import ENGINES
+from headscope.pruning.removal.export import as_export
 from headscope.pruning.removal.model_inputs import outputs, texts
-from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, Removed, Shrunk, shrink, write_shrunk
+from headscope.pruning.removal.record import Removed, Shrunk
+from headscope.pruning.removal.remove import (
+    REMOVAL,
+    RemoveConfig,
+    export_for,
+    shrink,
+    write_shrunk,
+)
 from headscope.pruning.removal.savings import size
 
 
@@ -35,9 +43,11 @@ def shrunk_copy(
     max_sentences: int,
     calibration: CalibrationOptions,
     held_out: TextPair,
+    pad: bool = False,
 ) -> Shrunk:
     """A copy without `heads`, compared with the whole model with them masked, refitted as `calibration` says."""
-    chosen = choose_export(export, checkpoint)
+    kinds, engines = split_export(export)
+    chosen = export_for(kinds[0] if kinds else None, checkpoint, [ENGINES.get(name) for name in engines], pad=pad)
     if held_out.target is not None and held_out.source is None:
         raise ConfigError("valid_target is for valid_text; give that too")
     measured = calibration.compensate != "none" or not held_out.empty
@@ -50,6 +60,13 @@ def shrunk_copy(
         return shrink(checkpoint, heads, export=chosen, data=data, text=calibrated, calibration=calibration)
 
 
+def split_export(export: str | None) -> tuple[list[str], list[str]]:
+    """Kinds of folders and engines of an `export`, names with commas between them."""
+    names = [name.strip() for name in (export or "").split(",") if name.strip()]
+    engines = [name for name in names if name in ENGINES.names()]
+    return [name for name in names if name not in engines], engines
+
+
 def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:
     """Sizes of the model before and after the removal."""
     with eval_mode(done.checkpoint.model):
@@ -58,15 +75,24 @@ def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:
 
 
 def save_shrunk(
-    done: Shrunk, folder: PathName, *, companions: Companions, export: str | None, onnx: bool, force: bool
+    done: Shrunk,
+    folder: PathName,
+    *,
+    companions: Companions,
+    export: str | None,
+    onnx: bool,
+    quantize: str,
+    force: bool,
 ) -> Removed:
     """Write a shrunk checkpoint, open it again, and compare its outputs with those of the model in memory."""
     began = time.monotonic()
+    kinds, engines = split_export(export)
     config = RemoveConfig(
         checkpoint=done.source["path"],
         out=Path(folder),
         heads=",".join(map(str, done.removal.removed)),
-        export=("onnx",) if onnx else (),
+        export=tuple(dict.fromkeys([*kinds, *engines, *(["onnx"] if onnx else [])])),
+        quantize=quantize,
         rounds=0,
         dicts=companions.dicts,
         hp=companions.hp,
@@ -74,15 +100,13 @@ def save_shrunk(
         force=force,
     )
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
-        if onnx:
-            from headscope.pruning.removal.export_onnx import require_packages
-
-            require_packages()
+        for engine in config.engines():
+            engine.check(done.checkpoint)
         model = done.checkpoint.model
         with eval_mode(model):
             with through_attend(model), torch.no_grad():
                 expected = outputs(model, done.data.feeds[0])
-            if export is not None:
-                exported, built = as_export(done.checkpoint, done.export, done.removal, export)
+            if config.kinds:
+                exported, built = as_export(done.checkpoint, done.export, done.removal, config.kinds[0])
                 done = replace(done, checkpoint=exported, export=built)
             return write_shrunk(done, config, build, wanted=expected, began=began)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -23,6 +23,10 @@ from headscope.files.reading import exists
 from headscope.files.replace import replacing
 from headscope.formats.devices import pick_device
 from headscope.formats.digest import weights_digest
+from headscope.formats.exports import MASKED as MASKED
+from headscope.formats.exports import SAME as SAME
+from headscope.formats.exports import Export as Export
+from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.finite import refuse_damaged_model
 from headscope.formats.probe import Conversion, Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
@@ -252,36 +256,6 @@ class Checkpoint(ABC):
     def parameters_by_part(self) -> dict[str, int]:
         """Number of parameters of each child of the model, shared ones counted once, at their first place."""
         return parameters_by_part(self.model)
-
-
-@dataclass(frozen=True)
-class SavedFiles:
-    """What was written: the file or directory to open, its format, and what the user should know."""
-
-    path: Path
-    format: str
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Export:
-    """One way to write a checkpoint without some of its heads.
-
-    `build` makes the checkpoint that is then saved; ConfigError where these heads cannot go. `whole_groups`: heads that
-    share keys and values go together. `refine` turns what the export called `after` builds into what this one builds.
-    `adds_bias`: an output projection may have a bias that its class builds without.
-    """
-
-    name: str
-    build: Callable[[Any, RemovalPlan], Checkpoint]
-    whole_groups: bool = True
-    adds_bias: bool = False
-    after: str | None = None
-    refine: Callable[[Any, RemovalPlan], Checkpoint] | None = None
-
-
-SAME = Export(name="same", build=lambda checkpoint, plan: checkpoint.without_heads(plan))
-MASKED = Export(name="masked", build=lambda checkpoint, plan: checkpoint.with_zeroed_heads(plan), whole_groups=False)
 
 
 class CheckpointFormat(ABC, Generic[C]):

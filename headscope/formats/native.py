@@ -126,7 +126,10 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             "files": {path.name: file_digest([path]) for path in sorted(folder.iterdir())},
         }
         (folder / CONFIG).write_text(to_toml(content | {"checksum": _checksum(content)}), encoding="utf-8")
-        return SavedFiles(folder, self.name)
+        limits = (
+            "other programs: `headscope convert` makes a Hugging Face folder of it, as far as transformers has a class"
+        )
+        return SavedFiles(folder, self.name, (), ("headscope",), (limits,))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
         self.write(checkpoint, folder, Companions())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, all_heads, describe_heads
-from headscope.model.discovery import AttentionSites
+from headscope.model.discovery import AttentionSite, AttentionSites
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,49 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
         groups[site_layer] = _groups(site_layer, kept[site_layer], shared, whole_groups=whole_groups)
     _check_shared(attention_sites, kept)
     return RemovalPlan(tuple(sorted(going)), kept, groups)
+
+
+def padded_plan(attention_sites: AttentionSites, plan: RemovalPlan, *, same_heads: bool = False) -> RemovalPlan:
+    """A plan that removes fewer heads, so that every layer keeps as many heads and groups as the one that keeps most.
+
+    Heads that stay without being in `plan.kept` are to be zero. With `same_heads` every layer keeps the same numbers,
+    those that any layer keeps.
+    """
+    sites = {(site.site, site.layer): site for site in attention_sites.order}
+    per_group = {place: _by_group(plan.kept[place], site) for place, site in sites.items()}
+    most_groups = max(len(groups) for groups in per_group.values())
+    most_heads = max((len(heads) for groups in per_group.values() for heads in groups.values()), default=1)
+    union = {head for kept in plan.kept.values() for head in kept}
+    kept, groups = {}, {}
+    for place, site in sites.items():
+        filled = _by_group(tuple(sorted(union)), site) if same_heads else per_group[place]
+        count, size = (len(filled), 0) if same_heads else (max(most_groups, 1), most_heads)
+        groups[place], kept[place] = _filled(filled, site, groups=count, heads=size)
+    removed = [head for head in plan.removed if head.head not in kept[head.site, head.layer]]
+    return RemovalPlan(tuple(removed), kept, groups)
+
+
+def _by_group(heads: tuple[int, ...], site: AttentionSite) -> dict[int, list[int]]:
+    """The heads of every group that has any."""
+    shared = site.heads // max(site.groups, 1)
+    by_group: dict[int, list[int]] = {}
+    for head in heads:
+        by_group.setdefault(head // shared, []).append(head)
+    return by_group
+
+
+def _filled(
+    by_group: Mapping[int, list[int]], site: AttentionSite, *, groups: int, heads: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Numbers of `groups` groups with at least `heads` heads each, those of `by_group` among them; and of the heads."""
+    shared = site.heads // max(site.groups, 1)
+    chosen = sorted(range(site.groups), key=lambda group: (group not in by_group, group))[:groups]
+    kept: list[int] = []
+    for group in sorted(chosen):
+        there = by_group.get(group, [])
+        members = range(group * shared, (group + 1) * shared)
+        kept += sorted(sorted(members, key=lambda head: (head not in there, head))[: max(heads, len(there))])
+    return tuple(sorted(chosen)), tuple(kept)
 
 
 def keeping(layout: Layout, heads: Collection[HeadId]) -> list[HeadId]:

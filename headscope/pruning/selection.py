@@ -27,6 +27,7 @@ from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.heads import HeadId, select_heads
+from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.learning.trainable import Freeze
 from headscope.pruning.removal.export import choose_export
@@ -154,13 +155,12 @@ def _check_export(config: SelectionConfig, checkpoint: Checkpoint) -> None:
     """What can be known of a removal before hours of learning."""
     if config.export and not config.remove:
         raise ConfigError("--export says what --remove writes; give --remove too")
-    kinds = [name for name in config.export if name != "onnx"]
     if config.remove:
+        engines = [name for name in config.export if name in ENGINES.names()]
+        kinds = [name for name in config.export if name not in engines]
         choose_export(kinds[0] if kinds else None, checkpoint)
-    if "onnx" in config.export:
-        from headscope.pruning.removal.export_onnx import require_packages
-
-        require_packages()
+        for engine in engines_named(engines, EngineOptions()):
+            engine.check(checkpoint)
 
 
 @dataclass

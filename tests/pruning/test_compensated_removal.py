@@ -26,7 +26,8 @@ from headscope.model.interface import through_attend
 from headscope.pruning.closed_form.calibration import CalibrationOptions, CalibrationText, split_text
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.model_inputs import outputs, texts
-from headscope.pruning.removal.remove import Shrunk, shrink
+from headscope.pruning.removal.record import Shrunk
+from headscope.pruning.removal.remove import shrink
 from headscope.pruning.removal.verify import max_abs_difference
 from tests.oracles import speakers
 from tests.oracles.speakers import SPEAKERS, Speaker, V

@@ -21,7 +21,9 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import masked
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
+from headscope.pruning.engines.onnx_graph import OnnxGraph
 from headscope.pruning.removal import remove
+from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.shared import SHIPPED
@@ -46,7 +48,7 @@ def bert(folder: Path, *, kind: str = "bert") -> Path:
     return folder
 
 
-def removed(path: Path, out: Path, heads: str, **options: Any) -> remove.Removed:
+def removed(path: Path, out: Path, heads: str, **options: Any) -> Removed:
     quick = {"rounds": 0, "max_sentences": 8}
     return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
 
@@ -436,10 +438,8 @@ def test_layers_that_share_a_module_lose_the_same_heads() -> None:
 
 
 def test_onnx_without_its_packages_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headscope.pruning.removal import export_onnx
-
-    monkeypatch.setattr(export_onnx, "PACKAGES", ("torch", "no_such_package"))
-    with pytest.raises(ConfigError, match=r'needs no_such_package; install them with pip install "headscope\[onnx\]"'):
+    monkeypatch.setattr(OnnxGraph, "packages", ("torch", "no_such_package"))
+    with pytest.raises(ConfigError, match=r'needs no_such_package; install with pip install "headscope\[onnx\]"'):
         removed(saved(tmp_path / "whole"), tmp_path / "small", "cross.0.0", export=("onnx",))
     assert not (tmp_path / "small").exists()
 
@@ -460,5 +460,5 @@ def test_onnx_outputs_are_those_of_onnxruntime(tmp_path: Path, kind: str) -> Non
         export=("self-contained", "onnx"),
         source=tmp_path / "text",
     )
-    assert found.onnx is not None and found.onnx <= 1e-4
+    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
     assert (tmp_path / "small" / "model.onnx").is_file() and (tmp_path / "small" / "config.json").is_file()

@@ -123,7 +123,9 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         write_atomically(path, lambda target: save_torch(content, target))
         for dictionary in _dictionary_files(checkpoint, companions):
             shutil.copyfile(dictionary, folder / dictionary.name)
-        return SavedFiles(path, self.name, _notes(checkpoint))
+        notes = _notes(checkpoint)
+        limits = notes or ("fairseq itself, where heads were removed: its layers have one number of heads",)
+        return SavedFiles(path, self.name, notes, ("headscope",), limits)
 
 
 FAIRSEQ = FairseqFormat()

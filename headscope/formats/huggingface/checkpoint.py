@@ -45,6 +45,7 @@ class HuggingFaceCheckpoint(Predicting):
     def with_model(self, model: nn.Module) -> HuggingFaceCheckpoint:
         copied = super().with_model(model)
         copied.config = copied.model.config
+        copied.model_type = copied.config.model_type
         return copied
 
     def without_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:

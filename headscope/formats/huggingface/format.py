@@ -31,8 +31,9 @@ from headscope.formats.digest import file_digest
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.conversion import converted
 from headscope.formats.huggingface.layouts import is_adapter, model_folder, refuse_adapter
-from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
-from headscope.formats.huggingface.writing import in_plain_class, write_folder
+from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class
+from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name
+from headscope.formats.huggingface.writing import write_folder
 from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
@@ -58,6 +59,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             build=lambda checkpoint, plan: in_plain_class(checkpoint.without_heads(plan), plan),
             after="self-contained",
             refine=in_plain_class,
+            padded=padded_in_plain_class,
         ),
         MASKED,
     )
@@ -109,14 +111,38 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         own_code = write_folder(checkpoint, folder)
+        name = plain_name(checkpoint.model)
+        if not own_code:
+            return SavedFiles(folder, self.name, (), *_plain_card(name))
         note = "opens with AutoModel….from_pretrained(folder, trust_remote_code=True), without headscope"
-        return SavedFiles(folder, self.name, (note,) if own_code else ())
+        return SavedFiles(folder, self.name, (note,), *_own_code_card(name))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
         return converted(checkpoint, folder, probe)
 
 
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
+
+
+def _plain_card(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What opens a folder of a plain class, and what does not."""
+    return (
+        f"transformers, without any code of its own: class {name}",
+        f"programs that read such folders, as far as they take {name} with the head_dim of config.json",
+        "headscope",
+    ), ()
+
+
+def _own_code_card(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What opens a folder with a modelling file, and what does not."""
+    return (
+        "transformers, with the modelling file beside the weights: `from_pretrained(FOLDER, trust_remote_code=True)`",
+        "headscope, which runs no code of the folder",
+    ), (
+        f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
+        "it has one number of heads for all layers. For them: `prune rank --uniform`, then `prune remove --export "
+        "native`, or `--pad`; for llama.cpp `--export gguf`",
+    )
 
 
 def _check_depth(config: Any) -> None:

@@ -58,7 +58,7 @@ def narrowed_class(plain: Any) -> Any:
 def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:
     """Write the modelling file of a narrowed model; returns what `auto_map` in config.json must say."""
     classes = _classes(config)
-    names = sorted({*classes.values(), _plain_name(model)})
+    names = sorted({*classes.values(), plain_name(model)})
     text = inspect.getsource(narrowing) + "\n\n" + _subclasses(names)
     (folder / f"{MODULE}.py").write_text(text, encoding="utf-8")
     return {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
@@ -72,7 +72,7 @@ def _subclasses(names: list[str]) -> str:
     )
 
 
-def _plain_name(model: Any) -> str:
+def plain_name(model: Any) -> str:
     """The name of the class in transformers that a model is of, or derives from."""
     for cls in type(model).__mro__:
         if cls.__module__.startswith("transformers.") and hasattr(transformers, cls.__name__):
@@ -94,4 +94,4 @@ def _classes(config: Any) -> dict[str, str]:
     return classes
 
 
-__all__ = ["EMPTY", "MODULE", "Narrowed", "is_narrowed", "narrowed_class", "write_code"]
+__all__ = ["EMPTY", "MODULE", "Narrowed", "is_narrowed", "narrowed_class", "plain_name", "write_code"]

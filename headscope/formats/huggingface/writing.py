@@ -12,59 +12,13 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError
 from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import is_narrowed, write_code
-from headscope.model.removal_plan import RemovalPlan
 
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-WIDTHS = ("d_kv", "head_dim")
-COUNTS = ("num_heads", "num_attention_heads")
-
-
-def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
-    """A shrunk checkpoint whose config says so in the class's own words; ConfigError where it has none.
-
-    The config of the model that is given is changed.
-    """
-    kind, counts = shrunk.model_type, set(removal.layout.values())
-    config: Any = shrunk.model.config
-    width = next((name for name in WIDTHS if getattr(config, name, None) and name in config.to_dict()), None)
-    number = next((name for name in COUNTS if hasattr(config, name)), None)
-    if len(counts) != 1 or 0 in counts:
-        raise ConfigError(
-            f"--export native: class {type(shrunk.model).__name__} has one number of heads for all layers, and "
-            "they differ here; remove as many everywhere, or take self-contained"
-        )
-    if width is None or number is None:
-        raise ConfigError(
-            f"--export native: a config of type {kind!r} cannot say how wide a head is, so its heads would get "
-            "wider as they get fewer; take self-contained"
-        )
-    if config.narrowed["bias_heads"]:
-        raise ConfigError(
-            "--export native: the layers share one position bias, so the plain class needs the same heads removed "
-            "from every layer; do that, or take self-contained"
-        )
-    if config.narrowed["added_biases"]:
-        raise ConfigError(
-            f"--export native: the refit added biases to output projections, which class {type(shrunk.model).__name__} "
-            "has not; say --export native when the heads are removed, or take self-contained"
-        )
-    del config.narrowed, config.kept_heads
-    try:
-        setattr(config, number, counts.pop())
-        if getattr(config, "num_key_value_heads", None):
-            config.num_key_value_heads = len(next(iter(removal.groups.values())))
-        type(config).from_dict(config.to_dict())
-    except Exception as error:  # whatever the config's own checks raise
-        detail = " ".join(str(error).split())[:160]
-        raise ConfigError(
-            f"--export native: the plain class refuses such a config ({detail}); take self-contained"
-        ) from None
-    return shrunk
 
 
 def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:

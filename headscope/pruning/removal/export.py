@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 from headscope.errors import ConfigError
 from headscope.formats.base import FORMATS, Checkpoint, Export
 from headscope.model.removal_plan import RemovalPlan
+from headscope.pruning.engines.base import ENGINES
 
 
-def choose_export(name: str | None, checkpoint: Checkpoint) -> Export:
-    """The export of that name, or the default; ConfigError where the checkpoint's format has none such."""
+def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False) -> Export:
+    """The export of that name, or the default; ConfigError where the checkpoint's format has none such.
+
+    With `pad` the one that fills layers up with heads of zeros.
+    """
     exports = {export.name: export for export in FORMATS.get(checkpoint.format).exports}
+    if pad:
+        return _padding(name, exports, checkpoint)
     if name is None:
         return next(iter(exports.values()))
     if name not in exports:
-        allowed = ", ".join([*exports, "onnx"])
+        allowed = ", ".join([*exports, *ENGINES.names()])
         hint = "; it keeps its own format, `headscope convert` makes others of it" if checkpoint.is_native else ""
         raise ConfigError(f"--export {name} is not for a {checkpoint.format} checkpoint, which has {allowed}{hint}")
     return exports[name]
+
+
+def _padding(name: str | None, exports: dict[str, Export], checkpoint: Checkpoint) -> Export:
+    """The export of that name, or the first, that pads."""
+    padding = {export.name: export for export in exports.values() if export.padded is not None}
+    if not padding or name not in (None, *padding):
+        allowed = f"--export {' or '.join(padding)}" if padding else "Hugging Face checkpoints"
+        given = f"--export {name}" if padding else f"a {checkpoint.format} checkpoint"
+        raise ConfigError(f"--pad is for {allowed}, not {given}")
+    export = padding[name] if name else next(iter(padding.values()))
+    assert export.padded is not None
+    return replace(export, build=export.padded, whole_groups=False, after=None, refine=None)
 
 
 def as_export(checkpoint: Checkpoint, built: Export, plan: RemovalPlan, name: str) -> tuple[Checkpoint, Export]:

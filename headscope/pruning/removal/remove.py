@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -33,7 +32,8 @@ from headscope.formats.base import (
     open_configured,
     write_checkpoint,
 )
-from headscope.heads import HeadId, Site, select_heads
+from headscope.formats.card import write_card
+from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.closed_form.block_obs import DAMPING
@@ -45,12 +45,13 @@ from headscope.pruning.closed_form.calibration import (
     check_texts,
     compensated,
 )
+from headscope.pruning.engines.base import ENGINES, EngineExport, EngineOptions, engines_named
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
-from headscope.pruning.removal.savings import Size, Timing, size, timings
-from headscope.pruning.removal.verify import Verification, max_abs_difference, reference, require, tolerance_of, verify
+from headscope.pruning.removal.record import Removed, Shrunk, padding_note, removal_card, removal_record
+from headscope.pruning.removal.savings import Timing, size, timings
+from headscope.pruning.removal.verify import max_abs_difference, reference, require, tolerance_of, verify
 from headscope.results import Signature, signature_of
-from headscope.version import VERSION
 
 RECORD = "pruning.json"
 REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL_FILES)
@@ -61,8 +62,10 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     """The options of `headscope prune remove`.
 
     `heads` go, or all but `keep_only` (of the sites that it names); each is a list or a file. `export` holds at
-    most one kind of folder, and "onnx" besides. `source` and `target` are texts to compare and time on
-    (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0 measures no times.
+    most one kind of folder, and files for engines besides ("gguf", "onnx"), whose matrices `quantize` stores in fewer
+    bits. `pad` fills layers up with heads of zeros, so that a plain class holds them. `source` and `target` are texts
+    to compare and time on (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0
+    measures no times.
     With `compensate` (see `CalibrationOptions`) the output projections are refitted on the first
     `calibration_sentences` of `source`, and measured on `valid_source`, else on the last fifth, by `objective`.
     """
@@ -71,6 +74,8 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     heads: str | None = None
     keep_only: str | None = None
     export: tuple[str, ...] = ()
+    pad: bool = False
+    quantize: str = "none"
     max_sentences: int = 32
     batch: int = 64
     rounds: int = 5
@@ -92,7 +97,11 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
             {"--heads LIST, the heads that go": self.heads, "--keep-only LIST, those that stay": self.keep_only}
         )
         if len(self.kinds) > 1:
-            raise ConfigError(f"--export {','.join(self.export)}: one kind of folder at a time, and onnx besides")
+            raise ConfigError(
+                f"--export {','.join(self.export)}: one kind of folder at a time, and {' and '.join(ENGINES.names())} "
+                "besides"
+            )
+        _ = self.engine_options
 
     @property
     def calibration(self) -> CalibrationOptions:
@@ -107,47 +116,17 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Exports other than ONNX."""
-        return tuple(name for name in self.export if name != "onnx")
+        """Exports that are folders."""
+        return tuple(name for name in self.export if name not in ENGINES.names())
 
+    @property
+    def engine_options(self) -> EngineOptions:
+        """How files for engines store weights."""
+        return EngineOptions(quantize=self.quantize)
 
-@dataclass(frozen=True)
-class Removed:
-    """What was done: the heads that went, proof, savings, and where the result is."""
-
-    path: Path
-    format: str
-    export: str
-    source: Mapping[str, str]
-    removal: RemovalPlan
-    verified: Verification
-    before: Size
-    after: Size
-    paces: tuple[Timing, ...]
-    notes: tuple[str, ...]
-    signature: Signature
-    onnx: float | None = None
-    seconds: float = 0.0
-    compensated: Compensated | None = None
-
-
-@dataclass(frozen=True)
-class Shrunk:
-    """A model without some heads, in memory, and the proof that it computes what the whole one does with them masked.
-
-    `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
-    Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`.
-    """
-
-    checkpoint: Checkpoint
-    export: Export
-    source: Mapping[str, str]
-    removal: RemovalPlan
-    verified: Verification
-    data: InputTexts
-    before: Size
-    signature: Signature
-    compensated: Compensated | None = None
+    def engines(self) -> tuple[EngineExport, ...]:
+        """The engines that files are written for; ConfigError where a package is missing."""
+        return engines_named([name for name in self.export if name in ENGINES.names()], self.engine_options)
 
 
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removed:
@@ -162,12 +141,9 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
 
 def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) -> Removed:
     began = time.monotonic()
-    if "onnx" in config.export:
-        from headscope.pruning.removal.export_onnx import require_packages
-
-        require_packages()
+    engines = config.engines()
     checkpoint = open_configured(config)
-    export = choose_export(config.kinds[0] if config.kinds else None, checkpoint)
+    export = export_for(config.kinds[0] if config.kinds else None, checkpoint, engines, pad=config.pad)
     heads = _chosen(config, checkpoint)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
     text = calibration_text(config.calibration, *_corpora(config, checkpoint))
@@ -177,6 +153,16 @@ def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) ->
     whole = checkpoint if done.compensated is None else done.compensated.checkpoint
     wanted = reference(whole, done.removal.removed, data.feeds[0])
     return write_shrunk(done, config, build, wanted=wanted, whole=checkpoint, began=began, progress=progress)
+
+
+def export_for(
+    kind: str | None, checkpoint: Checkpoint, engines: Sequence[EngineExport], *, pad: bool = False
+) -> Export:
+    """The kind of folder, as far as all engines can follow it; ConfigError where one never can."""
+    export = choose_export(kind, checkpoint, pad=pad)
+    for engine in engines:
+        engine.check(checkpoint)
+    return replace(export, adds_bias=export.adds_bias and all(engine.adds_bias(checkpoint) for engine in engines))
 
 
 def _corpora(config: RemoveConfig, checkpoint: Checkpoint) -> tuple[Corpus | None, Corpus | None]:
@@ -245,18 +231,18 @@ def write_shrunk(
     with build.writing() as made:
         written = write_checkpoint(done.checkpoint, made, config.companions)
         verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
-        far = None
-        if "onnx" in config.export:
-            from headscope.pruning.removal.export_onnx import export_onnx
-
-            progress("exporting to ONNX")
-            far = export_onnx(done.checkpoint, done.data, made / "model.onnx")
+        files = []
+        for engine in config.engines():
+            progress(f"exporting to {engine.name}")
+            files.append(engine.write(done.checkpoint, done.data, made, config.engine_options))
     times: tuple[Timing, ...] = ()
     if config.rounds and whole is not None:
         progress("timing")
         times = tuple(timings(whole, done.checkpoint, done.data, batch=config.batch, rounds=config.rounds))
     result = Removed(
         path=config.out / written.path.relative_to(made),
+        out=config.out,
+        heads=_list_file(config),
         format=written.format,
         export=done.export.name,
         source=done.source,
@@ -265,40 +251,20 @@ def write_shrunk(
         before=done.before,
         after=size(done.checkpoint, done.data),
         paces=times,
-        notes=(*written.notes, *(() if done.compensated is None else done.compensated.remarks())),
+        notes=(
+            *written.notes,
+            *padding_note(done),
+            *(() if done.compensated is None else done.compensated.remarks()),
+            *(note for file in files for note in file.notes),
+        ),
         signature=done.signature,
-        onnx=far,
+        engines=tuple(files),
         seconds=time.monotonic() - (began or time.monotonic()),
         compensated=done.compensated,
     )
-    build.finish(removal_record(result, config))
+    write_card(removal_card(result, written), made)
+    build.finish(removal_record(result))
     return result
-
-
-def removal_record(removed: Removed, config: RemoveConfig) -> dict[str, Any]:
-    """What `pruning.json` says."""
-    kept: dict[str, dict[str, list[int]]] = {}
-    for (site, layer), heads in sorted(
-        removed.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1])
-    ):
-        kept.setdefault(site.value, {})[str(layer)] = list(heads)
-    inside = removed.path != config.out
-    return {
-        "headscope": VERSION,
-        "source": removed.source,
-        "output": {"format": removed.format, "export": removed.export, "file": removed.path.name if inside else "."},
-        "heads": _list_file(config),
-        "removed": [str(head) for head in removed.removal.removed],
-        "kept": kept,
-        "verified": asdict(removed.verified) | {"onnx": removed.onnx},
-        "compensation": None if removed.compensated is None else removed.compensated.record(),
-        "before": asdict(removed.before),
-        "after": asdict(removed.after),
-        "times": [asdict(timing) for timing in removed.paces],
-        "notes": list(removed.notes),
-        "signature": str(removed.signature),
-        "seconds": round(removed.seconds, 3),
-    }
 
 
 def _chosen(config: RemoveConfig, checkpoint: Checkpoint) -> Sequence[HeadId]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import importlib.metadata
 import logging
 import warnings
 from collections.abc import Iterator
@@ -15,23 +15,45 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.model.interface import through_attend
 from headscope.model.native.positions import SinusoidalPositions
+from headscope.pruning.engines.base import ENGINES, EngineExport, EngineFile, EngineOptions, refuse_difference
 from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
-from headscope.pruning.removal.verify import max_abs_difference, require
+from headscope.pruning.removal.verify import max_abs_difference
 
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+FILE = "model.onnx"
+QUANTITY = "outputs differ by"
 LONGEST = 1024  # positions of a native model with sinusoids
 TOLERANCE = 1e-4  # of the largest logit; onnxruntime fuses and reorders sums in single precision
 
 
-def require_packages() -> None:
-    """ConfigError naming the extra where a package that ONNX needs is not installed."""
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f'--export onnx needs {", ".join(missing)}; install them with pip install "headscope[onnx]"')
+class OnnxGraph(EngineExport):
+    """Any model that torch can export: one forward pass, without a cache."""
+
+    name = "onnx"
+    summary = "one graph for onnxruntime"
+    extra = "onnx"
+    packages = ("onnx", "onnxscript", "onnxruntime")
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Whether torch can export a model shows when it does."""
+
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+        difference = export_onnx(checkpoint, data, folder / FILE)
+        version = importlib.metadata.version("onnxruntime")
+        return EngineFile(
+            export=self.name,
+            file=FILE,
+            runtime=f"onnxruntime {version}",
+            quantity=QUANTITY,
+            difference=difference,
+            limit=TOLERANCE,
+            sizes="one forward pass in float32, without a cache",
+            opens=(f"`{FILE}`: onnxruntime and other ONNX runtimes; batch and length are free",),
+        )
 
 
 class _Traced(nn.Module):
@@ -82,7 +104,7 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
         detail = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(f"this model cannot be exported to ONNX: {detail}") from error
     far = max(_max_difference(session, checkpoint, inputs) for inputs in (data.feeds[0], data.feeds[-1]))
-    require(far, TOLERANCE, "the ONNX graph")
+    refuse_difference(far, TOLERANCE, "the ONNX graph", QUANTITY)
     return far
 
 
@@ -121,3 +143,6 @@ def _max_difference(session: Any, checkpoint: Checkpoint, batch: ModelInputs) ->
     if batch.real is not None and logits.ndim == 3:
         logits = logits[batch.real.cpu()]
     return max_abs_difference(logits, outputs(checkpoint.model, batch).cpu())
+
+
+ENGINES.register("onnx", OnnxGraph(), where=__name__)

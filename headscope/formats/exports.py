@@ -1,0 +1,50 @@
+"""What a format can write: the files that it wrote, and the ways to write a checkpoint without some of its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headscope.model.removal_plan import RemovalPlan
+
+Build = Callable[[Any, RemovalPlan], Any]
+"""Makes a checkpoint of another and a plan; ConfigError where these heads cannot go."""
+
+
+@dataclass(frozen=True)
+class SavedFiles:
+    """What was written: the file or directory to open, its format, and what the user should know.
+
+    `opens` and `limits` are lines of its card: which programs open it, and which do not.
+    """
+
+    path: Path
+    format: str
+    notes: tuple[str, ...] = ()
+    opens: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """One way to write a checkpoint without some of its heads.
+
+    `build` makes the checkpoint that is then saved; ConfigError where these heads cannot go. `whole_groups`: heads that
+    share keys and values go together. `refine` turns what the export called `after` builds into what this one builds.
+    `adds_bias`: an output projection may have a bias that its class builds without. `padded` builds a checkpoint whose
+    layers are filled up with heads of zeros to the same number.
+    """
+
+    name: str
+    build: Build
+    whole_groups: bool = True
+    adds_bias: bool = False
+    after: str | None = None
+    refine: Build | None = None
+    padded: Build | None = None
+
+
+SAME = Export(name="same", build=lambda checkpoint, plan: checkpoint.without_heads(plan))
+MASKED = Export(name="masked", build=lambda checkpoint, plan: checkpoint.with_zeroed_heads(plan), whole_groups=False)

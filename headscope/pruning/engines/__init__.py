@@ -1,0 +1,1 @@
+"""Models as other programs run them: one file an engine, found by its registration."""

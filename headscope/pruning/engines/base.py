@@ -1,0 +1,118 @@
+"""What every engine's export gives: a file beside a checkpoint, and the proof that the engine computes the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.pruning.removal.model_inputs import InputTexts
+from headscope.registry import Registry
+
+QUANTIZATIONS = ("none", "q8_0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How weights are stored: `quantize` "none" is as the checkpoint stores them. ConfigError for an unknown one."""
+
+    quantize: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.quantize not in QUANTIZATIONS:
+            raise ConfigError(f"unknown quantization {self.quantize!r}; available: {', '.join(QUANTIZATIONS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFile:
+    """What was written for an engine, and how it was proved.
+
+    `runtime` is the program that ran it ("" where none is installed: then it is unverified), `difference` the largest
+    difference of its outputs, `quantity` says of what, `limit` what is let pass. `sizes` is what the file holds in
+    words. `opens` and `limits` are lines of the card: what opens the file, and what does not.
+    """
+
+    export: str
+    file: str
+    runtime: str
+    quantity: str
+    difference: float | None
+    limit: float | None
+    sizes: str
+    opens: tuple[str, ...]
+    limits: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def proof(self) -> str:
+        """One line: the difference and who measured it, or that nobody did."""
+        if self.difference is None:
+            return f"{self.file} ({self.sizes}): unverified, no program to run it is installed"
+        passes = "" if self.limit is None else f" (limit {self.limit:.0e})"
+        return f"{self.file} ({self.sizes}): {self.quantity} {self.difference:.1e}{passes}, run by {self.runtime}"
+
+
+class EngineExport(ABC):
+    """One kind of file for one engine.
+
+    `packages` are imported to write it and come with the `extra`; `quantizations` are those that it has.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    extra: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    quantizations: ClassVar[tuple[str, ...]] = ("none",)
+
+    def require(self, options: EngineOptions) -> None:
+        """ConfigError naming the extra where a package is not installed, and for a quantization that it has not."""
+        if missing := [name for name in self.packages if importlib.util.find_spec(name) is None]:
+            raise ConfigError(
+                f'--export {self.name} needs {", ".join(missing)}; install with pip install "headscope[{self.extra}]"'
+            )
+        if options.quantize not in self.quantizations:
+            raise ConfigError(
+                f"--quantize {options.quantize} is not for {self.name}; available: {', '.join(self.quantizations)}"
+            )
+
+    @abstractmethod
+    def check(self, checkpoint: Checkpoint) -> None:
+        """ConfigError for a checkpoint that can never be written, whichever heads go."""
+
+    def adds_bias(self, checkpoint: Checkpoint) -> bool:
+        """Whether output projections may have a bias that the checkpoint's class builds without."""
+        return True
+
+    @abstractmethod
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+        """Write the file and run it on `data`.
+
+        ConfigError where the engine cannot say these numbers of heads, CheckpointError where it computes something
+        else.
+        """
+
+
+ENGINES: Registry[EngineExport] = Registry("export", package="headscope.pruning.engines", group="headscope.engines")
+
+
+def engines_named(names: Any, options: EngineOptions) -> tuple[EngineExport, ...]:
+    """The engines of these names, with their packages there; ConfigError where one is missing."""
+    chosen = tuple(ENGINES.get(name) for name in names)
+    for engine in chosen:
+        engine.require(options)
+    if options.quantize != "none" and not chosen:
+        raise ConfigError(f"--quantize {options.quantize} is for exports that have it, such as --export gguf")
+    return chosen
+
+
+def refuse_difference(difference: float, limit: float, what: str, quantity: str) -> None:
+    """CheckpointError where an engine computes something else."""
+    if not difference <= limit:
+        raise CheckpointError(
+            f"{what} computes something else than the model ({quantity} {difference:.1e}, at most {limit:.0e} is let "
+            "pass); nothing was saved. Please report this with the output of `headscope show`"
+        )

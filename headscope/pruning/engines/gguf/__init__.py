@@ -1,0 +1,1 @@
+"""GGUF files for llama.cpp, layers with different numbers of heads included."""

@@ -1,0 +1,266 @@
+"""The layers of a Llama-like decoder as llama.cpp names their tensors, and which of its architectures can hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+
+PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
+FEED_FORWARD = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+SCALINGS = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """An architecture of llama.cpp: what its loader and its graph can say (llama.cpp, src/models).
+
+    `ragged`: every layer has its own number of heads. `interleaved`: rotary pairs are neighbours, so rows of W_Q and
+    W_K are permuted; `fused`: one matrix [q; k; v]. `norms`: queries and keys are normalised. `biases` that are read.
+    `untied`: an output matrix of its own is read. `factors`: llama3's frequency factors are read. `empty`: a layer may
+    have no heads. `square`: all heads together are as wide as the model.
+    """
+
+    name: str
+    ragged: bool = False
+    interleaved: bool = False
+    fused: bool = False
+    norms: bool = False
+    biases: frozenset[str] = frozenset()
+    untied: bool = True
+    factors: bool = False
+    empty: bool = False
+    square: bool = False
+
+
+_ALL = frozenset([*PARTS, *FEED_FORWARD])
+LLAMA = Container(name="llama", interleaved=True, biases=_ALL, factors=True)
+QWEN2 = Container(name="qwen2", biases=frozenset(["attn_q", "attn_k", "attn_v"]), square=True)
+QWEN3 = Container(name="qwen3", norms=True)
+DECI = Container(name="deci", ragged=True, interleaved=True, biases=_ALL, factors=True, empty=True)
+OPENELM = Container(name="openelm", ragged=True, fused=True, norms=True, untied=False)
+FAMILIES = {
+    "llama": (LLAMA, DECI),
+    "mistral": (LLAMA, DECI),
+    "qwen2": (QWEN2, LLAMA, DECI),
+    "qwen3": (QWEN3, OPENELM),
+}
+"""By model type of transformers the containers to try, the plainest first."""
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """One layer: kept query heads and key/value groups, and the module they come from."""
+
+    module: Any
+    heads: int
+    groups: int
+    width: int
+
+    @property
+    def biases(self) -> frozenset[str]:
+        """The parts that have a bias."""
+        owners = {part: getattr(self.module.self_attn, name) for part, name in PARTS.items()}
+        owners |= {part: getattr(self.module.mlp, name) for part, name in FEED_FORWARD.items()}
+        return frozenset(part for part, owner in owners.items() if isinstance(getattr(owner, "bias", None), Tensor))
+
+    @property
+    def padded(self) -> DecoderLayer:
+        """The same layer with one head of zeros where it has none: a place for its bias."""
+        return self if self.heads else DecoderLayer(self.module, 1, 1, self.width)
+
+    def attention(self, part: str) -> tuple[Tensor, Tensor | None]:
+        """Weight [out in] and bias of a part; zeros for the one head of a layer that has none."""
+        owner = getattr(self.module.self_attn, PARTS[part])
+        if isinstance(owner, nn.Linear):
+            return owner.weight.detach(), None if owner.bias is None else owner.bias.detach()
+        like = self.module.input_layernorm.weight
+        shape = (len(like), self.width) if part == "attn_output" else (self.width, len(like))
+        bias = owner.bias.detach() if isinstance(getattr(owner, "bias", None), Tensor) else None
+        return like.new_zeros(shape).detach(), bias
+
+
+class Decoder:
+    """A causal language model whose layers are Llama's; ConfigError for one that is not."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        check_family(checkpoint)
+        self.model: Any = checkpoint.model
+        self.config: Any = self.model.config
+        self.model_type = checkpoint.model_type
+
+    @cached_property
+    def layers(self) -> tuple[DecoderLayer, ...]:
+        """Layers from the bottom up, with the heads that their weights have."""
+        return tuple(_decoder_layer(module) for module in self.model.model.layers)
+
+    @property
+    def width(self) -> int:
+        """Width of a head."""
+        return self.layers[0].width
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output matrix is that of the embeddings."""
+        return self.model.lm_head.weight is self.model.model.embed_tokens.weight
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """Rotary parameters as transformers has them."""
+        return {"rope_type": "default", **self.config.rope_parameters}
+
+    @cached_property
+    def container(self) -> Container:
+        """The plainest architecture of llama.cpp that holds this model; ConfigError where none does."""
+        reasons = []
+        for container in FAMILIES[self.model_type]:
+            if not (reason := self._misfit(container)):
+                return container
+            reasons.append(f"{container.name} {reason}")
+        raise ConfigError(
+            f"--export gguf: llama.cpp has no architecture for this {self.model_type} with these heads "
+            f"({'; '.join(reasons)}). {self._nearest()}"
+        )
+
+    def placed(self, container: Container) -> tuple[DecoderLayer, ...]:
+        """The layers as the container takes them: with a head of zeros where it needs one."""
+        return tuple(
+            layer if container.empty and "attn_output" not in layer.biases else layer.padded for layer in self.layers
+        )
+
+    def _misfit(self, container: Container) -> str:
+        """Why a container cannot hold the model; empty where it can."""
+        counts = {(layer.heads, layer.groups) for layer in self.placed(container)}
+        biases = frozenset[str]().union(*(layer.biases for layer in self.layers))
+        if len(counts) > 1 and not container.ragged:
+            return "has one number of heads for all layers"
+        if container.square and any(heads * self.width != self.config.hidden_size for heads, _ in counts):
+            return "has heads that are together as wide as the model"
+        if extra := sorted(biases - container.biases):
+            return f"reads no bias of {', '.join(extra)}"
+        if not container.untied and not self.tied:
+            return "reads no output matrix of its own"
+        if self.rope["rope_type"] == "llama3" and not container.factors:
+            return "reads no frequency factors"
+        return ""
+
+    def _nearest(self) -> str:
+        """What would be possible."""
+        counts = [layer.heads for layer in self.layers]
+        short = [number for number, count in enumerate(counts) if count < max(counts)]
+        if short:
+            return (
+                f"It could with as many heads in every layer: {max(counts)} in {_numbered(short)} too (prune rank "
+                "--uniform chooses so, --pad fills up with heads of zeros)"
+            )
+        return "It could without biases: removed with --compensate none, or with --export native"
+
+
+def check_family(checkpoint: Checkpoint) -> None:
+    """ConfigError where llama.cpp cannot run a model of this kind, whichever heads go."""
+    model: Any = checkpoint.model
+    if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
+        what = f"{type(model).__name__} of type {checkpoint.model_type!r}"
+        raise ConfigError(f"--export gguf writes causal language models ({', '.join(FAMILIES)}), and this is {what}")
+    config: Any = model.config
+    rope: dict[str, Any] = config.rope_parameters
+    problems = {
+        f"hidden_act {config.hidden_act}": config.hidden_act not in ("silu", "swish"),
+        f"rope_type {rope.get('rope_type')}": rope.get("rope_type", "default") not in SCALINGS,
+        "partial rotary embeddings": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "another scale of scores than 1/√k": any(
+            abs(layer.self_attn.scaling * layer.self_attn.head_dim**0.5 - 1) > 1e-6 for layer in model.model.layers
+        ),
+    }
+    for problem, present in problems.items():
+        if present:
+            raise ConfigError(f"--export gguf: llama.cpp's architectures for such layers know no {problem}")
+
+
+def context_length(config: Any) -> int:
+    """Positions that are exact: not more than a sliding window, which these architectures of llama.cpp do not have."""
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    return int(min(config.max_position_embeddings, window if window and slides else config.max_position_embeddings))
+
+
+def tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of all tensors as llama.cpp reads them, in the order of layers."""
+    container, model = decoder.container, decoder.model
+    yield "token_embd.weight", model.model.embed_tokens.weight.detach()
+    yield "output_norm.weight", model.model.norm.weight.detach()
+    if not decoder.tied:
+        yield "output.weight", model.lm_head.weight.detach()
+    if decoder.rope["rope_type"] == "llama3":
+        yield "rope_freqs.weight", frequency_divisors(decoder.rope, decoder.width)
+    for number, layer in enumerate(decoder.placed(container)):
+        for name, values in _layer_tensors(layer, container):
+            yield f"blk.{number}.{name}", values
+
+
+def interleaved(rows: Tensor, heads: int) -> Tensor:
+    """Rows [h·k …] of `heads` whose rotary pairs are halves apart (i, i + k/2), with pairs as neighbours instead."""
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])  # [h 2 k/2 …]
+    return halves.transpose(1, 2).reshape(rows.shape)
+
+
+def frequency_divisors(rope: dict[str, Any], width: int) -> Tensor:
+    """What llama3's scaling divides each of the k/2 rotary frequencies by (transformers, modeling_rope_utils)."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
+    wavelengths = 2 * torch.pi * rope["rope_theta"] ** exponents
+    turns = rope["original_max_position_embeddings"] / wavelengths
+    smooth = ((turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])).clamp(0, 1)
+    divisors: Tensor = (1 / ((1 - smooth) / rope["factor"] + smooth)).float()
+    return divisors
+
+
+def _layer_tensors(layer: DecoderLayer, container: Container) -> Iterator[tuple[str, Tensor]]:
+    module = layer.module
+    if layer.heads:
+        yield "attn_norm.weight", module.input_layernorm.weight.detach()
+        yield from _attention_tensors(layer, container)
+    if layer.heads and container.norms:
+        yield "attn_q_norm.weight", module.self_attn.q_norm.weight.detach()
+        yield "attn_k_norm.weight", module.self_attn.k_norm.weight.detach()
+    yield "ffn_norm.weight", module.post_attention_layernorm.weight.detach()
+    for part, name in FEED_FORWARD.items():
+        owner = getattr(module.mlp, name)
+        yield f"{part}.weight", owner.weight.detach()
+        if owner.bias is not None:
+            yield f"{part}.bias", owner.bias.detach()
+
+
+def _attention_tensors(layer: DecoderLayer, container: Container) -> Iterator[tuple[str, Tensor]]:
+    parts = {part: layer.attention(part) for part in PARTS}
+    if container.interleaved:
+        for part, count in (("attn_q", layer.heads), ("attn_k", layer.groups)):
+            weight, bias = parts[part]
+            parts[part] = (interleaved(weight, count), None if bias is None else interleaved(bias, count))
+    if container.fused:
+        yield "attn_qkv.weight", torch.cat([parts[part][0] for part in ("attn_q", "attn_k", "attn_v")])
+        del parts["attn_q"], parts["attn_k"], parts["attn_v"]
+    for part, (weight, bias) in parts.items():
+        yield f"{part}.weight", weight
+        if bias is not None:
+            yield f"{part}.bias", bias
+
+
+def _decoder_layer(module: Any) -> DecoderLayer:
+    attention = module.self_attn
+    width = int(attention.head_dim)
+    if not isinstance(attention.q_proj, nn.Linear):  # a stand-in of a layer without heads
+        return DecoderLayer(module, 0, 0, width)
+    return DecoderLayer(
+        module, attention.q_proj.weight.shape[0] // width, attention.k_proj.weight.shape[0] // width, width
+    )
+
+
+def _numbered(layers: list[int]) -> str:
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"

@@ -1,0 +1,130 @@
+"""llama.cpp in a process of its own: an assertion that fails there ends that process only.
+
+`python -m headscope.pruning.engines.gguf.llama_cpp REQUEST ANSWER` reads and writes JSON, and needs xllamacpp alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headscope.errors import CheckpointError
+
+PACKAGE = "xllamacpp"
+LONGEST = 600  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be run: what follows each of the `prompts` of ids, and how `texts` are split into tokens.
+
+    The `top` highest log-probabilities are given, with keys and values in float32. llama.cpp's server keeps back those
+    of a token that is part of a character: `said` is one that is none, which it is made to say (log-probabilities are
+    those before that).
+    """
+
+    file: str
+    prompts: list[list[int]]
+    texts: list[str]
+    top: int
+    said: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The log-probabilities `{id: log p}` after every prompt (none where the server keeps them back), ids by text."""
+
+    log_probabilities: list[dict[int, float]]
+    ids: list[list[int]]
+
+
+def installed() -> str:
+    """Name and version of llama.cpp's binding; empty where it is missing."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        return ""
+    from importlib.metadata import version
+
+    return f"llama.cpp ({PACKAGE} {version(PACKAGE)})"
+
+
+def ask(request: Request) -> Answer:
+    """Run llama.cpp; CheckpointError with the last of what it said where it does not run the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("request.json", "answer.json")]
+        paths[0].write_text(json.dumps(asdict(request)), encoding="utf-8")
+        module = [sys.executable, "-m", __name__, *map(str, paths)]
+        done = subprocess.run(module, capture_output=True, text=True, errors="replace", timeout=LONGEST, check=False)
+        if not paths[1].is_file():
+            raise CheckpointError(f"llama.cpp does not run the GGUF file ({_reason(done.stderr)}); nothing was saved")
+        found = json.loads(paths[1].read_text(encoding="utf-8"))
+    return Answer([{int(key): value for key, value in prompt} for prompt in found["prompts"]], found["ids"])
+
+
+def _reason(said: str) -> str:
+    """The line of llama.cpp's log that names an error."""
+    words = ("error", "ASSERT", "failed", "Error")
+    lines = [line.strip() for line in said.splitlines() if any(word in line for word in words)]
+    return " ".join((lines or ["it ended without a word"])[0].split())[:200]
+
+
+def main(request_path: str, answer_path: str) -> None:
+    """Run what a request asks for, and write the answer."""
+    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    server = _server(request)
+    prompts = [_followed(server, prompt, request) for prompt in request["prompts"]]
+    answer = {"prompts": prompts, "ids": [_split(server, text) for text in request["texts"]]}
+    Path(f"{answer_path}.part").write_text(json.dumps(answer), encoding="utf-8")
+    os.replace(f"{answer_path}.part", answer_path)
+
+
+def _server(request: dict[str, Any]) -> Any:
+    import xllamacpp as llama
+
+    params = llama.CommonParams()
+    params.model.path = request["file"]
+    params.n_ctx = max(map(len, request["prompts"])) + 8
+    params.n_parallel, params.warmup = 1, False
+    params.cpuparams.n_threads = 1
+    params.cache_type_k = params.cache_type_v = llama.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    return llama.Server(params)
+
+
+def _followed(server: Any, prompt: list[int], request: dict[str, Any]) -> list[tuple[int, float]]:
+    """Ids and log-probabilities of what follows a prompt."""
+    question = {
+        "prompt": prompt,
+        "max_tokens": 1,
+        "n_probs": request["top"],
+        "logprobs": request["top"],
+        "temperature": -1,
+        "cache_prompt": False,
+    }
+    if request["said"] is not None:
+        question["logit_bias"] = [[request["said"], 1000.0]]
+    answer = server.handle_completions(question)
+    choice = (json.loads(answer) if isinstance(answer, str) else answer)["choices"][0]
+    content = (choice.get("logprobs") or {}).get("content") or [{"top_logprobs": []}]
+    return [(entry["id"], entry["logprob"]) for entry in content[0]["top_logprobs"]]
+
+
+def _split(server: Any, text: str) -> Any:
+    """The ids of a text, with those that llama.cpp puts around it."""
+    from urllib.request import Request as Post
+    from urllib.request import urlopen
+
+    content = json.dumps({"content": text, "add_special": True}).encode()
+    post = Post(f"{server.listening_address}/tokenize", data=content, headers={"Content-Type": "application/json"})
+    with urlopen(post) as answer:
+        return json.loads(answer.read())["tokens"]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,123 @@
+"""What a removal has done: the smaller model and its proof, what `pruning.json` and the folder's card say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headscope.formats.base import Checkpoint, Export, SavedFiles
+from headscope.formats.card import Card
+from headscope.heads import Site
+from headscope.model.removal_plan import RemovalPlan
+from headscope.pruning.closed_form.calibration import Compensated
+from headscope.pruning.engines.base import EngineFile
+from headscope.pruning.removal.model_inputs import InputTexts
+from headscope.pruning.removal.savings import Size, Timing
+from headscope.pruning.removal.verify import Verification
+from headscope.results import Signature
+from headscope.version import VERSION
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What was done: the heads that went, proof, savings, and where the result is.
+
+    `heads` is the list as it was given: the option, and the digest of its file where it is one.
+    """
+
+    path: Path
+    out: Path
+    format: str
+    export: str
+    source: Mapping[str, str]
+    removal: RemovalPlan
+    verified: Verification
+    before: Size
+    after: Size
+    paces: tuple[Timing, ...]
+    notes: tuple[str, ...]
+    signature: Signature
+    heads: Mapping[str, str | None]
+    engines: tuple[EngineFile, ...] = ()
+    seconds: float = 0.0
+    compensated: Compensated | None = None
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A model without some heads, in memory, and the proof that it computes what the whole one does with them masked.
+
+    `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
+    Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`.
+    """
+
+    checkpoint: Checkpoint
+    export: Export
+    source: Mapping[str, str]
+    removal: RemovalPlan
+    verified: Verification
+    data: InputTexts
+    before: Size
+    signature: Signature
+    compensated: Compensated | None = None
+
+
+def padding_note(done: Shrunk) -> tuple[str, ...]:
+    """How many heads of zeros the layers are filled up with."""
+    layout, kept = done.checkpoint.layout, done.removal.layout
+    zeros = sum(layout[place] - kept[place] for place in kept)
+    if not zeros or done.export.name == "masked":
+        return ()
+    counts = sorted(set(layout.values()))
+    return (f"filled up with {zeros} heads of zeros, to {', '.join(map(str, counts))} heads a layer",)
+
+
+def removal_card(removed: Removed, written: SavedFiles) -> Card:
+    """What the folder's README says."""
+    before, after, proof = removed.before, removed.after, removed.verified
+    name = Path(removed.source["path"]).name
+    what = "refitted and masked" if removed.compensated and removed.compensated.refits else "masked"
+    return Card(
+        title=f"{name}: {after.attention_heads} of {before.attention_heads} heads",
+        command=f"prune remove --export {removed.export}",
+        facts=(
+            f"made of {name} ({removed.source['format']}, {removed.source['digest'][:12]})",
+            f"removed: {len(removed.removal.removed)} attention heads (pruning.json lists them)",
+            f"parameters: {before.parameters:,} before, {after.parameters:,} now",
+            f"outputs equal those of the whole model with these heads {what} to {proof.difference:.1e} of the largest, "
+            f"on {proof.sentences} sentences ({proof.data})",
+            *(file.proof for file in removed.engines),
+            *removed.notes,
+        ),
+        opens=(*written.opens, *(line for file in removed.engines for line in file.opens)),
+        limits=(*written.limits, *(line for file in removed.engines for line in file.limits)),
+    )
+
+
+def removal_record(removed: Removed) -> dict[str, Any]:
+    """What `pruning.json` says."""
+    kept: dict[str, dict[str, list[int]]] = {}
+    for (site, layer), heads in sorted(
+        removed.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1])
+    ):
+        kept.setdefault(site.value, {})[str(layer)] = list(heads)
+    inside = removed.path != removed.out
+    return {
+        "headscope": VERSION,
+        "source": removed.source,
+        "output": {"format": removed.format, "export": removed.export, "file": removed.path.name if inside else "."},
+        "heads": dict(removed.heads),
+        "removed": [str(head) for head in removed.removal.removed],
+        "kept": kept,
+        "verified": asdict(removed.verified),
+        "engines": [asdict(file) for file in removed.engines],
+        "compensation": None if removed.compensated is None else removed.compensated.record(),
+        "before": asdict(removed.before),
+        "after": asdict(removed.after),
+        "times": [asdict(timing) for timing in removed.paces],
+        "notes": list(removed.notes),
+        "signature": str(removed.signature),
+        "seconds": round(removed.seconds, 3),
+    }

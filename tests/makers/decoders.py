@@ -1,0 +1,114 @@
+"""Tiny causal language models with tokenizers, as llama.cpp and others run them."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from headscope.assets import sample
+from headscope.files.lines import read_lines
+
+VOCABULARY = 320
+SPECIAL = ["<unk>", "<s>", "</s>"]
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+def decoder(kind: str, **more: Any) -> Any:
+    """A random model of 8 heads of width 16 in 4 groups (qwen2: on width 128), with sharp attention."""
+    torch.manual_seed(7)
+    name = CLASSES[kind]
+    sizes = {
+        "hidden_size": 128 if kind == "qwen2" else 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 3,
+        "intermediate_size": 96,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **({} if kind == "qwen2" else {"head_dim": 16}),
+    }
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes | more))
+    with torch.no_grad():
+        for key, values in model.named_parameters():
+            if "norm" in key or "bias" in key:
+                values.uniform_(0.5, 1.5) if "norm" in key else values.uniform_(-0.5, 0.5)
+    return model.eval()
+
+
+def saved(folder: Path, kind: str = "llama", *, tokenizer: Any = None, **more: Any) -> Path:
+    """A folder with such a model."""
+    decoder(kind, **more).save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def byte_level(split: str = "") -> Any:
+    """BPE over bytes, after a split as GPT-2's, or by a regular expression, of the sample's words."""
+    inner = Tokenizer(models.BPE())
+    steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split)]
+    if split:
+        steps.insert(0, pre_tokenizers.Split(Regex(split), behavior="isolated"))
+    inner.pre_tokenizer = pre_tokenizers.Sequence(steps) if split else steps[0]
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner.train_from_iterator(_lines(), _trainer(initial_alphabet=alphabet))
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return _fast(inner)
+
+
+def sentencepiece_like() -> Any:
+    """BPE whose spaces are ▁ and whose unknown characters are bytes, as transformers makes of Llama 2's model."""
+    inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bytes_of = [f"<0x{number:02X}>" for number in range(256)]
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trained.train_from_iterator(_lines(), _trainer(size=VOCABULARY - 256))
+    found = trained.get_vocab()
+    tokens = [*SPECIAL, *bytes_of, *sorted(set(found) - set(SPECIAL), key=lambda token: found[token])]
+    merges = [(left, right) for left, right in _merges(trained)]
+    inner.model = models.BPE(
+        {token: number for number, token in enumerate(tokens)},
+        merges,
+        unk_token="<unk>",
+        byte_fallback=True,
+        fuse_unk=True,
+    )
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return _fast(inner)
+
+
+def _merges(tokenizer: Tokenizer) -> list[list[str]]:
+    import json
+
+    merges: list[list[str]] = json.loads(tokenizer.to_str())["model"]["merges"]
+    return merges
+
+
+def _lines() -> list[str]:
+    return list(islice(read_lines(sample("en")), 200))
+
+
+def _trainer(size: int = VOCABULARY, **more: Any) -> Any:
+    return trainers.BpeTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False, **more)
+
+
+def _fast(inner: Tokenizer) -> Any:
+    names = dict(zip(("unk_token", "bos_token", "eos_token"), SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **names)

@@ -1,0 +1,237 @@
+"""`--export gguf`: every architecture of llama.cpp that is written, run there, against the masked model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import open_checkpoint
+from headscope.model.gating import masked
+from headscope.pruning.engines.gguf import llama_cpp
+from headscope.pruning.engines.gguf.export import Gguf
+from headscope.pruning.engines.gguf.layers import frequency_divisors, interleaved
+from headscope.pruning.engines.gguf.vocabulary import vocabulary_of
+from headscope.pruning.removal.record import Removed
+from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from tests.makers import decoders
+
+gguf = pytest.importorskip("gguf")
+pytest.importorskip("xllamacpp")
+pytestmark = pytest.mark.slow
+
+RAGGED = "decoder-self.0.2,decoder-self.0.3,decoder-self.0.6,decoder-self.0.7,decoder-self.1.*,decoder-self.2.0,"
+RAGGED += "decoder-self.2.3,decoder-self.2.4,decoder-self.2.7"
+"""Whole groups; a whole layer; one head of each group."""
+UNIFORM = "decoder-self.0.0,decoder-self.0.1,decoder-self.1.4,decoder-self.1.5,decoder-self.2.2,decoder-self.2.3"
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64, "rope_theta": 5e5}
+
+
+def removed(path: Path, out: Path, heads: str, *kinds: str, **options: Any) -> Removed:
+    quick: dict[str, Any] = {"rounds": 0, "max_sentences": 8, "export": (*kinds, "gguf")}
+    return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
+
+
+def fields(path: Path) -> dict[str, Any]:
+    """The metadata of a GGUF file."""
+    reader = gguf.GGUFReader(path)
+    return {name: field.contents() for name, field in reader.fields.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads", "options", "architecture", "counts"),
+    [
+        ("llama", RAGGED, {"attention_bias": True}, "deci", ([4, 1, 4], [2, 1, 4])),
+        ("llama", RAGGED, {"rope_parameters": LLAMA3, "tie_word_embeddings": False}, "deci", ([4, 0, 4], [2, 0, 4])),
+        ("mistral", UNIFORM, {"sliding_window": None}, "llama", (6, 3)),
+        ("qwen2", RAGGED, {}, "deci", ([4, 0, 4], [2, 0, 4])),
+        ("qwen3", RAGGED, {}, "openelm", ([4, 1, 4], [2, 1, 4])),
+        ("qwen3", UNIFORM, {"tie_word_embeddings": False}, "qwen3", (6, 3)),
+    ],
+)
+def test_llama_cpp_computes_what_the_masked_model_does(
+    tmp_path: Path, kind: str, heads: str, options: dict[str, Any], architecture: str, counts: Any
+) -> None:
+    path = decoders.saved(tmp_path / "whole", kind, **options)
+    found = removed(path, tmp_path / "small", heads)
+    (file,) = found.engines
+    assert file.difference is not None and file.difference <= 1e-4
+    assert "24 of 24 steps" in " ".join(file.notes)
+    written = fields(tmp_path / "small" / "model.gguf")
+    assert written["general.architecture"] == architecture
+    names = ("head_count", "head_count_kv")
+    assert tuple(written[f"{architecture}.attention.{name}"] for name in names) == counts
+    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    assert "run by llama.cpp" in card and "`model.gguf`: llama.cpp" in card and "trust_remote_code" in card
+
+
+GREEDY = """
+import json, sys
+sys.modules["headscope"] = None
+import xllamacpp as llama
+params = llama.CommonParams()
+params.model.path, params.n_ctx, params.n_parallel, params.warmup = sys.argv[1], 64, 1, False
+params.cache_type_k = params.cache_type_v = llama.ggml_type.GGML_TYPE_F32
+question = {"prompt": json.loads(sys.argv[2]), "max_tokens": 12, "temperature": -1, "ignore_eos": True}
+answer = llama.Server(params).handle_completions(question | {"verbose": True, "return_tokens": True})
+print("IDS", json.dumps((json.loads(answer) if isinstance(answer, str) else answer)["__verbose"]["tokens"]))
+"""
+
+
+def test_greedy_text_is_that_of_the_refitted_masked_model(tmp_path: Path) -> None:
+    """A refit gives a layer without heads a bias: llama.cpp, alone, continues as the folder does in transformers."""
+    path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level(decoders.LLAMA3))
+    source = tmp_path / "text"
+    source.write_text("".join(f"A man in a red shirt number {n} walks a dog.\n" for n in range(40)), encoding="utf-8")
+    found = removed(path, tmp_path / "small", RAGGED, compensate="least-squares", source=source)
+    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
+    assert "splits 8 of 8 sentences" in " ".join(found.notes)
+    model: Any = open_checkpoint(str(tmp_path / "small")).model
+    prompt = [1, 40, 50, 60, 70]
+    wanted = model.generate(
+        torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, suppress_tokens=[2]
+    )
+    arguments = [sys.executable, "-c", GREEDY, str(tmp_path / "small" / "model.gguf"), json.dumps(prompt)]
+    ran = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in ran.splitlines() if line.startswith("IDS")]
+    assert json.loads(line.removeprefix("IDS")) == wanted[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "split"),
+    [(decoders.byte_level, "gpt-2"), (decoders.sentencepiece_like, "default")],
+    ids=["bytes", "sentencepiece"],
+)
+def test_llama_cpp_splits_text_as_the_tokenizer_does(tmp_path: Path, make: Any, split: str) -> None:
+    found = removed(decoders.saved(tmp_path / "whole", tokenizer=make()), tmp_path / "small", "decoder-self.1.*")
+    assert "llama.cpp splits 8 of 8 sentences into the same tokens" in found.notes
+    assert fields(tmp_path / "small" / "model.gguf")["tokenizer.ggml.pre"] == split
+
+
+def test_a_tokenizer_that_llama_cpp_lacks_is_listed_and_said_so(tmp_path: Path) -> None:
+    tokenizer = decoders.byte_level(r"\p{L}+|\d")
+    assert not vocabulary_of(tokenizer, 323).splits_text
+    found = removed(decoders.saved(tmp_path / "whole", tokenizer=tokenizer), tmp_path / "small", "decoder-self.1.*")
+    assert "cannot split text" in found.engines[0].limits[0]
+
+
+def test_quantised_files_say_how_far_they_moved(tmp_path: Path) -> None:
+    path = decoders.saved(tmp_path / "whole", initializer_range=0.02)
+    found = removed(path, tmp_path / "small", RAGGED, quantize="q8_0")
+    (file,) = found.engines
+    assert file.limit is None and file.difference is not None and 1e-4 < file.difference < 0.1
+    assert "before quantization" in file.notes[0]
+    reader = gguf.GGUFReader(tmp_path / "small" / "model.gguf")
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert types["blk.0.attn_output.weight"] == types["token_embd.weight"] == "Q8_0"
+    assert types["blk.0.attn_norm.weight"] == "F32"
+
+
+def test_weights_keep_the_half_precision_that_they_have(tmp_path: Path) -> None:
+    model = decoders.decoder("llama", initializer_range=0.05).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "whole")
+    found = removed(tmp_path / "whole", tmp_path / "small", RAGGED)
+    assert found.engines[0].difference is not None and found.engines[0].difference <= 5e-2
+    reader = gguf.GGUFReader(tmp_path / "small" / "model.gguf")
+    assert {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}["output_norm.weight"] == "F32"
+    assert {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}["blk.0.attn_q.weight"] == "BF16"
+
+
+def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
+    path = decoders.saved(tmp_path / "whole", "mistral", sliding_window=24)
+    found = removed(path, tmp_path / "small", UNIFORM)
+    assert fields(tmp_path / "small" / "model.gguf")["llama.context_length"] == 24
+    assert any("context of 24 tokens" in line for line in found.engines[0].limits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "heads", "reason"),
+    [
+        ("qwen3", {"tie_word_embeddings": False}, RAGGED, r"4 in layer 1 too \(prune rank --uniform.*--pad"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}, RAGGED, "dynamic"),
+        ("llama", {"hidden_act": "gelu"}, RAGGED, "hidden_act gelu"),
+    ],
+)
+def test_what_llama_cpp_cannot_say_is_refused_with_the_nearest(
+    tmp_path: Path, kind: str, options: dict[str, Any], heads: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        removed(decoders.saved(tmp_path / "whole", kind, **options), tmp_path / "small", heads)
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_the_refused_model_goes_when_it_is_padded(tmp_path: Path) -> None:
+    path = decoders.saved(tmp_path / "whole", "qwen3", tie_word_embeddings=False)
+    heads = "decoder-self.0.2,decoder-self.0.3,decoder-self.1.*,decoder-self.2.0,decoder-self.2.1,decoder-self.2.5"
+    found = removed(path, tmp_path / "small", heads, pad=True)
+    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
+    assert fields(tmp_path / "small" / "model.gguf")["qwen3.attention.head_count"] == 6
+    assert any("heads of zeros" in note for note in found.notes)
+
+
+def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headscope.pruning.engines.gguf import layers
+
+    monkeypatch.setattr(layers, "interleaved", lambda rows, heads: rows)
+    with pytest.raises(CheckpointError, match=r"llama\.cpp computes something else"):
+        removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_file_that_llama_cpp_refuses_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headscope.pruning.engines.gguf import layers
+
+    monkeypatch.setattr(layers.Decoder, "_misfit", lambda self, container: "")  # layers of `llama` are all alike
+    with pytest.raises(CheckpointError, match=r"llama\.cpp does not run the GGUF file"):
+        removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_without_llama_cpp_the_card_says_unverified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_cpp, "PACKAGE", "no_such_package")
+    found = removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
+    assert found.engines[0].difference is None
+    assert "unverified" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+
+
+def test_without_its_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gguf, "packages", ("no_such_package",))
+    with pytest.raises(ConfigError, match=r'needs no_such_package; install with pip install "headscope\[engines\]"'):
+        removed(tmp_path / "whole", tmp_path / "small", RAGGED)
+    assert not (tmp_path / "small").exists()
+
+
+def test_rows_are_interleaved_per_head() -> None:
+    assert interleaved(torch.arange(4), 1).tolist() == [0, 2, 1, 3]
+    rows = torch.arange(3 * 6 * 5).view(18, 5)
+    expected = torch.cat([rows[6 * head : 6 * head + 6][[0, 3, 1, 4, 2, 5]] for head in range(3)])
+    assert torch.equal(interleaved(rows, 3), expected)
+
+
+def test_frequency_divisors_are_those_of_transformers() -> None:
+    model = decoders.decoder("llama", rope_parameters=LLAMA3)
+    plain = 1 / 5e5 ** (torch.arange(0, 16, 2) / 16)
+    torch.testing.assert_close(frequency_divisors(LLAMA3, 16), plain / model.model.rotary_emb.inv_freq)
+
+
+def test_masked_heads_are_the_reference() -> None:
+    """The models here are sharp enough: without the heads of `RAGGED` they say something else."""
+    model = decoders.decoder("llama")
+    from headscope.heads import select_heads
+    from headscope.model.discovery import find_attention
+
+    ids = torch.arange(5, 25)[None]
+    heads = select_heads(RAGGED, find_attention(model).layout)
+    with torch.no_grad(), masked(model, heads):
+        without = model(ids).logits.log_softmax(-1)
+    with torch.no_grad():
+        assert float((model(ids).logits.log_softmax(-1) - without).abs().max()) > 0.5

@@ -1,0 +1,122 @@
+"""`prune remove --export native`: fewer heads in the classes of transformers as they stand, and layers filled up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headscope.errors import ConfigError
+from headscope.formats.base import open_checkpoint
+from headscope.heads import select_heads
+from headscope.model.discovery import find_attention
+from headscope.model.gating import masked
+from headscope.model.removal_plan import padded_plan, plan_removal
+from headscope.pruning.removal.record import Removed
+from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
+from tests.makers import decoders
+
+pytestmark = pytest.mark.slow
+
+UNIFORM = "decoder-self.0.0,decoder-self.0.1,decoder-self.1.4,decoder-self.1.5,decoder-self.2.2,decoder-self.2.3"
+SPLIT = "decoder-self.0.2,decoder-self.0.3,decoder-self.1.*,decoder-self.2.0,decoder-self.2.1,decoder-self.2.5"
+"""Groups that are split, and a layer that is emptied."""
+
+
+def removed(path: Path, out: Path, heads: str, **options: Any) -> Removed:
+    quick: dict[str, Any] = {"rounds": 0, "max_sentences": 8, "export": ("native",)}
+    return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
+
+
+def alone(folder: Path) -> Any:
+    """The model as transformers opens it by itself, every weight used."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    model, info = auto.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["mismatched_keys"] and not info["unexpected_keys"]
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        ("llama", {"tie_word_embeddings": False}, "MistralForCausalLM"),
+        ("llama", {"hidden_size": 96}, "LlamaForCausalLM"),
+        ("qwen2", {}, "Qwen2ForCausalLM"),
+        ("qwen3", {}, "Qwen3ForCausalLM"),
+    ],
+)
+def test_equal_counts_are_plain_classes_that_generate_the_same(
+    tmp_path: Path, kind: str, options: dict[str, Any], name: str
+) -> None:
+    """Six heads of width 16: they divide 96, but not 64 or 128."""
+    path = decoders.saved(tmp_path / "whole", kind, **options)
+    found = removed(path, tmp_path / "small", UNIFORM)
+    assert not (tmp_path / "small" / "modeling_headscope.py").exists()
+    small: Any = alone(tmp_path / "small")
+    assert type(small).__name__ == name
+    assert (small.config.num_attention_heads, small.config.num_key_value_heads) == (6, 3)
+    whole: Any = open_checkpoint(str(path)).model
+    ids = torch.arange(5, 41)[None]
+    greedy = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        with masked(whole, found.removal.removed):
+            wanted, text = whole(ids).logits, whole.generate(ids, **greedy)
+        torch.testing.assert_close(small(ids).logits, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+        assert small.generate(ids, **greedy).tolist() == text.tolist()
+    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    assert f"class {name}" in card and "18 of 24 heads" in card
+
+
+def test_layers_are_filled_up_with_heads_of_zeros(tmp_path: Path) -> None:
+    path = decoders.saved(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"prune rank --uniform.*--pad"):
+        removed(path, tmp_path / "small", "decoder-self.1.*")
+    found = removed(path, tmp_path / "small", SPLIT, pad=True)
+    small = alone(tmp_path / "small")
+    assert small.config.num_attention_heads == 6 and small.config.num_key_value_heads == 3
+    assert "filled up with 7 heads of zeros, to 6 heads a layer" in found.notes
+    whole, ids = open_checkpoint(str(path)).model, torch.arange(5, 41)[None]
+    with torch.no_grad():
+        with masked(whole, found.removal.removed):
+            wanted = whole(ids).logits
+        torch.testing.assert_close(small(ids).logits, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+    kept = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))["kept"]["decoder-self"]
+    assert [len(heads) for heads in kept.values()] == [6, 0, 5]
+
+
+def test_a_shared_position_bias_keeps_the_same_heads_everywhere(tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    build(BY_NAME["t5"]).save_pretrained(tmp_path / "whole")
+    heads = "encoder-self.0.0,encoder-self.1.0,encoder-self.1.1,encoder-self.2.0,decoder-self.*.0,cross.*.0"
+    found = removed(tmp_path / "whole", tmp_path / "small", heads, pad=True)
+    small = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "small").eval()
+    assert small.config.num_heads == 2
+    whole, inputs = open_checkpoint(str(tmp_path / "whole")).model, inputs_of(BY_NAME["t5"])
+    with masked(whole, found.removal.removed):
+        wanted = logits(whole, inputs)
+    torch.testing.assert_close(logits(small, inputs), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("export", ["masked", "self-contained"])
+def test_padding_is_for_plain_classes(tmp_path: Path, export: str) -> None:
+    with pytest.raises(ConfigError, match=f"--pad is for --export native, not --export {export}"):
+        removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", SPLIT, pad=True, export=(export,))
+    assert not (tmp_path / "small").exists()
+
+
+def test_padded_layers_have_the_smallest_equal_number_of_groups_and_heads() -> None:
+    sites = find_attention(decoders.decoder("llama"))
+    plan = plan_removal(sites, select_heads(SPLIT, sites.layout), whole_groups=False)
+    padded = padded_plan(sites, plan)
+    assert set(padded.layout.values()) == {6} and {len(groups) for groups in padded.groups.values()} == {3}
+    assert all(set(plan.kept[place]) <= set(padded.kept[place]) for place in plan.kept)
+    assert set(padded.removed) == set(plan.removed) - {
+        head for head in plan.removed if head.head in padded.kept[head.site, head.layer]
+    }
