@@ -15,7 +15,12 @@ from headscope.cli.options import OUTPUT, Bpe, CheckpointName, Dicts, Dtype, For
 def convert(
     checkpoint: CheckpointName,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
-    to: Annotated[str, typer.Option("--to", help="native or huggingface.", rich_help_panel=OUTPUT)],
+    to: Annotated[
+        str, typer.Option("--to", help="native, huggingface, gguf (llama.cpp) or onnx.", rich_help_panel=OUTPUT)
+    ],
+    quantize: Annotated[
+        str, typer.Option(metavar="none|q8_0", help="For gguf: store matrices in 8 bits.", rich_help_panel=OUTPUT)
+    ] = "none",
     dtype: Dtype = "auto",
     format: FormatName = None,
     dicts: Dicts = None,
@@ -26,17 +31,22 @@ def convert(
 ) -> None:
     """Write a fairseq, MHR, story-of-heads or native Transformer as a native or Hugging Face directory.
 
+    With --to gguf a Llama-like model of transformers for llama.cpp, also one whose heads were removed; with --to onnx
+    any model that torch exports. These are run by the engine before they are kept.
+
     Matrices that mix heads are folded into the output projections for Hugging Face. What was written is read
     again and must give the same logits, else nothing is left behind; so is what the format cannot express.
     """
     from headscope.api.loading import load
     from headscope.formats.convert import goals
+    from headscope.pruning.engines.base import ENGINES
     from headscope.registry import unknown
 
-    if to not in goals():
-        raise typer.BadParameter(unknown("format", to, goals()), param_hint="--to")
+    allowed = [*goals(), *ENGINES.names()]
+    if to not in allowed:
+        raise typer.BadParameter(unknown("format", to, allowed), param_hint="--to")
     model = load(checkpoint, device="cpu", dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
-    done = model.convert(out, to=to, force=force)
+    done = model.convert(out, to=to, quantize=quantize, force=force)
     if json:
         console.print_json(
             {
@@ -51,5 +61,8 @@ def convert(
     screen = console.out()
     for note in done.notes:
         screen.print(f"note: {note}", soft_wrap=True)
+    if to in ENGINES.names():
+        console.show(console.ending([f"{done.folder}: {done.architecture}"], done.folder, ""))
+        return
     answer = f"{done.folder}: {done.architecture}; largest difference of logits {done.difference:.1e}"
     console.show(console.ending([answer], done.folder, command_line("show", done.folder)))

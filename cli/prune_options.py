@@ -46,9 +46,9 @@ ValidLabels = Annotated[
 Allocate = Annotated[
     str,
     typer.Option(
-        metavar="global|per-layer|measured",
-        help="How many heads each layer keeps: as all scores say, the same share, or as the loss says that is "
-        "measured once what is left is refitted (prune remove --compensate; slow).",
+        metavar="global|per-layer|uniform|measured",
+        help="How many heads each layer keeps: as all scores say, the same share, the same number, or as the loss says "
+        "that is measured once what is left is refitted (prune remove --compensate; slow).",
         rich_help_panel=HEADS,
     ),
 ]

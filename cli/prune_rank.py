@@ -71,6 +71,15 @@ class Ranking:
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Short for --allocate per-layer.", rich_help_panel=HEADS)
     ] = False
+    uniform: Annotated[
+        bool,
+        typer.Option(
+            "--uniform",
+            help="As many heads in every layer (of the encoder, of the decoder), in whole groups: what programs that "
+            "serve models can hold (prune remove --export native). Short for --allocate uniform.",
+            rich_help_panel=HEADS,
+        ),
+    ] = False
     allocate: Allocate = "global"
     compensate: Annotated[
         str,

@@ -26,6 +26,8 @@ from headscope.formats.translate_options import Translation
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.block_obs import DAMPING
 from headscope.pruning.closed_form.calibration import CalibrationOptions
+from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
+from headscope.pruning.engines.convert import convert_for_engine
 from headscope.pruning.ranking.criterion import given_end
 from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.verify import Verification
@@ -294,16 +296,24 @@ class Model(OpenModel):
         return checkpoint_overview(self.checkpoint)
 
     @in_python
-    def convert(self, folder: PathName, *, to: str, force: bool = False) -> Converted:
-        """Write a fairseq, MHR, story-of-heads or native Transformer in another format: what `headscope convert` does.
+    def convert(self, folder: PathName, *, to: str, quantize: str = "none", force: bool = False) -> Converted:
+        """Write the model in another format, or for an engine: what `headscope convert` does.
 
         folder: must be empty, unless `force` allows to replace an earlier conversion in it.
-        to: "native", "huggingface", or a format of another package.
+        to: "native" or "huggingface" (fairseq, MHR, story-of-heads and native Transformers), "gguf" (Llama-like models
+            of transformers, also with heads removed) or "onnx", or a format of another package.
+        quantize: "q8_0" stores the matrices of a GGUF file in 8 bits.
 
         ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
         what was written and read again gives other logits; then nothing is left behind.
         """
-        return convert(self.checkpoint, Path(folder), goal=to, inputs=inputs_of(self._companions), force=force)
+        inputs, options = inputs_of(self._companions), EngineOptions(quantize=quantize)
+        if to in ENGINES.names():
+            return convert_for_engine(
+                self.checkpoint, Path(folder), engine=to, options=options, inputs=inputs, force=force
+            )
+        engines_named((), options)
+        return convert(self.checkpoint, Path(folder), goal=to, inputs=inputs, force=force)
 
 
 class SmallModel(Model):

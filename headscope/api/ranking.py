@@ -48,8 +48,11 @@ class Ranking:
         ranked = rank_heads(self._gating, self._gating.heads, lambda removed: self._scores)
         return ranking_table(self._gating, ranked)[["site", "layer", "head", "score", "rank"]]
 
-    def lowest(self, count: int, *, per_layer: bool = False) -> list[HeadId]:
+    def lowest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
         """The `count` heads to remove first, by site, layer and head; `per_layer` takes the same share of every layer.
+
+        `uniform` leaves the same number in every layer of the encoder, and of the decoder, which classes of
+        transformers and most engines need.
 
         ConfigError where there are fewer, where groups of heads do not add up to `count`, or where a head has no score.
         """
@@ -58,15 +61,19 @@ class Ranking:
             raise ConfigError(f"{count} heads cannot go; there are {removable} that may")
         try:
             selection = rank_heads(
-                self._gating, self._gating.heads - count, lambda removed: self._scores, per_layer=per_layer
+                self._gating,
+                self._gating.heads - count,
+                lambda removed: self._scores,
+                per_layer=per_layer,
+                uniform=uniform,
             )
         except ConfigError as error:
             raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None
         return self._gating.closed(selection.kept)
 
-    def highest(self, count: int, *, per_layer: bool = False) -> list[HeadId]:
-        """The `count` heads to keep, including all protected ones; ConfigError as of `lowest`."""
-        return self._gating.without(self.lowest(self._gating.heads - count, per_layer=per_layer))
+    def highest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
+        """The `count` heads to keep, including all protected ones; options and ConfigError as of `lowest`."""
+        return self._gating.without(self.lowest(self._gating.heads - count, per_layer=per_layer, uniform=uniform))
 
     def __len__(self) -> int:
         return self._gating.heads

@@ -17,7 +17,7 @@ RECORDS = ("run.json", "pruning.json", "sweep.json", "lambdas.json", "conversion
 
 _ENDINGS = (
     *("json", "safetensors", "toml", "txt", "py", "pt", "npz", "model", "codes", "bpe", "voc", "vocab", "jinja", "md"),
-    *("onnx", "onnx.data", "bin"),
+    *("onnx", "onnx.data", "bin", "gguf"),
 )
 MODEL_FILES = tuple(f"*.{ending}" for ending in _ENDINGS)
 """Files of a checkpoint directory, of whatever format."""

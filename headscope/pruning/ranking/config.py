@@ -13,7 +13,7 @@ from headscope.pruning.ranking.criterion import End, given_end
 from headscope.pruning.selection import SelectionConfig
 from headscope.registry import unknown
 
-ALLOCATIONS = ("global", "per-layer", "measured")
+ALLOCATIONS = ("global", "per-layer", "uniform", "measured")
 """How many heads each layer keeps."""
 
 
@@ -25,9 +25,10 @@ class RankConfig(SelectionConfig):
     a run of `analyze` whose `heads.csv` is read instead of measuring; `keep_lowest` or `keep_highest` says which heads
     stay (default: as the criterion declares). `keep` heads stay, or the `fraction` of them. `score_sentences` of the
     text are scored on. `allocate` says how many of them each layer keeps: as the scores of all heads say ("global"),
-    the same share ("per-layer", also `per_layer`), or as the objective says that is "measured" with what is left
-    refitted. Then `compensate` refits the output projections ("mean" or "least-squares") on the text scored on, before
-    any tuning; with `sequential` module after module. `damping` is for whatever refits.
+    the same share ("per-layer", also `per_layer`), the same number in each stack ("uniform", also `uniform`), or as the
+    objective says that is "measured" with what is left refitted. Then `compensate` refits the output projections
+    ("mean" or "least-squares") on the text scored on, before any tuning; with `sequential` module after module.
+    `damping` is for whatever refits.
     """
 
     by: str
@@ -39,6 +40,7 @@ class RankConfig(SelectionConfig):
     fraction: float | None = None
     steps: int = 1
     per_layer: bool = False
+    uniform: bool = False
     allocate: str = "global"
     compensate: str = "none"
     sequential: bool = False
@@ -63,8 +65,10 @@ class RankConfig(SelectionConfig):
             raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
         if self.allocate not in ALLOCATIONS:
             raise ConfigError(unknown("allocation", self.allocate, list(ALLOCATIONS)))
-        if self.per_layer and self.allocate not in ("global", "per-layer"):
-            raise ConfigError(f"--per-layer is --allocate per-layer, which is {self.allocate} here; give one of them")
+        for name in ("per-layer", "uniform"):
+            others = {self.allocate, *(["uniform"] if self.uniform else [])} - {"global", name}
+            if getattr(self, name.replace("-", "_")) and others:
+                raise ConfigError(f"--{name} is --allocate {name}, which is {others.pop()} here; give one of them")
         if self.allocate == "measured" and (self.source is None or self.steps > 1):
             raise ConfigError("--allocate measured measures on text, in one step: give --source FILE, and no --steps")
         _ = self.refit
@@ -81,7 +85,7 @@ class RankConfig(SelectionConfig):
     @property
     def allocation(self) -> str:
         """One of `ALLOCATIONS`."""
-        return "per-layer" if self.per_layer else self.allocate
+        return "per-layer" if self.per_layer else "uniform" if self.uniform else self.allocate
 
     @property
     def end(self) -> End | None:

@@ -44,8 +44,9 @@ from headscope.pruning.ranking.criterion import (
     column_named,
     criterion_named,
 )
-from headscope.pruning.ranking.ranking import Ranked, rank_heads
+from headscope.pruning.ranking.ranking import Ranked, check_keep, rank_heads
 from headscope.pruning.ranking.scores_file import read_heads, read_scores
+from headscope.pruning.ranking.uniform import uniform_keep
 from headscope.pruning.selection import (
     CHOICE,
     OpenedSelection,
@@ -69,14 +70,19 @@ def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
     began = time.monotonic()
     opened = open_selection(config, trains=config.tune_updates > 0)
     gates, keep = opened.gating, _keep(config, opened.gating)
-    gates.kept_units(keep)
+    check_keep(gates, keep, config.allocation)
     context = _context(config, opened)
     scoring = _scoring(config, opened, context)
     if config.allocation == "measured":
         scoring = _measured(context, set(gates.units), scoring)
     with progress("ranking", config.steps) as step:
         ranked = rank_heads(
-            gates, keep, _counted(scoring.score, step), steps=config.steps, per_layer=config.allocation == "per-layer"
+            gates,
+            keep,
+            _counted(scoring.score, step),
+            steps=config.steps,
+            per_layer=config.allocation == "per-layer",
+            uniform=config.allocation == "uniform",
         )
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
@@ -145,6 +151,8 @@ def _keep(config: RankConfig, gates: GateLayout) -> int:
     if config.keep is not None:
         return config.keep
     assert config.fraction is not None
+    if config.allocation == "uniform":
+        return uniform_keep(gates, config.fraction)
     size = int(gates.sizes[0])
     least = len(gates.protected)
     return max(least, least + size * round((config.fraction * gates.heads - least) / size))

@@ -13,6 +13,7 @@ from headscope.errors import ConfigError
 from headscope.heads import HeadId
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.topk import tied_at
+from headscope.pruning.ranking.uniform import uniform_counts, uniform_quotas
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,18 @@ def rank_heads(
     *,
     steps: int = 1,
     per_layer: bool = False,
+    uniform: bool = False,
 ) -> Ranked:
     """Take heads out until `keep` are left, the lowest scores first.
 
     `score` is asked once a step, with the heads that are gone by then, and gives a number for every head; a unit's
     is the mean of its heads'. Equal parts go in every step. With `per_layer` every module keeps the same share
-    (largest remainders). Ties go by site, layer and head. ConfigError for a number of heads that the units
-    cannot give, and for heads without a number.
+    (largest remainders), with `uniform` every layer of a stack the same number. Ties
+    go by site, layer and head. ConfigError for a number of heads that the units cannot give, and for heads without a
+    number.
     """
     units = len(gating.units)
-    left, quota = torch.ones(units, dtype=torch.bool), _quotas(gating, gating.kept_units(keep), per_layer=per_layer)
+    left, quota = torch.ones(units, dtype=torch.bool), _quotas(gating, keep, per_layer=per_layer, uniform=uniform)
     scores, step = torch.zeros(units, dtype=torch.float64), torch.zeros(units, dtype=torch.long)
     ties: list[Tensor] = []
     for number in range(1, steps + 1):
@@ -69,8 +72,19 @@ def rank_heads(
     return Ranked(left, scores, step, tied)
 
 
-def _quotas(gating: GateLayout, stay: int, *, per_layer: bool) -> list[tuple[Tensor, int]]:
+def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
+    """ConfigError for a number of heads to keep that an allocation cannot give."""
+    if allocation == "uniform":
+        uniform_counts(gating, keep)
+    else:
+        gating.kept_units(keep)
+
+
+def _quotas(gating: GateLayout, keep: int, *, per_layer: bool, uniform: bool) -> list[tuple[Tensor, int]]:
     """Groups of units that compete with each other, and how many of each stay."""
+    if uniform:
+        return uniform_quotas(gating, keep)
+    stay = gating.kept_units(keep)
     if not per_layer:
         return [(torch.arange(len(gating.units)), stay)]
     modules = list(dict.fromkeys(gating.modules))

@@ -229,7 +229,10 @@ def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
     """The heads with the lowest scores masked, and output projections refitted where the config says so."""
     assert cell.keep is not None
     scores = context.scores(cell.method, context.seed_of(cell))
-    ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, per_layer=context.config.per_layer)
+    config = context.config
+    ranked = rank_heads(
+        context.gating, cell.keep, lambda gone: scores, per_layer=config.per_layer, uniform=config.uniform
+    )
     removed = context.gating.closed(ranked.kept)
     return PrunedModel(context.refitted(removed), removed, removed)
 
@@ -248,6 +251,7 @@ def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
             column="score",
             keep=cell.keep,
             per_layer=context.config.per_layer,
+            uniform=context.config.uniform,
             compensate=context.config.compensate,
             sequential=context.config.sequential,
         )

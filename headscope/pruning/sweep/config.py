@@ -16,6 +16,8 @@ from headscope.pruning.closed_form.compensate import RefitOptions
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.ranking.config import ALLOCATIONS
 from headscope.pruning.ranking.criterion import Criterion, Direction, End, criterion_named, rankable_names
+from headscope.pruning.ranking.ranking import check_keep
+from headscope.pruning.ranking.uniform import uniform_keep
 from headscope.pruning.selection import COMPANIONS, TEXTS, PruningOptions
 from headscope.registry import unknown
 
@@ -101,6 +103,11 @@ class SweepConfig(PruningOptions):
     def per_layer(self) -> bool:
         """Whether every layer keeps the same share."""
         return self.allocate == "per-layer"
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every layer of a stack keeps the same number."""
+        return self.allocate == "uniform"
 
     @property
     def tolerance(self) -> Margin:
@@ -238,7 +245,9 @@ def _sizes(config: SweepConfig, gating: GateLayout) -> list[int]:
     """Heads to keep, smallest first; fractions are rounded to what groups and protected heads allow."""
     sizes = set(config.keep)
     for keep in config.keep:
-        gating.kept_units(keep)
+        check_keep(gating, keep, config.allocate)
+    if config.allocate == "uniform":
+        return sorted(sizes | {uniform_keep(gating, share) for share in config.fractions})
     size, least = int(gating.sizes[0]), len(gating.protected)
     for share in config.fractions:
         sizes.add(max(least, least + size * round((share * gating.heads - least) / size)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,18 @@ def test_masked_heads_are_the_reference() -> None:
         without = model(ids).logits.log_softmax(-1)
     with torch.no_grad():
         assert float((model(ids).logits.log_softmax(-1) - without).abs().max()) > 0.5
+
+
+def test_a_folder_without_some_heads_is_converted(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
+    run_removal(RemoveConfig(checkpoint=str(path), out=tmp_path / "small", heads=RAGGED, rounds=0, max_sentences=8))
+    status, out, said = command("convert", tmp_path / "small", tmp_path / "engine", "--to", "gguf")
+    assert status == 0 and "log-probabilities differ by" in out, said
+    names = sorted(file.name for file in (tmp_path / "engine").iterdir())
+    assert names == ["README.md", "conversion.json", "model.gguf"]
+    status, _, said = command("convert", path, tmp_path / "engine", "--to", "gguf", "--force", "--quantize", "q8_0")
+    assert status == 0, said
+    status, _, said = command("convert", path, tmp_path / "other", "--to", "native", "--quantize", "q8_0")
+    assert status == 2 and "--quantize q8_0 is for" in said
+    status, _, said = command("convert", path, tmp_path / "other", "--to", "gguff")
+    assert status == 2 and "gguf" in said and not (tmp_path / "other").exists()

@@ -1,0 +1,68 @@
+"""A checkpoint as it is, in a file for an engine: what `headscope convert --to gguf` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from headscope.files.folders import Build
+from headscope.files.output_checks import Input
+from headscope.formats.base import Checkpoint
+from headscope.formats.card import Card, write_card
+from headscope.formats.convert import CONVERSION, Converted
+from headscope.model.discovery import eval_mode
+from headscope.pruning.engines.base import EngineFile, EngineOptions, engines_named
+from headscope.pruning.removal.model_inputs import texts
+from headscope.version import VERSION
+
+SENTENCES = 8
+
+
+def convert_for_engine(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    engine: str,
+    options: EngineOptions,
+    inputs: Sequence[Input] = (),
+    force: bool = False,
+) -> Converted:
+    """Write `checkpoint`, with the heads that it has, for an engine, and run it there.
+
+    ConfigError where the engine cannot hold it or a package is missing, CheckpointError where it computes something
+    else: then nothing is left behind.
+    """
+    (chosen,) = engines_named([engine], options)
+    chosen.check(checkpoint)
+    reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
+    with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build, eval_mode(checkpoint.model):
+        with build.writing() as temporary:
+            data = texts(checkpoint, None, None, sentences=SENTENCES)
+            written = chosen.write(checkpoint, data, temporary, options)
+            write_card(_card(checkpoint, written), temporary)
+        build.finish(_record(checkpoint, written))
+    return Converted(folder, engine, written.sizes, written.difference or 0.0, (written.proof, *written.notes))
+
+
+def _card(checkpoint: Checkpoint, written: EngineFile) -> Card:
+    """What the folder's README says."""
+    name = Path(checkpoint.path).name
+    return Card(
+        title=f"{name} for {written.export}",
+        command=f"convert --to {written.export}",
+        facts=(f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})", written.proof, *written.notes),
+        opens=written.opens,
+        limits=written.limits,
+    )
+
+
+def _record(checkpoint: Checkpoint, written: EngineFile) -> dict[str, Any]:
+    """What `conversion.json` says."""
+    return {
+        "headscope": VERSION,
+        "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
+        "to": written.export,
+        "engine": asdict(written),
+    }
