@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +11,26 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.from_native import quiet_transformers
-from headscope.model.interface import through_attend
 from headscope.model.native.positions import SinusoidalPositions
 from headscope.pruning.engines.base import ENGINES, EngineExport, EngineFile, EngineOptions, refuse_difference
+from headscope.pruning.engines.onnx_decoder import (
+    CacheShape,
+    Decoding,
+    cache_shape,
+    decoding_difference,
+    decoding_signature,
+    reads_positions,
+)
+from headscope.pruning.engines.onnx_export import QUANTITY, TOLERANCE, exported, runtime
 from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
 from headscope.pruning.removal.verify import max_abs_difference
 
 FILE = "model.onnx"
-QUANTITY = "outputs differ by"
 LONGEST = 1024  # positions of a native model with sinusoids
-TOLERANCE = 1e-4  # of the largest logit; onnxruntime fuses and reorders sums in single precision
 
 
 class OnnxGraph(EngineExport):
-    """Any model that torch can export: one forward pass, without a cache."""
+    """Any model that torch can export: a decoder with its cache, others as one forward pass; in float32."""
 
     name = "onnx"
     summary = "one graph for onnxruntime"
@@ -42,17 +41,49 @@ class OnnxGraph(EngineExport):
         """Whether torch can export a model shows when it does."""
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+        notes: tuple[str, ...] = ()
+        if (shape := cache_shape(checkpoint)) is not None:
+            try:
+                return self._decoder(checkpoint, shape, data, folder)
+            except CheckpointError as error:
+                notes = (f"without a cache, as the graph with one cannot be made ({error})",)
         difference = export_onnx(checkpoint, data, folder / FILE)
-        version = importlib.metadata.version("onnxruntime")
         return EngineFile(
             export=self.name,
             file=FILE,
-            runtime=f"onnxruntime {version}",
+            runtime=runtime(),
             quantity=QUANTITY,
             difference=difference,
             limit=TOLERANCE,
             sizes="one forward pass in float32, without a cache",
             opens=(f"`{FILE}`: onnxruntime and other ONNX runtimes; batch and length are free",),
+            notes=notes,
+        )
+
+    def _decoder(self, checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, folder: Path) -> EngineFile:
+        difference, note = export_decoder(checkpoint, shape, data, folder / FILE)
+        limits = (
+            ()
+            if shape.uniform
+            else (
+                f"programs that make an empty cache of one shape for all layers of `{FILE}`: layers keep different "
+                "numbers of heads, or none; read the shapes from the session's inputs",
+            )
+        )
+        return EngineFile(
+            export=self.name,
+            file=FILE,
+            runtime=runtime(),
+            quantity=QUANTITY,
+            difference=difference,
+            limit=TOLERANCE,
+            sizes="decodes through a cache, in float32",
+            opens=(
+                f"`{FILE}`: onnxruntime and other ONNX runtimes, with past_key_values and present in the names that "
+                "optimum uses; batch and lengths are free, and the first step is given a past of length 0",
+            ),
+            limits=limits,
+            notes=(note,),
         )
 
 
@@ -80,46 +111,39 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     Batch and lengths are free. The graph is one forward pass in float32, without a cache. CheckpointError where
     the model cannot be exported or the graph computes something else.
     """
-    onnxruntime = importlib.import_module("onnxruntime")
     batch = data.feeds[0]
     model: Any = checkpoint.model
     names = list(batch.given)
     cached = "use_cache" in getattr(model.config, "to_dict", dict)()
-    traced = _Traced(model, names, cached=cached).eval()
     _grow_positions(model)
-    try:
-        with _quiet(), torch.no_grad(), through_attend(model, implementation="eager"):
-            torch.onnx.export(
-                traced,
-                tuple(batch.given.values()),
-                str(path),
-                input_names=names,
-                output_names=["logits"],
-                dynamic_shapes={"given": tuple(_free(name, values) for name, values in batch.given.items())},
-                dynamo=True,
-                verbose=False,
-            )
-            session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # whatever the exporter may raise at an architecture
-        detail = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"this model cannot be exported to ONNX: {detail}") from error
+    session = exported(
+        _Traced(model, names, cached=cached),
+        tuple(batch.given.values()),
+        path,
+        names=(names, ["logits"]),
+        axes={"given": tuple(_free(name, values) for name, values in batch.given.items())},
+    )
     far = max(_max_difference(session, checkpoint, inputs) for inputs in (data.feeds[0], data.feeds[-1]))
     refuse_difference(far, TOLERANCE, "the ONNX graph", QUANTITY)
     return far
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with quiet_transformers(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, path: Path) -> tuple[float, str]:
+    """Write a graph that decodes; returns the difference in onnxruntime, of texts and greedy steps, and a line on it.
+
+    CheckpointError as `export_onnx`.
+    """
+    signature = decoding_signature(checkpoint.model, shape)
+    session = exported(
+        Decoding(checkpoint.model, shape, positions=reads_positions(checkpoint.model)),
+        signature.examples,
+        path,
+        names=(signature.inputs, signature.outputs),
+        axes=signature.axes,
+    )
+    difference, note = decoding_difference(session, checkpoint, shape, data)
+    refuse_difference(difference, TOLERANCE, "the ONNX graph", QUANTITY)
+    return difference, note
 
 
 def _grow_positions(model: nn.Module) -> None:

@@ -1,0 +1,232 @@
+"""A decoder as one ONNX graph that decodes: keys and values go in and come out, in the names that optimum uses.
+
+optimum-onnx, exporters/onnx: `past_key_values.{layer}.key` [b g past k] in, `present.{layer}.key` [b g past+t k] out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.pruning.removal.model_inputs import InputTexts, outputs
+from headscope.pruning.removal.verify import max_abs_difference
+
+STEPS, LONGEST, PAST, NEW = 8, 40, 3, 5
+TOTAL = "past_sequence_length + sequence_length"
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Of every layer that keeps a cache: groups, width of keys and of values; layers without heads keep none."""
+
+    sizes: Mapping[int, tuple[int, int, int]]
+    empty: Mapping[int, tuple[int, int, int]]
+
+    dtype: torch.dtype
+    stack: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """`LAYER.key` and `LAYER.value` of every layer, from the bottom up; with the `stack` between in some models."""
+        return [f"{layer}.{self.stack}{part}" for layer in sorted(self.sizes) for part in ("key", "value")]
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers keep states of one shape."""
+        return not self.empty and len(set(self.sizes.values())) == 1
+
+    def past(self, sentences: int, length: int) -> dict[str, Tensor]:
+        """Zeros by the names of the graph's inputs."""
+        sizes = [(groups, width) for _, (groups, *widths) in sorted(self.sizes.items()) for width in widths]
+        return {
+            f"past_key_values.{name}": torch.zeros(sentences, groups, length, width, dtype=self.dtype)
+            for name, (groups, width) in zip(self.names, sizes, strict=True)
+        }
+
+    def layers(self, past: Sequence[Tensor]) -> list[Any]:
+        """Layers of a cache that hold `past`, zeros where a stand-in takes the place of a layer without heads."""
+        pairs = iter(zip(past[::2], past[1::2], strict=True))
+        layers = []
+        for number in range(len(self.sizes) + len(self.empty)):
+            if number in self.sizes:
+                layers.append(FilledLayer(*next(pairs)))
+            else:
+                groups, *widths = self.empty[number]
+                zeros = [past[0].new_zeros(past[0].shape[0], groups, past[0].shape[2], width) for width in widths]
+                layers.append(FilledLayer(*zeros))
+        return layers
+
+    def states(self, cache: Any) -> list[Tensor]:
+        """Keys and values of the layers that have heads, out of a cache."""
+        layers = [cache.layers[number] for number in sorted(self.sizes)]
+        return [states for layer in layers for states in (layer.keys, layer.values)]
+
+
+def shape_of(cache: Any, heads: Mapping[int, int], *, stack: str = "") -> CacheShape | None:
+    """The shape of a cache of layers with so many `heads`; None where it is of another kind, or no layer has any."""
+    layers: Any = getattr(cache, "layers", ())
+    if not isinstance(cache, DynamicCache) or len(layers) != len(heads):
+        return None
+    if not all(isinstance(layer, DynamicLayer) and layer.keys is not None for layer in layers):
+        return None
+    sizes = {n: (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for n, layer in enumerate(layers)}
+    kept = {number: size for number, size in sizes.items() if heads.get(number)}
+    empty = {number: size for number, size in sizes.items() if number not in kept}
+    return CacheShape(kept, empty, layers[0].keys.dtype, stack) if kept else None
+
+
+def cache_shape(checkpoint: Checkpoint) -> CacheShape | None:
+    """What a causal model keeps of each layer; None for models that are none, or keep something else."""
+    model: Any = checkpoint.model
+    causal = not checkpoint.is_native and not checkpoint.two_sided and checkpoint.predicts == "words"
+    sites = {site.layer: site.heads for site in checkpoint.attention_sites.order if site.site is Site.DECODER_SELF}
+    if (
+        checkpoint.dtype not in (torch.float32, torch.float64)
+        or not causal
+        or not sites
+        or len(sites) < len(checkpoint.attention_sites.order)
+    ):
+        return None
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return None
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    with torch.no_grad():
+        cache = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
+    return shape_of(cache, sites)
+
+
+class Decoding(nn.Module):
+    """A causal model with tensors in and tensors out: logits, then keys and values of every layer."""
+
+    def __init__(self, model: nn.Module, shape: CacheShape, *, positions: bool) -> None:
+        super().__init__()
+        self.model, self.shape, self.positions = model, shape, positions
+
+    def forward(self, given: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Logits [b t V] and states [b g past+t k], of ids [b t], mask [b past+t] and positions [b t]."""
+        cache = DynamicCache()
+        cache.layers = self.shape.layers(past)
+        more = {"position_ids": given[2]} if self.positions else {}
+        result: Any = self.model(
+            input_ids=given[0], attention_mask=given[1], past_key_values=cache, use_cache=True, **more
+        )
+        return (result.logits, *self.shape.states(result.past_key_values))
+
+
+class FilledLayer(DynamicLayer):
+    """A layer of a cache that holds states already, possibly of no position."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values = keys, values
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+
+    def get_seq_length(self) -> int:
+        assert self.keys is not None
+        return self.keys.shape[-2]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Example inputs of a graph, the names of inputs and outputs, and which axes are free."""
+
+    examples: tuple[Any, ...]
+    inputs: list[str]
+    outputs: list[str]
+    axes: tuple[Any, ...]
+
+
+def decoding_signature(model: nn.Module, shape: CacheShape) -> Signature:
+    """Two sentences of which three positions are past."""
+    ids = torch.ones(2, NEW, dtype=torch.long)
+    given = {
+        "input_ids": ids,
+        "attention_mask": torch.ones(2, PAST + NEW, dtype=torch.long),
+        "position_ids": torch.arange(PAST, PAST + NEW).expand(2, -1),
+    }
+    axes = {
+        "input_ids": {0: "batch_size", 1: "sequence_length"},
+        "attention_mask": {0: "batch_size", 1: TOTAL},
+        "position_ids": {0: "batch_size", 1: "sequence_length"},
+    }
+    if not reads_positions(model):
+        del given["position_ids"], axes["position_ids"]
+    past = shape.past(2, PAST)
+    past_axes = tuple({0: "batch_size", 2: "past_sequence_length"} for _ in past)
+    return Signature(
+        (tuple(given.values()), tuple(past.values())),
+        [*given, *past],
+        ["logits", *(f"present.{name}" for name in shape.names)],
+        (tuple(axes.values()), past_axes),
+    )
+
+
+def reads_positions(model: nn.Module) -> bool:
+    """Whether a model takes positions."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+class GraphDecoder:
+    """An onnxruntime session of a decoding graph, and the cache between its steps."""
+
+    def __init__(self, session: Any, shape: CacheShape) -> None:
+        self.session = session
+        self.shape = shape
+        self.inputs = {entry.name for entry in session.get_inputs()}
+
+    def run(self, ids: Tensor, mask: Tensor, past: Mapping[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Any]]:
+        """Logits [b t V] of ids [b t] after a cache, with the mask [b past+t] of all; and the cache that follows."""
+        past = self.shape.past(len(ids), 0) if past is None else past
+        before = mask.shape[1] - ids.shape[1]
+        positions = torch.arange(before, mask.shape[1]).expand(len(ids), -1)
+        given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past}
+        feed = {name: np.ascontiguousarray(values.numpy()) for name, values in given.items() if name in self.inputs}
+        logits, *states = (torch.from_numpy(np.asarray(values)) for values in self.session.run(None, feed))
+        return logits, {
+            f"past_key_values.{name}": tensor for name, tensor in zip(self.shape.names, states, strict=True)
+        }
+
+
+def decoding_difference(session: Any, checkpoint: Checkpoint, shape: CacheShape, data: InputTexts) -> tuple[float, str]:
+    """The largest difference of logits, of whole texts and of greedy steps through the cache; and a line on these."""
+    decoder, difference = GraphDecoder(session, shape), 0.0
+    for batch in (data.feeds[0], data.feeds[-1]):
+        ids, mask = batch.given["input_ids"].cpu(), batch.given["attention_mask"].cpu()
+        logits, _ = decoder.run(ids, mask)
+        real = logits if batch.real is None else logits[batch.real.cpu()]
+        difference = max(difference, max_abs_difference(real, outputs(checkpoint.model, batch).cpu()))
+    prompt = torch.cat([_prompt(data), _prompt(data).flip(1)])  # [2 t]
+    text, steps = _greedy(decoder, prompt)
+    with torch.no_grad():
+        model: Any = checkpoint.model
+        wanted = model(input_ids=text[:, :-1].to(model.device), use_cache=False).logits.cpu()
+    difference = max(difference, max_abs_difference(steps, wanted[:, prompt.shape[1] - 1 :]))
+    same = int((wanted[:, prompt.shape[1] - 1 :].argmax(-1) == text[:, prompt.shape[1] :]).sum())
+    return difference, f"greedy tokens through the cache: {same} of {2 * STEPS} are the same in onnxruntime"
+
+
+def _greedy(decoder: GraphDecoder, prompt: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids [b t+n] of prompts [b t] and n greedy tokens, and the logits [b n V] that chose them."""
+    ids, rows, past, new = prompt, [], None, prompt
+    for _ in range(STEPS):
+        logits, past = decoder.run(new, torch.ones_like(ids), past)
+        rows.append(logits[:, -1])
+        new = rows[-1].argmax(-1, keepdim=True)
+        ids = torch.cat([ids, new], dim=1)
+    return ids, torch.stack(rows, dim=1)
+
+
+def _prompt(data: InputTexts) -> Tensor:
+    """The first tokens [1 t] of the last text, without padding."""
+    batch = data.feeds[-1].given
+    row = batch["input_ids"][-1][batch["attention_mask"][-1].bool()].cpu()
+    return row[: max(LONGEST - STEPS, 1)][None]

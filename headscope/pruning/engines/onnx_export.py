@@ -1,0 +1,63 @@
+"""Modules as ONNX graphs through torch's exporter, and the session that runs what was written."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headscope.errors import CheckpointError
+from headscope.formats.huggingface.from_native import quiet_transformers
+from headscope.model.interface import through_attend
+
+QUANTITY = "outputs differ by"
+TOLERANCE = 1e-4  # of the largest logit; onnxruntime fuses and reorders sums in single precision
+
+
+def runtime() -> str:
+    """The program that runs graphs, with its version."""
+    return f"onnxruntime {importlib.metadata.version('onnxruntime')}"
+
+
+def exported(
+    module: Any, examples: tuple[Any, ...], path: Path, *, names: tuple[list[str], list[str]], axes: Any
+) -> Any:
+    """Export a module around a model (`module.model`); an onnxruntime session of what was written."""
+    onnxruntime = importlib.import_module("onnxruntime")
+    try:
+        with _quiet(), torch.no_grad(), through_attend(module.model, implementation="eager"):
+            torch.onnx.export(
+                module.eval(),
+                examples,
+                str(path),
+                input_names=names[0],
+                output_names=names[1],
+                dynamic_shapes=axes,
+                dynamo=True,
+                verbose=False,
+            )
+            return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # whatever the exporter may raise at an architecture
+        detail = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"this model cannot be exported to ONNX: {detail}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with quiet_transformers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,70 @@
+"""`--export onnx`: decoders with their cache, in onnxruntime, against the masked model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from headscope.formats.base import open_checkpoint
+from headscope.model.gating import masked
+from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from tests.makers import decoders
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.slow
+
+RAGGED = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"
+"""A first layer without heads, and two groups of four of the second."""
+ALONE = """
+import json, sys
+sys.modules["headscope"] = None
+import numpy as np, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+ids = np.array(json.loads(sys.argv[2]))
+inputs = {entry.name: entry.shape for entry in session.get_inputs()}
+caches = {name: shape for name, shape in inputs.items() if "past_key_values" in name}
+past = {name: np.zeros((len(ids), shape[1], 0, shape[3]), np.float32) for name, shape in caches.items()}
+names, new = [entry.name for entry in session.get_outputs()], ids
+for _ in range(8):
+    start = ids.shape[1] - new.shape[1]
+    positions = np.arange(start, ids.shape[1])[None].repeat(len(ids), 0)
+    given = {"input_ids": new, "attention_mask": np.ones_like(ids), "position_ids": positions, **past}
+    found = dict(zip(names, session.run(None, given)))
+    past = {name.replace("present", "past_key_values"): found[name] for name in names[1:]}
+    new = found["logits"][:, -1:].argmax(-1)
+    ids = np.concatenate([ids, new], 1)
+print(json.dumps({"ids": ids.tolist(), "inputs": inputs}))
+"""
+
+
+def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path) -> None:
+    """Layer 0 has no heads and so no cache; layer 1 keeps two groups: batch and lengths are free."""
+    path = decoders.saved(tmp_path / "whole", num_hidden_layers=2)
+    found = run_removal(
+        RemoveConfig(
+            checkpoint=str(path), out=tmp_path / "small", heads=RAGGED, export=("onnx",), rounds=0, max_sentences=8
+        )
+    )
+    (file,) = found.engines
+    assert file.difference is not None and file.difference <= 1e-5
+    assert "16 of 16" in file.notes[0] and "one shape for all layers" in file.limits[0]
+    prompts = torch.arange(5, 5 + 3 * 7).view(3, 7)
+    arguments = [sys.executable, "-c", ALONE, str(tmp_path / "small" / "model.onnx"), json.dumps(prompts.tolist())]
+    ran = json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+    assert list(ran["inputs"]) == [
+        *("input_ids", "attention_mask", "position_ids", "past_key_values.1.key", "past_key_values.1.value")
+    ]
+    assert ran["inputs"]["past_key_values.1.key"] == ["batch_size", 2, "past_sequence_length", 16]
+    assert ran["inputs"]["attention_mask"] == ["batch_size", "past_sequence_length + sequence_length"]
+    model = open_checkpoint(str(path)).model
+    ids = prompts
+    with torch.no_grad(), masked(model, found.removal.removed):
+        for _ in range(8):
+            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
+    assert ran["ids"] == ids.tolist()
