@@ -27,7 +27,7 @@ from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.shared import SHIPPED
-from tests.oracles import checkpoints, fairseq, native, tiny
+from tests.oracles import checkpoints, fairseq, native
 
 pytestmark = pytest.mark.slow
 
@@ -442,22 +442,3 @@ def test_onnx_without_its_packages_names_the_extra(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match=r'needs no_such_package; install with pip install "headscope\[onnx\]"'):
         removed(saved(tmp_path / "whole"), tmp_path / "small", "cross.0.0", export=("onnx",))
     assert not (tmp_path / "small").exists()
-
-
-def test_onnx_outputs_are_those_of_onnxruntime(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    made = checkpoints.hugging("bert")
-    made.model.float().save_pretrained(tmp_path / "whole")  # type: ignore[operator]
-    made.tokenizer.save_pretrained(tmp_path / "whole")
-    site = "encoder-self"
-    (tmp_path / "text").write_text("\n".join(" ".join(tiny.WORDS[: 3 + number]) for number in range(16)) + "\n")
-    found = removed(
-        tmp_path / "whole",
-        tmp_path / "small",
-        f"{site}.0.*,{site}.1.2",
-        export=("self-contained", "onnx"),
-        source=tmp_path / "text",
-    )
-    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
-    assert (tmp_path / "small" / "model.onnx").is_file() and (tmp_path / "small" / "config.json").is_file()

@@ -22,10 +22,12 @@ from headscope.pruning.engines.onnx_decoder import (
     reads_positions,
 )
 from headscope.pruning.engines.onnx_export import QUANTITY, TOLERANCE, exported, runtime
+from headscope.pruning.engines.onnx_seq2seq import ENCODER, FIRST, NEXT, TwoCaches, export_seq2seq, two_caches
 from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
 from headscope.pruning.removal.verify import max_abs_difference
 
 FILE = "model.onnx"
+FILES = (FILE, ENCODER, FIRST, NEXT)
 LONGEST = 1024  # positions of a native model with sinusoids
 
 
@@ -42,49 +44,80 @@ class OnnxGraph(EngineExport):
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
         notes: tuple[str, ...] = ()
-        if (shape := cache_shape(checkpoint)) is not None:
-            try:
+        try:
+            if (shape := cache_shape(checkpoint)) is not None:
                 return self._decoder(checkpoint, shape, data, folder)
-            except CheckpointError as error:
-                notes = (f"without a cache, as the graph with one cannot be made ({error})",)
+            if (caches := two_caches(checkpoint)) is not None:
+                return self._seq2seq(checkpoint, caches, data, folder)
+        except CheckpointError as error:
+            notes = (f"without a cache, as a graph with one cannot be made ({error})",)
+            for name in FILES:
+                for path in (folder / name, folder / f"{name}.data"):
+                    path.unlink(missing_ok=True)
         difference = export_onnx(checkpoint, data, folder / FILE)
-        return EngineFile(
-            export=self.name,
-            file=FILE,
-            runtime=runtime(),
-            quantity=QUANTITY,
-            difference=difference,
-            limit=TOLERANCE,
+        return self._file(
+            FILE,
+            difference,
             sizes="one forward pass in float32, without a cache",
-            opens=(f"`{FILE}`: onnxruntime and other ONNX runtimes; batch and length are free",),
+            opens=f"`{FILE}`: onnxruntime and other ONNX runtimes; batch and length are free",
             notes=notes,
         )
 
     def _decoder(self, checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, folder: Path) -> EngineFile:
         difference, note = export_decoder(checkpoint, shape, data, folder / FILE)
-        limits = (
-            ()
-            if shape.uniform
-            else (
-                f"programs that make an empty cache of one shape for all layers of `{FILE}`: layers keep different "
-                "numbers of heads, or none; read the shapes from the session's inputs",
-            )
+        return self._file(
+            FILE,
+            difference,
+            sizes="decodes through a cache, in float32",
+            opens=f"`{FILE}`: {_WITH_CACHE}; the first step is given a past of length 0",
+            limits=() if shape.uniform else (_ONE_SHAPE,),
+            notes=(note,),
         )
+
+    def _seq2seq(self, checkpoint: Checkpoint, caches: TwoCaches, data: InputTexts, folder: Path) -> EngineFile:
+        difference, note = export_seq2seq(checkpoint, caches, data, folder)
+        refuse_difference(difference, TOLERANCE, "the ONNX graphs", QUANTITY)
+        return self._file(
+            ENCODER,
+            difference,
+            sizes=f"with {FIRST} and {NEXT}: decodes through a cache, in float32",
+            opens=f"`{ENCODER}`, `{FIRST}` and `{NEXT}`: {_WITH_CACHE}",
+            limits=() if caches.target.uniform and caches.source.uniform else (_ONE_SHAPE,),
+            notes=(note,),
+        )
+
+    def _file(
+        self,
+        file: str,
+        difference: float,
+        *,
+        sizes: str,
+        opens: str,
+        limits: tuple[str, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> EngineFile:
         return EngineFile(
             export=self.name,
-            file=FILE,
+            file=file,
             runtime=runtime(),
             quantity=QUANTITY,
             difference=difference,
             limit=TOLERANCE,
-            sizes="decodes through a cache, in float32",
-            opens=(
-                f"`{FILE}`: onnxruntime and other ONNX runtimes, with past_key_values and present in the names that "
-                "optimum uses; batch and lengths are free, and the first step is given a past of length 0",
-            ),
+            sizes=sizes,
+            opens=(opens,),
             limits=limits,
-            notes=(note,),
+            notes=notes,
         )
+
+
+_WITH_CACHE = (
+    "onnxruntime and other ONNX runtimes, with past_key_values and present in the names that optimum uses; batch and "
+    "lengths are free"
+)
+_ONE_SHAPE = (
+    "programs that make an empty cache of one shape for all layers of an ONNX graph: layers keep different numbers of "
+    "heads, or none; read the shapes from the session's inputs"
+)
 
 
 class _Traced(nn.Module):

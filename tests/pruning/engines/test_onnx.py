@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
 from headscope.formats.base import open_checkpoint
 from headscope.model.gating import masked
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.makers import decoders
+from tests.oracles import checkpoints, tiny
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -68,3 +72,49 @@ def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path)
         for _ in range(8):
             ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
     assert ran["ids"] == ids.tolist()
+
+
+def test_an_encoder_is_one_forward_pass(tmp_path: Path) -> None:
+    made = checkpoints.hugging("bert")
+    made.model.float().save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+    made.tokenizer.save_pretrained(tmp_path / "whole")
+    (tmp_path / "text").write_text("\n".join(" ".join(tiny.WORDS[: 3 + number]) for number in range(16)) + "\n")
+    found = run_removal(
+        RemoveConfig(
+            checkpoint=str(tmp_path / "whole"),
+            out=tmp_path / "small",
+            heads="encoder-self.0.*,encoder-self.1.2",
+            export=("self-contained", "onnx"),
+            source=tmp_path / "text",
+            rounds=0,
+            max_sentences=8,
+        )
+    )
+    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
+    assert (tmp_path / "small" / "model.onnx").is_file() and (tmp_path / "small" / "config.json").is_file()
+
+
+@pytest.mark.skipif(not os.environ.get("HEADSCOPE_SLOW"), reason="half a minute; set HEADSCOPE_SLOW to run it")
+def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
+    """One layer of cross attention has no heads: what it keeps is not in the graphs."""
+    path = tmp_path / "whole"
+    sizes: dict[str, Any] = {"d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 14, "vocab_size": 97}
+    sizes |= {"num_layers": 2, "decoder_start_token_id": 0}
+    config = T5Config(**sizes)
+    T5ForConditionalGeneration(config).save_pretrained(path)
+    heads = "encoder-self.0.0,decoder-self.0.1,cross.0.*"
+    found = run_removal(
+        RemoveConfig(
+            checkpoint=str(path), out=tmp_path / "small", heads=heads, export=("onnx",), rounds=0, max_sentences=8
+        )
+    )
+    (file,) = found.engines
+    assert file.difference is not None and file.difference <= 1e-5
+    assert "32 of 32" in file.notes[0]
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(tmp_path / "small" / "decoder_with_past_model.onnx")
+    shapes = {entry.name: entry.shape for entry in session.get_inputs()}
+    assert shapes["past_key_values.0.decoder.key"][1] == 2 and shapes["past_key_values.1.encoder.value"][1] == 3
+    assert "past_key_values.0.encoder.key" not in shapes
+    assert shapes["input_ids"] == ["batch_size", "decoder_sequence_length"]
