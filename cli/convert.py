@@ -61,7 +61,7 @@ def convert(
     screen = console.out()
     for note in done.notes:
         screen.print(f"note: {note}", soft_wrap=True)
-    if to in ENGINES.names():
+    if to in ENGINES.names() or done.difference is None:
         console.show(console.ending([f"{done.folder}: {done.architecture}"], done.folder, ""))
         return
     answer = f"{done.folder}: {done.architecture}; largest difference of logits {done.difference:.1e}"

@@ -27,12 +27,15 @@ CONVERSION = OutputKind("conversion", "run of `headscope convert`", "conversion.
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: the class of the model, the largest difference of logits, and what the user must know."""
+    """What was written: the class of the model, the largest difference of logits, and what the user must know.
+
+    `difference` is None where nothing could run what was written.
+    """
 
     folder: Path
     goal: str
     architecture: str
-    difference: float
+    difference: float | None
     notes: tuple[str, ...] = ()
 
 

@@ -90,7 +90,7 @@ def test_transformers_alone_gives_the_same_logits(tmp_path: Path, name: str) -> 
     # transformers keeps sinusoids in single precision
     exact = "learned" in name or name.startswith(("OPT", "BioGPT"))
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-8 if exact else 2e-5)
-    assert done.difference < (1e-8 if exact else 1e-5)
+    assert done.difference is not None and done.difference < (1e-8 if exact else 1e-5)
 
 
 def test_matrices_that_mix_heads_are_folded(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> 
             torch.testing.assert_close(theirs, checkpoint.model(*inputs), rtol=0, atol=1e-5)
             said = model.generate(inputs[0])[0].tolist()
             assert checkpoint.target.decode(said) == checkpoint.target.decode(ours.ids)
-    assert done.difference < 1e-5
+    assert done.difference is not None and done.difference < 1e-5
 
 
 def test_one_vocabulary_gets_a_tokenizer(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def convert_for_engine(
             written = chosen.write(checkpoint, data, temporary, options)
             write_card(_card(checkpoint, written), temporary)
         build.finish(_record(checkpoint, written))
-    return Converted(folder, engine, written.sizes, written.difference or 0.0, (written.proof, *written.notes))
+    return Converted(folder, engine, written.sizes, written.difference, (written.proof, *written.notes))
 
 
 def _card(checkpoint: Checkpoint, written: EngineFile) -> Card:

@@ -71,7 +71,8 @@ def padding_note(done: Shrunk) -> tuple[str, ...]:
     if not zeros or done.export.name == "masked":
         return ()
     counts = sorted(set(layout.values()))
-    return (f"filled up with {zeros} heads of zeros, to {', '.join(map(str, counts))} heads a layer",)
+    saved = ": nothing is saved" if sum(layout.values()) == done.before.attention_heads else ""
+    return (f"filled up with {zeros} heads of zeros, to {', '.join(map(str, counts))} heads a layer{saved}",)
 
 
 def removal_card(removed: Removed, written: SavedFiles) -> Card:
@@ -81,7 +82,7 @@ def removal_card(removed: Removed, written: SavedFiles) -> Card:
     what = "refitted and masked" if removed.compensated and removed.compensated.refits else "masked"
     return Card(
         title=f"{name}: {after.attention_heads} of {before.attention_heads} heads",
-        command=f"prune remove --export {removed.export}",
+        command="prune remove" if removed.export == "same" else f"prune remove --export {removed.export}",
         facts=(
             f"made of {name} ({removed.source['format']}, {removed.source['digest'][:12]})",
             f"removed: {len(removed.removal.removed)} attention heads (pruning.json lists them)",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.model.gating import masked
@@ -201,6 +202,8 @@ def test_without_llama_cpp_the_card_says_unverified(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(llama_cpp, "PACKAGE", "no_such_package")
     found = removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert found.engines[0].difference is None
+    whole = hs.load(str(tmp_path / "whole")).convert(tmp_path / "engine", to="gguf")
+    assert whole.difference is None and "unverified" in whole.notes[0]
     assert "unverified" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
 
 

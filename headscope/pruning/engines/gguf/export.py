@@ -176,7 +176,7 @@ def _request(path: Path, continued: list[Continued], vocabulary: Vocabulary, tex
 def _usage(decoder: Decoder) -> tuple[str, ...]:
     if not decoder.container.ragged:
         return ()
-    return (f"its architecture is {decoder.container.name}, the one whose layers may have different numbers of heads",)
+    return (f"its architecture is {decoder.container.name}, in which every layer may have another number of heads",)
 
 
 def _limits(decoder: Decoder, vocabulary: Vocabulary) -> tuple[str, ...]:
