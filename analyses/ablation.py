@@ -43,6 +43,7 @@ class Ablation(Analysis):
     """
 
     name = "ablation"
+    reads = "contexts"
     group = "importance"
     order = 210
     default = False

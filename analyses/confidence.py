@@ -23,6 +23,7 @@ class Confidence(Analysis):
     """
 
     name = "confidence"
+    reads = "statistics"
     order = 10
     summary = "mean largest attention weight (Voita et al. 2019)"
     measures = (Measure("confidence", range=(0, 1), overview=1, keep="highest", why=LEAST_SURE),)

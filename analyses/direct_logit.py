@@ -31,6 +31,7 @@ class DirectLogit(Analysis):
     """
 
     name = "direct_logit"
+    reads = "contexts"
     group = "importance"
     order = 204
     default = False

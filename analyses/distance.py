@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.engine.declarations import Measure
@@ -20,12 +18,12 @@ class Distance(Analysis):
     """
 
     name = "distance"
+    reads = "statistics"
     order = 30
     summary = "mean distance to the key with the largest weight"
     measures = (Measure("distance", "mean distance of the argmax", unit="tokens", range=(0, None)),)
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        queries = torch.arange(heads.argmax_position.shape[-1], device=heads.argmax_position.device)  # [t]
-        away = (heads.argmax_position - queries).abs().to(heads.weights.dtype)  # [b h t]
+        away = (heads.argmax_position - heads.positions).abs().to(heads.max_weight.dtype)  # [b h t]
         return {"distance": heads.over_queries(away)}

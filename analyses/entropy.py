@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
@@ -24,6 +25,7 @@ class Entropy(Analysis):
     """
 
     name = "entropy"
+    reads = "statistics"
     order = 20
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
     measures = (
@@ -32,10 +34,9 @@ class Entropy(Analysis):
     )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        logs = heads.weights.clamp(min=torch.finfo(heads.weights.dtype).tiny).log_()  # 0 ln 0 is 0
-        entropy = -torch.einsum("bhts,bhts->bht", heads.weights, logs)
-        visible_keys = heads.shared("seen", lambda: heads.visible.sum(dim=-1))  # [b t]
-        share = entropy / visible_keys.clamp(min=2).to(entropy.dtype).log()[:, None]
+        entropy = heads.entropy
+        visible_keys = heads.shared("visible keys", lambda: _visible_keys(heads))  # [b t]
+        share = entropy / visible_keys.clamp(min=2).log()[:, None]
         return {
             "entropy": heads.over_queries(entropy),
             "entropy_share": heads.over_queries(share, only=visible_keys > 1),
@@ -57,3 +58,9 @@ class Entropy(Analysis):
                 "offset and other measures of their largest weight are those of the first key"
             )
         return report
+
+
+def _visible_keys(heads: HeadBatch) -> Tensor:
+    """How many keys each query sees [b t]."""
+    ones = torch.ones(*heads.keys.shape, 1, dtype=heads.context.dtype, device=heads.keys.device)
+    return heads.visible_on(ones)[..., 0]

@@ -43,6 +43,7 @@ class ExpertUse(Analysis):
     """
 
     name = "experts"
+    reads = "contexts"
     order = 132
     summary = "mixtures of attentive experts: entropy of gates, use of experts, tokens of experts"
     measures = (Measure("expert_factor", range=(0, None)),)
@@ -179,6 +180,7 @@ class OneExpert(Analysis):
     """
 
     name = "one_expert"
+    reads = "contexts"
     order = 133
     needs = frozenset({"labels"})
     summary = "mixtures of attentive experts: loss with one expert a gate instead of the mixture"

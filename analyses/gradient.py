@@ -50,6 +50,7 @@ class Gradient(Analysis):
     """
 
     name = "gradient"
+    reads = "contexts"
     group = "importance"
     order = 200
     default = False

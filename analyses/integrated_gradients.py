@@ -37,6 +37,7 @@ class IntegratedGradients(Analysis):
     """
 
     name = "integrated_gradients"
+    reads = "contexts"
     group = "importance"
     order = 230
     default = False

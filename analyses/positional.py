@@ -18,6 +18,7 @@ from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
 
 THRESHOLD = 0.9
+REACH = 512
 
 
 @analysis
@@ -27,11 +28,13 @@ class Positional(Analysis):
     A head is positional if one offset holds at least 90 % of the queries (Voita et al. 2019, §5.1), on the evidence of
     `headscope.engine.evidence.labels`: one test a head, since no two offsets can hold more than half.
     Where several offsets tie, `offset` is the smallest; where no query counts, it is no number.
+    Offsets beyond ±512 are counted together, as ±513, and are no modal offset.
     Special tokens are left out as queries and as keys. Causal heads have offset 0 as a trivial place at
     the first position; it counts as everywhere else.
     """
 
     name = "positional"
+    reads = "statistics"
     version = 2
     order = 40
     summary = "histogram of argmax offsets; positional if one holds 90 %"
@@ -63,10 +66,10 @@ class Positional(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t = heads.argmax_position.shape
-        queries = torch.arange(t, device=heads.argmax_position.device)
-        cells = heads.argmax_position - queries + t - 1  # [b h t], 0 … 2t−2, offset 0 in the middle
+        reach = min(t - 1, REACH + 1)
+        cells = (heads.argmax_position - heads.positions).clamp(-reach, reach) + reach  # [b h t], 0 in the middle
         counted = heads.queries.to(torch.float32)
-        histogram = torch.zeros(b, h, 2 * t - 1, device=cells.device)
+        histogram = torch.zeros(b, h, 2 * reach + 1, device=cells.device)
         histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
         return {"offsets": Ratio(histogram, counted.sum(-1)[:, None, None], centred=True, coarse=True)}
 
@@ -81,7 +84,8 @@ class Positional(Analysis):
             middle = total.shape[-1] // 2
             shares = total / count
             by_offset = total.permute(1, 2, 0).numpy()  # [h o 1+r], as it lies in memory
-            modal = torch.from_numpy(by_offset.argmax(axis=1)).T  # [1+r h]; the first one where several tie
+            near = by_offset[:, 1:-1] if middle > REACH else by_offset  # without the ends, where offsets are pooled
+            modal = torch.from_numpy(near.argmax(axis=1) + (middle > REACH)).T  # [1+r h]; the first where several tie
             offset[site, layer] = interval((modal - middle).double().masked_fill(count[..., 0] == 0, torch.nan))
             share[site, layer] = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
             tables.append(_table((site, layer), total[0], shares))

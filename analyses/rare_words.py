@@ -33,6 +33,7 @@ class RareWords(Analysis):
     """
 
     name = "rare_words"
+    reads = "statistics"
     version = 2
     order = 60
     summary = "share of queries whose largest weight is on the rarest token"
@@ -50,8 +51,8 @@ class RareWords(Analysis):
         if heads.key_side is not heads.batch.source or self.run.ranks is None:
             return {}
         ranks = self.run.ranks
-        rarest = heads.shared("rarest", lambda: _rarest(heads, ranks))  # [2 b s]
-        counted = heads.shared("rare sentences", lambda: _outside_frequent(heads, ranks))  # [b]
+        rarest = heads.once("rarest", lambda: _rarest(heads, ranks))  # [2 b s]
+        counted = heads.once("rare sentences", lambda: _outside_frequent(heads, ranks))  # [b]
         only = counted[:, None].expand_as(heads.queries)
         ratios: dict[str, Ratio] = {}
         for name, hits in zip(("rarest", "rarest_two"), rarest, strict=True):
@@ -101,6 +102,7 @@ def _outside_frequent(heads: HeadBatch, ranks: Tensor) -> Tensor:
 
 def _chance(heads: HeadBatch, hits: Tensor, only: Tensor) -> Tensor:
     """Summed over the counted queries of `only` [b t]: the share of the counted keys each sees that are hits [b]."""
-    visible = (heads.visible & heads.keys[:, None]).to(heads.weights.dtype)  # [b t s]
-    share = torch.einsum("bts,bs->bt", visible, hits.to(visible.dtype)) / visible.sum(dim=-1).clamp(min=1)
+    columns = torch.stack([heads.keys & hits, heads.keys], dim=-1).to(heads.context.dtype)  # [b s 2]
+    visible_hits, visible = heads.visible_on(columns).unbind(dim=-1)  # [b t]
+    share = visible_hits / visible.clamp(min=1)
     return (share * (heads.queries & only)).sum(dim=-1)

@@ -40,6 +40,7 @@ class Shapley(Analysis):
     """
 
     name = "shapley"
+    reads = "contexts"
     group = "importance"
     order = 220
     default = False

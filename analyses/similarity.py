@@ -56,6 +56,7 @@ class Similarity(Analysis):
     """
 
     name = "similarity"
+    reads = "contexts"
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
     measures = (
@@ -121,6 +122,7 @@ class JensenShannon(Analysis):
     """
 
     name = "similarity.js"
+    reads = "rows"
     order = 111
     summary = "Jensen–Shannon divergence between the weights of a layer's heads (costs H² maps)"
     pairs = DIVERGENCE

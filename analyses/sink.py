@@ -29,6 +29,7 @@ class Sink(Analysis):
     """
 
     name = "sink"
+    reads = "statistics"
     version = 2
     order = 90
     summary = "mean weight on the first key, and on special tokens"
@@ -40,15 +41,15 @@ class Sink(Analysis):
     Options = LabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        special = heads.shared("special", lambda: heads.key_side.special.to(heads.weights.dtype)[:, :, None])  # [b s 1]
         later = heads.shared("later", lambda: _later(heads))  # [b t]
-        even = heads.shared("even", lambda: _even(heads))  # [b t s]
-        on_special = (heads.weights.flatten(1, 2) @ special).view(heads.weights.shape[:-1])  # [b h t]
-        weights = {"sink": heads.weights[..., 0], "sink_special": on_special}
-        evenly = {"sink": even[..., 0], "sink_special": (even @ special)[..., 0]}
-        ratios = {name: heads.over_queries(weight, only=later) for name, weight in weights.items()}
-        for name, weight in evenly.items():
-            ratios[f"{name}_chance"] = heads.over_queries(weight[:, None].expand_as(on_special), only=later)
+        columns = heads.once("sinks", lambda: _sinks(heads))  # [b s 2]
+        weight = heads.weight_on(columns)  # [b h t 2]
+        even = heads.shared("evenly", lambda: _evenly_on(heads, columns))  # [b t 2]
+        ratios: dict[str, Ratio] = {}
+        for place, name in enumerate(("sink", "sink_special")):
+            ratios[name] = heads.over_queries(weight[..., place], only=later)
+            chance = even[:, None, :, place].expand(weight.shape[:-1])
+            ratios[f"{name}_chance"] = heads.over_queries(chance, only=later)
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -72,11 +73,18 @@ def _later(heads: HeadBatch) -> Tensor:
     """The queries of which `sink` is a mean: in self attention not the first position."""
     counted = torch.ones_like(heads.queries)
     if heads.site is not Site.CROSS:
-        counted[:, 0] = False
+        counted[:, heads.positions == 0] = False
     return counted
 
 
-def _even(heads: HeadBatch) -> Tensor:
-    """The weights of queries that look at all they see alike [b t s]."""
-    visible = heads.visible.to(heads.weights.dtype)
-    return visible / visible.sum(dim=-1, keepdim=True).clamp(min=1)
+def _sinks(heads: HeadBatch) -> Tensor:
+    """The indicators of the first key, and of special tokens [b s 2]."""
+    special = heads.key_side.special.to(heads.context.dtype)
+    first = torch.zeros_like(special)
+    first[:, 0] = 1
+    return torch.stack([first, special], dim=-1)
+
+
+def _evenly_on(heads: HeadBatch, columns: Tensor) -> Tensor:
+    """What queries that look at all they see alike have on columns [b s n]: [b t n]."""
+    return heads.visible_on(columns) / heads.visible_on(torch.ones_like(columns)).clamp(min=1)

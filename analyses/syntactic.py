@@ -24,11 +24,11 @@ from headscope.engine.base import (
     RunOptions,
     analysis,
     head_ids,
-    max_and_position,
 )
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import p_values
+from headscope.engine.heads.rows import max_and_position
 from headscope.heads import HeadId, Site
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
@@ -63,6 +63,7 @@ class Syntactic(Analysis):
     """
 
     name = "syntactic"
+    reads = "rows"
     version = 2
     order = 50
     summary = "accuracy on dependency relations, against the best fixed offset"
@@ -99,14 +100,13 @@ class Syntactic(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if heads.key_side is not heads.batch.source or not heads.batch.aligned:
             return {}
-        if "syntactic plan" not in heads.cache:
-            heads.cache["syntactic plan"] = _Plan(heads, self.names)
-        plan: _Plan = heads.cache["syntactic plan"]
-        hits = plan.hits(heads.weights)  # [n h]
-        b, h = heads.weights.shape[:2]
+        plan = heads.of_batch.get("syntactic plan", heads.batch, lambda: _Plan(heads, self.names))
+        due, hits = plan.hits(heads)  # [n], [n h]
+        b, h = heads.context.shape[:2]
         cells = torch.zeros(b, len(self.names) * 2, h, device=hits.device)
-        cells.view(-1, h).index_add_(0, plan.cell, hits)
-        ratios = {"accuracy": Ratio(cells.transpose(1, 2), plan.instances[:, None])}
+        cells.view(-1, h).index_add_(0, plan.cell[due], hits)
+        instances = torch.bincount(plan.cell[due], minlength=plan.instances.numel()).view_as(plan.instances).float()
+        ratios = {"accuracy": Ratio(cells.transpose(1, 2), instances[:, None])}
         if not plan.counted:  # the same for every layer: kept once, at the first
             plan.counted = True
             ratios["offsets"] = Ratio(plan.offsets, plan.instances[:, :, None])
@@ -250,7 +250,7 @@ class _Plan:
 
     def __init__(self, heads: HeadBatch, names: Sequence[str]) -> None:
         self.counted = False
-        device = heads.weights.device
+        device = heads.context.device
         aligned = heads.batch.aligned
         b, s = heads.key_side.ids.shape
         words = max([1, *(len(a.units) for a in aligned if a)])
@@ -267,19 +267,36 @@ class _Plan:
         cells = 2 * len(names)
         self.cell = row * cells + cell
         self.is_word = self.member.any(dim=-1)  # [b w]
+        # the first and the last query of every word [b w]
+        self.first = torch.where(self.is_word, self.member.argmax(dim=-1), s)
+        self.last = torch.where(self.is_word, s - 1 - self.member.flip(-1).argmax(dim=-1), -1)
+        self.begun = (self.start[:0], self.member[:0])
         self.instances = torch.bincount(self.cell, minlength=b * cells).view(b, cells).float()
         reach = 2 * REACH + 1
         offset = (end - start).clamp(-REACH, REACH) + REACH
         self.offsets = torch.bincount(self.cell * reach + offset, minlength=b * cells * reach)
         self.offsets = self.offsets.view(b, cells, reach).float()
 
-    def hits(self, weights: Tensor) -> Tensor:
-        """Whether the largest word-level weight of each instance's word lies on its partner: [n h]."""
-        to_words = torch.einsum("bhts,bws->bhtw", weights, self.member.to(weights.dtype))
-        words = torch.einsum("bhtv,bwt->bhwv", to_words, self.mean.to(weights.dtype))  # [b h w v]
-        words = words.masked_fill(~self.is_word[:, None, None, :], -1.0)
-        _, argmax_position = max_and_position(words)  # [b h w]
-        return (argmax_position[self.row, :, self.start] == self.end[:, None]).float()
+    def hits(self, heads: HeadBatch) -> tuple[Tensor, Tensor]:
+        """The instances whose word ends among these queries [n], and whether it points at its partner [n h].
+
+        Weights are word-level ones. Of a word that goes on in the next block of queries what there is so far is kept.
+        """
+        queries = slice(heads.first_query, heads.first_query + heads.queries.shape[1])
+        touched = ((self.first < queries.stop) & (self.last >= queries.start)).any(dim=0).nonzero()[:, 0]  # [w]
+        to_words = torch.einsum("bhts,bws->bhtw", heads.weights, self.member.to(heads.weights.dtype))
+        mean = self.mean[:, touched, queries].to(heads.weights.dtype)
+        words = torch.einsum("bhtv,bwt->bhwv", to_words, mean)  # [b h w v]
+        if queries.start:
+            begun, sums = self.begun
+            words.index_add_(2, torch.searchsorted(touched, begun), sums)
+        unfinished = ((self.first < queries.stop) & (self.last >= queries.stop))[:, touched].any(dim=0)  # [w]
+        self.begun = (touched[unfinished], words[:, :, unfinished])
+        _, argmax_position = max_and_position(words.masked_fill(~self.is_word[:, None, None, :], -1.0))  # [b h w]
+        last = self.last[self.row, self.start]
+        due = ((last >= queries.start) & (last < queries.stop)).nonzero()[:, 0]
+        row, start = self.row[due], torch.searchsorted(touched, self.start[due])
+        return due, (argmax_position[row, :, start] == self.end[due, None]).float()
 
 
 def _instances(row: int, aligned: Aligned, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:

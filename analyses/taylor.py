@@ -22,6 +22,7 @@ class Taylor(Analysis):
     """
 
     name = "taylor"
+    reads = "contexts"
     group = "importance"
     order = 201
     default = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,19 +30,19 @@ class _Pattern(Analysis):
 
     version = 2
     order = 70
+    reads = "statistics"
     Options = LabelOptions
     sites = frozenset({Site.DECODER_SELF})
     passes = frozenset({"text", "random"})
 
-    def keys(self, heads: HeadBatch) -> Tensor:
-        """The keys [b t s] that the pattern names for each query."""
+    def keys(self, heads: HeadBatch, queries: slice) -> Tensor:
+        """The keys [b q s] that the pattern names for the queries from a position to another."""
         raise NotImplementedError
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        matches = heads.shared(f"pattern/{self.name}", lambda: self.keys(heads) & heads.visible & heads.keys[:, None])
-        score = torch.einsum("bhts,bts->bht", heads.weights, matches.to(heads.weights.dtype))
+        score, named = heads.weight_on_pairs(self.name, partial(self.keys, heads))
         suffix = "_random" if heads.batch.kind == "random" else ""
-        return {f"{self.name}{suffix}": heads.over_queries(score, only=matches.any(dim=-1))}
+        return {f"{self.name}{suffix}": heads.over_queries(score, only=named)}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
@@ -59,10 +60,10 @@ class _Pattern(Analysis):
         return evidence_signature(self.options)
 
 
-def same_token(heads: HeadBatch) -> Tensor:
-    """Whether key and query are the same token [b t s], the key being earlier."""
+def same_token(heads: HeadBatch, queries: slice) -> Tensor:
+    """Whether key and query are the same token [b q s], the key being earlier."""
     ids = heads.query_side.ids
-    return (ids[:, :, None] == ids[:, None, :]).tril(-1)
+    return (ids[:, queries, None] == ids[:, None, :]).tril(queries.start - 1)
 
 
 @analysis
@@ -74,9 +75,10 @@ class PreviousToken(_Pattern):
     measures = (Measure("previous_token", range=(0, 1)), Measure("previous_token_random", range=(0, 1)))
     functions = (HeadFunction("previous", "◀", "p", "#0072b2", "previous token", order=4),)
 
-    def keys(self, heads: HeadBatch) -> Tensor:
-        b, t = heads.queries.shape
-        return torch.eye(t, dtype=torch.bool, device=heads.queries.device).roll(-1, 1).tril(-1).expand(b, t, t)
+    def keys(self, heads: HeadBatch, queries: slice) -> Tensor:
+        b, s = heads.query_side.ids.shape
+        positions = torch.arange(s, device=heads.queries.device)
+        return (positions == positions[queries, None] - 1).expand(b, -1, -1)
 
 
 @analysis
@@ -88,8 +90,8 @@ class DuplicateToken(_Pattern):
     measures = (Measure("duplicate_token", range=(0, 1)), Measure("duplicate_token_random", range=(0, 1)))
     functions = (HeadFunction("duplicate", "■", "d", "#f0e442", "duplicate token", order=5),)
 
-    def keys(self, heads: HeadBatch) -> Tensor:
-        return same_token(heads)
+    def keys(self, heads: HeadBatch, queries: slice) -> Tensor:
+        return same_token(heads, queries)
 
 
 @analysis
@@ -101,8 +103,8 @@ class Induction(_Pattern):
     measures = (Measure("induction", range=(0, 1)), Measure("induction_random", range=(0, 1)))
     functions = (HeadFunction("induction", "●", "i", "#d55e00", "induction", order=6),)
 
-    def keys(self, heads: HeadBatch) -> Tensor:
-        followed = same_token(heads)  # [b t s]
+    def keys(self, heads: HeadBatch, queries: slice) -> Tensor:
+        followed = same_token(heads, queries)  # [b q s]
         moved = followed.roll(1, dims=-1)
         moved[..., 0] = False
-        return moved.tril(-1)
+        return moved.tril(queries.start - 1)

@@ -177,6 +177,14 @@ class Batches:
     """How much runs at once."""
 
     batch_tokens: Annotated[int, typer.Option(min=1, help="Token positions in a batch.", rich_help_panel=MODEL)] = 2048
+    attention: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|dense|streamed",
+            help="Make matrices of weights, or only what analyses need of them; auto streams beyond 1024 tokens.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "auto"
 
 
 class Masked:

@@ -132,6 +132,9 @@ def _rankings(finished: Finished) -> Table:
 def _remarks(finished: Finished) -> Iterator[str]:
     study = finished.study
     yield f"{study.sentences} sentences, {len(study.heads)} heads, {finished.seconds:.1f} s in all"
+    if study.streamed:
+        whole = "" if study.streamed == study.sentences else f" for {study.streamed} sentences, dense for the others"
+        yield f"attention: streamed{whole}"
     for left_out in study.left_out:
         yield f"left out: {left_out.analysis} ({left_out.why})"
     if study.losses.truncated:

@@ -199,8 +199,9 @@ class AnalyzeOptions(TextOptions):
     `only`, `skip` and `also` name analyses or groups of them, `importance` adds that group, `faithfulness` tests the
     rankings; `objective` is what importances explain (empty: what fits the model); `parse` is "stanza" or a CoNLL-U
     file. With `report` the run gets its page, report.html, and keeps the attention of `examples` short sentences for
-    it (None: 12 with `report`, else none). `analysis_options` are values of options that analyses declare
-    (`Analysis.Options`), by name; they are checked when the analyses are known
+    it (None: 12 with `report`, else none). `attention` says whether matrices of weights are made ("dense"), or only
+    what the analyses need of them ("streamed"); "auto" streams long sentences. `analysis_options` are values of
+    options that analyses declare (`Analysis.Options`), by name; they are checked when the analyses are known
     (`headscope.engine.declarations.checked_options`).
     """
 
@@ -227,10 +228,12 @@ class AnalyzeOptions(TextOptions):
     mhr_rows: Literal["corpus", "batch", "generate"] = "corpus"
     mhr_batch_size: int | None = None
     mhr_max_tokens: int | None = None
+    attention: Literal["auto", "dense", "streamed"] = "auto"
     analysis_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _one_of("--attention", self.attention, "auto", "dense", "streamed")
         _one_of("--mhr-rows", self.mhr_rows, "corpus", "batch", "generate")
         if self.mhr_rows != "corpus" and not self.mhr_pickles:
             raise ConfigError(f"--mhr-rows {self.mhr_rows} is about --mhr-pickles; give that too")

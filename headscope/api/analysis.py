@@ -285,6 +285,7 @@ def _options(
         seed=config.seed,
         objective=config.objective,
         detail=config.detail,
+        attention=config.attention,
         analysis_options=config.analysis_options,
     )
     if any("frequencies" in cls.needs for cls in analyses):

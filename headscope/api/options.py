@@ -74,6 +74,7 @@ class AnalyzeMore(AnalysisOptions, total=False):
     mhr_rows: Literal["corpus", "batch", "generate"]
     mhr_batch_size: int | None
     mhr_max_tokens: int | None
+    attention: Literal["auto", "dense", "streamed"]
     analysis_options: Mapping[str, Any]
 
 

@@ -7,21 +7,20 @@ nothing per sentence and never loops over heads, tokens or sentences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config import NoOptions, check_options
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, Side
+from headscope.data.encoded import Batch
 from headscope.engine.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
+from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
 from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
 from headscope.model.nonfinite import is_finite
@@ -33,90 +32,11 @@ if TYPE_CHECKING:
     from headscope.formats.base import Checkpoint
 
 
-@dataclass
-class HeadBatch:
-    """One site and layer at work on one batch, with what analyses share computed once.
-
-    weights [b h t s], context [b h t k] (before mixing and gates), in float32 at least, whatever the model
-    computes in; value [b g s k] as the model has it, one for each of g groups of heads. `queries` [b t] and
-    `keys` [b s] say which positions count: real tokens, without special ones unless they are kept; where no key
-    counts, no query does. `visible` [b t s] says where a query may
-    look, special tokens included, padding excluded. Analyses that need gradients find that of the objective with
-    respect to the context in `gradient` [b h t k], row i that of sentence i's value, and its counts in `counts` [b].
-    """
-
-    site: Site
-    layer: int
-    weights: Tensor
-    context: Tensor
-    queries: Tensor
-    keys: Tensor
-    visible: Tensor
-    query_side: Side
-    key_side: Side
-    batch: Batch
-    cache: dict[str, Any] = field(default_factory=dict)
-    value: Tensor = field(default_factory=lambda: torch.empty(0))
-    gradient: Tensor = field(default_factory=lambda: torch.empty(0))
-    counts: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    @cached_property
-    def _peak(self) -> tuple[Tensor, Tensor]:
-        weights = self.weights  # no weight is above one, so two less is below all that are seen
-        hidden = self.shared("hidden", lambda: (self.visible & self.keys[:, None])[:, None].to(weights.dtype) * 2 - 2)
-        return max_and_position(weights + hidden)  # [b h t s] + [b 1 t s]
-
-    @property
-    def max_weight(self) -> Tensor:
-        """Largest weight of each query on the counted keys that it sees [b h t]."""
-        return self._peak[0]
-
-    @property
-    def argmax_position(self) -> Tensor:
-        """Position of that key [b h t]; the first one where several tie (see `max_and_position`)."""
-        return self._peak[1]
-
-    def shared(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """A tensor that depends on batch, site and visibility but not on the layer: made once for all of these.
-
-        Self attention and cross attention see different sides, and layers with and without a sliding
-        window see differently far, so the site and `visible` are part of the key.
-        """
-        key = f"{self.site}/{id(self.visible)}/{name}"
-        if key not in self.cache:
-            self.cache[key] = (make(), self.visible)  # holding it keeps its id from being used again
-        tensor: Tensor = self.cache[key][0]
-        return tensor
-
-    def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
-        """Mean over counted queries of values [b h t] (and over those of `only` [b t])."""
-        if only is None:
-            weights = self.shared(f"counted/{values.dtype}", lambda: self.queries.to(values.dtype))
-        else:
-            weights = (self.queries & only).to(values.dtype)  # [b t]
-        total = (values @ weights[:, :, None])[..., 0]  # [b h t] · [b t 1]
-        return Ratio(total, weights.sum(dim=-1, keepdim=True))
-
-
-# Weights nearer than this share of the larger one are equal. In float32 not more than two units in the last
-# place: of the million rows of a real BERT on 1,000 sentences none has its two largest weights within 1e-6,
-# but word-level sums come as near as 4e-7, and those are different numbers.
-TIE = {torch.float32: 2.5e-7, torch.float64: 1e-12}
-
-
-def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest value along the last axis, and its first place.
-
-    Values that differ by rounding only (see `TIE`) count as tied.
-    A model may give two keys the same weight, as T5 does for one token twice in one bucket of distance:
-    their last digits change with the shape of the batch, and the place must not.
-    """
-    by_key = values.movedim(-1, 0).contiguous()  # [s …]: many short rows side by side, which is much faster
-    max_weight, s = by_key.amax(dim=0), len(by_key)
-    near = by_key >= torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
-    from_end = torch.arange(s, 0, -1, device=values.device, dtype=torch.uint8 if s < 256 else torch.int32)
-    first = s - (near * from_end.view(-1, *[1] * max_weight.ndim)).amax(dim=0).long()  # half the time of argmax
-    return max_weight, first.clamp(max=s - 1)
+Attention = Literal["auto", "dense", "streamed"]
+LONG = 1024
+"""Positions of a sentence from which on attention is streamed, unless one says otherwise."""
+READS = ("contexts", "statistics", "rows", "matrix")
+"""What analyses can say that they read of attention (`Analysis.reads`), from the cheapest to the dearest."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +114,9 @@ class RunOptions:
 
     `ranks` [V] has the frequency rank of every id; `parse` and `frequencies` say where those came from, for the
     signature. `objective` is what importances explain (the driver puts the default for an empty name). `detail` says
-    that values of single sentences will be written. `analysis_options` are values of options that analyses declare, by
-    name.
+    that values of single sentences will be written. `attention` says whether the matrices of weights are made
+    ("dense"), or not ("streamed"); "auto" is dense for batches of up to `LONG` positions a sentence. `analysis_options`
+    are values of options that analyses declare, by name.
     """
 
     keep_special: bool = False
@@ -205,6 +126,7 @@ class RunOptions:
     seed: int = 1
     objective: str = ""
     detail: bool = False
+    attention: Attention = "auto"
     analysis_options: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, cls: type[Analysis]) -> Any:
@@ -227,6 +149,11 @@ class Analysis:
     backward pass, where it needs gradients), which keeps the batch's attention in memory until then. With
     `sampled` its values, and not only their intervals, follow from the seed.
 
+    `reads` is what `observe` and `explain` need of attention, which decides what becomes of text too long for a matrix
+    of weights: "contexts" alone; "statistics" of the rows (`entropy`, `max_weight`, `argmax_position`, `weight_on`,
+    `weight_on_pairs`), which need no matrix; whole "rows", for which `observe` is called with one block of queries
+    after the other, and what it returns is added up; or the "matrix" of all rows at once: such text is left out.
+
     `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
     that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.
     `measures` say how figures show its columns, `pairs` its matrices of pairs of heads (in similarity.npz); `functions`
@@ -244,6 +171,7 @@ class Analysis:
     order: ClassVar[int] = 100
     afterwards: ClassVar[bool] = False
     sampled: ClassVar[bool] = False
+    reads: ClassVar[Literal["contexts", "statistics", "rows", "matrix"]] = "matrix"
     passes: ClassVar[frozenset[str]] = frozenset({"text"})
     Options: ClassVar[type[Any]] = NoOptions
     measures: ClassVar[tuple[Measure, ...]] = ()

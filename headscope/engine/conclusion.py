@@ -19,6 +19,8 @@ from headscope.model.threads import parallel_map
 if TYPE_CHECKING:
     import pandas as pd
 
+NOTHING = "found nothing to measure"
+
 
 def conclude(
     running: Sequence[Analysis],
@@ -26,8 +28,12 @@ def conclude(
     aggregator: Aggregator,
     layout: Layout,
     bootstrap: Bootstrap,
+    unmeasured: Mapping[str, str],
 ) -> AnalysisResult:
-    """The result of all analyses that observed something; the others are left out with the reason."""
+    """The result of all analyses that observed something; the others are left out with the reason.
+
+    `unmeasured` says by analysis why it could not measure some sentences.
+    """
     sums = aggregator.sums
     empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
     reporting = [analysis for analysis in running if analysis not in empty]
@@ -43,8 +49,11 @@ def conclude(
         arrays={name: array for report in reports for name, array in report.arrays.items()},
         labels=labels,
         unsupported=unsupported,
-        left_out=[*refused, *(LeftOut(analysis.name, "found nothing to measure") for analysis in empty)],
-        remarks=[remark for report in reports for remark in report.remarks],
+        left_out=[*refused, *(LeftOut(analysis.name, unmeasured.get(analysis.name, NOTHING)) for analysis in empty)],
+        remarks=[
+            *(f"{analysis.name} {unmeasured[analysis.name]}" for analysis in reporting if analysis.name in unmeasured),
+            *(remark for report in reports for remark in report.remarks),
+        ],
         signatures={analysis.name: _signature(analysis) for analysis in reporting},
         detail=_detail(aggregator, reports),
         losses=Omissions(),

@@ -24,7 +24,8 @@ class AnalysisResult:
     """Everything measured: a row per head, the analyses' own tables and arrays, labels, and what was left out.
 
     `unsupported` are labels that lack evidence, each with the reason; `files` are texts for other programs, by their
-    path in a run."""
+    path in a run. `streamed` is the number of sentences whose attention weights were not made as matrices.
+    """
 
     heads: pd.DataFrame
     tables: dict[str, pd.DataFrame]
@@ -40,3 +41,4 @@ class AnalysisResult:
     complete: bool
     seconds: float
     files: dict[str, str] = field(default_factory=dict)
+    streamed: int = 0

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.bootstrap import BUDGET, Bootstrap, GroupSums
-from headscope.data.encoded import Batch, Side
-from headscope.engine.aggregate import Aggregator, Observation
-from headscope.engine.base import Analysis, HeadBatch, RunOptions
+from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
+from headscope.data.encoded import Batch
+from headscope.engine.aggregate import Aggregator, Key, Observation
+from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.conclusion import conclude
+from headscope.engine.heads.observed import ObservedBatch, precise
+from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall
+from headscope.model.attention import AttentionCall, makes_weights
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
 from headscope.model.gradients import differentiable_contexts, frozen_parameters, gradients_of
 from headscope.model.nonfinite import sums_are_finite
 from headscope.model.process_settings import keep_freed_memory
+from headscope.model.streaming.context import streaming
 from headscope.model.threads import threads_for_pass
 
 
 @dataclass(frozen=True)
 class PartialResult:
-    """What one of several processes measured: sums, values of single sentences, omissions, states of analyses."""
+    """What one of several processes measured: sums, values of single sentences, omissions, states of analyses.
+
+    `streamed` is the number of sentences whose attention was streamed, `unmeasured` that of those that an analysis
+    could not measure so.
+    """
 
     sums: dict[str, dict[tuple[str, Site, int], GroupSums]]
     detailed: dict[str, dict[str, dict[int, Tensor]]]
     refused: list[LeftOut]
     states: dict[str, Any]
+    streamed: int
+    unmeasured: Counter[str]
 
 
 class StopForward(BaseException):
@@ -59,13 +69,15 @@ class AnalysisRunner:
     aggregator: Aggregator = field(init=False)
     batch: Batch = field(init=False)
     observers: Sequence[Analysis] = ()
-    cache: dict[str, Any] = field(default_factory=dict)
+    observed: ObservedBatch | None = None
     head_contexts: list[tuple[HeadBatch, Tensor]] = field(default_factory=list)
-    observations: list[Observation] = field(default_factory=list)
+    observations: dict[tuple[str, Key], Observation] = field(default_factory=dict)
     refused: list[LeftOut] = field(default_factory=list)
     contexts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     layers: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
+    streamed: int = 0
+    unmeasured: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.aggregator = Aggregator(budget=BUDGET // len(self.checkpoint.attention_sites.order), detail=self.detail)
@@ -95,23 +107,45 @@ class AnalysisRunner:
             self._run(batch)
 
     def _run(self, batch: Batch) -> None:
-        on_device, self.observations = batch.to(self.checkpoint.device), []
-        if batch.kind == "text" and self.differentiated:
+        on_device, self.observations = batch.to(self.checkpoint.device), {}
+        if not self.streams(batch):
+            self._passes(on_device)
+        else:
+            with streaming():
+                self._passes(on_device)
+            if batch.kind == "text":
+                self.streamed += len(batch.indices)
+                self.unmeasured.update(
+                    {analysis.name: len(batch.indices) for analysis in self.running if _needs_matrix(analysis)}
+                )
+        with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
+            self.aggregator.add(batch, list(self.observations.values()))
+
+    def streams(self, batch: Batch) -> bool:
+        """Whether a batch goes through the model without matrices of weights."""
+        if self.options.attention == "auto":
+            longest = max(side.ids.shape[1] for side in (batch.source, batch.target) if side is not None)
+            return longest > LONG
+        return self.options.attention == "streamed"
+
+    def _passes(self, on_device: Batch) -> None:
+        """The common pass, and those of analyses' own."""
+        if on_device.kind == "text" and self.differentiated:
             self._differentiate(on_device)
         else:
             self._look(on_device, self.running)
-        if batch.kind == "text":
+        if on_device.kind == "text":
             for analysis in [analysis for analysis in self.running if explains(analysis)]:
-                self._explain(analysis, on_device)
-        with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
-            self.aggregator.add(batch, self.observations)
+                if makes_weights() or not _needs_matrix(analysis):
+                    self._explain(analysis, on_device)
 
     def _explain(self, analysis: Analysis, batch: Batch) -> None:
         """An analysis' own passes; where the model is none that it can explain, it is left out from then on."""
         try:
             with torch.no_grad():
                 ratios = analysis.explain(self.checkpoint, batch)
-            self.observations += [(analysis, key, ratio) for key, ratio in ratios.items()]
+            for key, ratio in ratios.items():
+                self._add(analysis, key, ratio)
         except CheckpointError as error:
             if self.aggregator.has(analysis) or len(self.running) == 1:
                 raise
@@ -147,27 +181,28 @@ class AnalysisRunner:
             gradients = gradients_of(outcome.values, [context for _, context in self.head_contexts])
             with torch.no_grad():
                 for (heads, _), gradient in zip(self.head_contexts, gradients, strict=True):
-                    heads.gradient, heads.counts = _precise(gradient), outcome.counts
+                    heads.gradient, heads.counts = precise(gradient), outcome.counts
                     self._observe(heads, afterwards=True)
 
     @contextmanager
     def _observing(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
         """Within the block `see` shows every call to these analyses; NumericalError where a context is not finite."""
-        self.batch, self.observers, self.cache, self.head_contexts, self.contexts = batch, observers, {}, [], []
+        self.batch, self.observers, self.head_contexts, self.contexts = batch, observers, [], []
+        self.observed = ObservedBatch(batch, self.options.keep_special)
         try:
             yield
             finite = sums_are_finite(self.contexts)
         finally:
-            self.observers, self.cache, self.head_contexts, self.contexts, self.unseen = (), {}, [], [], set()
+            self.observers, self.observed, self.head_contexts, self.contexts, self.unseen = (), None, [], [], set()
         if not finite:
             refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
     def see(self, attention_site: AttentionSite, call: AttentionCall) -> None:
         """Every analysis sees every call of the batch that is on its way."""
-        if not self.observers:
+        if not self.observers or self.observed is None:
             return
         with torch.no_grad():
-            heads = self._heads(attention_site, call, self.batch)
+            heads = self.observed.heads(attention_site, call)
             self.contexts.append((heads.context.sum(dim=(1, 3)), heads.query_side.real))
             self._observe(heads, afterwards=False)
             if any(later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
@@ -181,52 +216,34 @@ class AnalysisRunner:
         return self.batch.kind in analysis.passes and heads.site in analysis.sites
 
     def _observe(self, heads: HeadBatch, *, afterwards: bool) -> None:
-        for analysis in self.observers:
-            if later(analysis) is afterwards and self._concerns(analysis, heads):
-                for name, ratio in analysis.observe(heads).items():
-                    self.observations.append((analysis, (name, heads.site, heads.layer), ratio))
+        concerned = [
+            analysis for analysis in self.observers if later(analysis) is afterwards and self._concerns(analysis, heads)
+        ]
+        streamed = isinstance(heads.rows, StreamedRows)
+        in_blocks = [analysis for analysis in concerned if streamed and analysis.reads == "rows"]
+        for analysis in concerned:
+            if analysis not in in_blocks and not (streamed and _needs_matrix(analysis)):
+                self._show(analysis, heads)
+        for block in heads.in_blocks() if in_blocks else ():
+            for analysis in in_blocks:
+                self._show(analysis, block)
 
-    def _heads(self, attention_site: AttentionSite, call: AttentionCall, batch: Batch) -> HeadBatch:
-        text = batch.source if batch.target is None else batch.target
-        query_side = batch.source if attention_site.site is Site.ENCODER_SELF else text
-        key_side = text if attention_site.site is Site.DECODER_SELF else batch.source
-        expected = (query_side.ids.shape[1], key_side.ids.shape[1])
-        if tuple(call.weights.shape[-2:]) != expected:
-            raise CheckpointError(
-                f"{attention_site.site}.{attention_site.layer} attends from {call.weights.shape[-2]} to "
-                f"{call.weights.shape[-1]} positions where the text has {expected[0]} and {expected[1]}; "
-                "it cannot be analysed token by token"
-            )
-        queries, keys = self._counted(query_side, key_side)
-        return HeadBatch(
-            site=attention_site.site,
-            layer=attention_site.layer,
-            weights=_precise(call.weights.detach()),
-            context=_precise(call.context.detach()),
-            value=call.value.detach(),
-            queries=queries,
-            keys=keys,
-            visible=_visible(call, key_side, self.cache),
-            query_side=query_side,
-            key_side=key_side,
-            batch=batch,
-            cache=self.cache,
-        )
+    def _show(self, analysis: Analysis, heads: HeadBatch) -> None:
+        for name, ratio in analysis.observe(heads).items():
+            self._add(analysis, (name, heads.site, heads.layer), ratio)
 
-    def _counted(self, query_side: Side, key_side: Side) -> tuple[Tensor, Tensor]:
-        """Which queries [b t] and keys [b s] count; the same tensors for every layer of a site."""
-        name = f"counted/{id(query_side)}/{id(key_side)}"
-        if name not in self.cache:
-            sides = (query_side, key_side)
-            queries, keys = (side.real if self.options.keep_special else side.real & ~side.special for side in sides)
-            self.cache[name] = (queries & keys.any(dim=-1, keepdim=True), keys)
-        counted: tuple[Tensor, Tensor] = self.cache[name]
-        return counted
+    def _add(self, analysis: Analysis, key: Key, ratio: Ratio) -> None:
+        """Keep a batch's sums of a statistic; those of blocks of queries are added up."""
+        earlier = self.observations.get((analysis.name, key))
+        if earlier is not None:
+            ratio = replace(ratio, total=earlier[2].total + ratio.total, count=earlier[2].count + ratio.count)
+        self.observations[analysis.name, key] = (analysis, key, ratio)
 
     def part(self) -> PartialResult:
         """What this process observed, for the one that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
-        return PartialResult(self.aggregator.sums, self.aggregator.detailed, self.refused, states)
+        measured = (self.aggregator.sums, self.aggregator.detailed)
+        return PartialResult(*measured, self.refused, states, self.streamed, self.unmeasured)
 
     def take(self, part: PartialResult) -> None:
         """Add what another process observed in its share of the batches."""
@@ -234,18 +251,32 @@ class AnalysisRunner:
         self.running = [analysis for analysis in self.running if analysis.name not in refused]
         self.refused += [left_out for left_out in part.refused if left_out not in self.refused]
         self.aggregator.merge(part.sums, part.detailed)
+        self.streamed += part.streamed
+        self.unmeasured += part.unmeasured
         for analysis in self.running:
             if part.states.get(analysis.name) is not None:
                 analysis.add_state(part.states[analysis.name])
 
     def conclude(self, bootstrap: Bootstrap) -> AnalysisResult:
         """Columns, tables and labels of all sums."""
-        return conclude(self.running, self.refused, self.aggregator, self.checkpoint.layout, bootstrap)
+        missing = {
+            name: f"needs the matrix of weights, and has none of {count} sentences, which are streamed; "
+            "--attention dense makes it"
+            for name, count in self.unmeasured.items()
+        }
+        result = conclude(self.running, self.refused, self.aggregator, self.checkpoint.layout, bootstrap, missing)
+        result.streamed = self.streamed
+        return result
 
 
 def explains(analysis: Analysis) -> bool:
     """Whether an analysis makes passes of its own."""
     return type(analysis).explain is not Analysis.explain
+
+
+def _needs_matrix(analysis: Analysis) -> bool:
+    """Whether an analysis sees nothing of text that is streamed."""
+    return analysis.reads == "matrix" and bool(analysis.passes)
 
 
 def watches(analysis: Analysis) -> bool:
@@ -256,24 +287,3 @@ def watches(analysis: Analysis) -> bool:
 def later(analysis: Analysis) -> bool:
     """Whether an analysis observes when the pass is through."""
     return analysis.afterwards or "gradient" in analysis.needs
-
-
-def _precise(values: Tensor) -> Tensor:
-    """At least float32: a sum of a few hundred weights in half precision has an error in the third digit."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
-def _visible(call: AttentionCall, key_side: Side, cache: dict[str, Any]) -> Tensor:
-    """Where each query may look [b t s]: what the model's mask leaves, without padding."""
-    name = f"visible/{id(call.mask)}/{id(key_side)}/{call.weights.shape[-2]}"
-    if name not in cache:
-        real = key_side.real[:, None, :].expand(-1, call.weights.shape[-2], -1)
-        if call.mask is None:
-            visible = real
-        elif call.mask.dtype == torch.bool:
-            visible = call.mask[:, 0] & real
-        else:
-            visible = (call.mask[:, 0] > torch.finfo(call.mask.dtype).min / 2) & real
-        cache[name] = (visible, call.mask)  # holding the mask keeps its id from being used again
-    visible_keys: Tensor = cache[name][0]
-    return visible_keys

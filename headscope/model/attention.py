@@ -6,7 +6,8 @@ What is unusual here:
 - *taps* (see `headscope.model.capture` and `headscope.model.gating`) are called with each attention call and may
   replace the context between weights·V and the output projection; they are entered with `with` and kept in a
   context variable, so nothing outlives the block;
-- keys and values may have fewer heads than queries (grouped-query attention).
+- keys and values may have fewer heads than queries (grouped-query attention);
+- within `replace_contexts` contexts come from a function that makes no weights (`headscope.model.streaming`).
 """
 
 from __future__ import annotations
@@ -14,31 +15,70 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from headscope.errors import HeadscopeError
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What makes scores and weights of query and key beside their products.
+
+    `mask` is the model's (additive, or boolean with True for visible), or None; the others are those of
+    `attention_scores` and `attention_weights`.
+    """
+
+    mask: Tensor | None = None
+    scaling: float | None = None
+    softcap: float | None = None
+    position_bias: Tensor | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class AttentionCall:
     """Tensors of one call of `attend`, before mixing, gates and dropout of the weights.
 
-    query [b h t k], key and value [b g s k] with g groups, weights [b h t s], context [b h t k];
-    mask is the model's (additive, or boolean with True for visible), or None; scaling and softcap are those of
-    `attention_scores`.
+    query [b h t k], key and value [b g s k] with g groups, context [b h t k]; `made_weights` [b h t s] are None where
+    contexts came without them (`replace_contexts`).
     """
 
     module: nn.Module
     query: Tensor
     key: Tensor
     value: Tensor
-    mask: Tensor | None
-    weights: Tensor
     context: Tensor
-    scaling: float | None = None
-    softcap: float | None = None
+    options: ScoreOptions = field(default_factory=ScoreOptions)
+    made_weights: Tensor | None = None
+
+    @property
+    def weights(self) -> Tensor:
+        """The weights [b h t s]; HeadscopeError where none were made."""
+        if self.made_weights is None:
+            raise HeadscopeError(
+                f"the weights of {self.query.shape[2]} × {self.key.shape[2]} positions were asked for, and in a pass "
+                "over long text there are none; take --attention dense, or shorter text"
+            )
+        return self.made_weights
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The model's mask."""
+        return self.options.mask
+
+    @property
+    def scaling(self) -> float | None:
+        """What multiplies the products of query and key; None: k^-0.5."""
+        return self.options.scaling
+
+    @property
+    def softcap(self) -> float | None:
+        """The cap of scores, or None."""
+        return self.options.softcap
 
 
 class Tap(Protocol):
@@ -61,6 +101,15 @@ class Products(Protocol):
         ...
 
 
+class Contexts(Protocol):
+    """Computes contexts without weights (`replace_contexts`)."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions, /) -> Tensor:
+        """Context [b h t k] of query [b h t k], key and value [b g s k]."""
+        ...
+
+
+_CONTEXTS: ContextVar[Contexts | None] = ContextVar("headscope_contexts", default=None)
 _PRODUCTS: ContextVar[Products | None] = ContextVar("headscope_products", default=None)
 _TAPS: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps", default=())
 _BEFORE_MIXING: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps_before_mixing", default=())
@@ -100,6 +149,24 @@ def replace_products(products: Products) -> Iterator[None]:
         yield
     finally:
         _PRODUCTS.reset(token)
+
+
+@contextmanager
+def replace_contexts(contexts: Contexts | None) -> Iterator[None]:
+    """Within the block `attend` computes contexts with `contexts` and makes no weights (None: as usual).
+
+    Where `replace_products` holds too, and in training with dropout, weights are made all the same.
+    """
+    token = _CONTEXTS.set(contexts)
+    try:
+        yield
+    finally:
+        _CONTEXTS.reset(token)
+
+
+def makes_weights() -> bool:
+    """Whether `attend` makes weights here."""
+    return _CONTEXTS.get() is None or _PRODUCTS.get() is not None
 
 
 def tapped_after_mixing() -> bool:
@@ -170,36 +237,49 @@ def attend(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     mixing: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Scores, weights, context; then mixing, then gates. Returns context and weights.
 
     query [b h t k], key and value [b g s k]; returns context [b h t k] and weights [b h t s] (before
-    dropout). `module` is the attention module that calls: taps identify the site by it, and its `training`
-    flag switches dropout. Arguments are those of `attention_scores` and `attention_weights`;
+    dropout; None within `replace_contexts`). `module` is the attention module that calls: taps identify the site by it,
+    and its `training` flag switches dropout. Arguments are those of `attention_scores` and `attention_weights`;
     `mixing` maps contexts to contexts between weights·V and the gates.
     """
-    heads = query.shape[1]
-    scores = attention_scores(
-        query,
-        repeat_groups(key, heads),
-        scaling=scaling,
-        softcap=softcap,
-        position_bias=position_bias,
-        mask=mask,
-    )
-    weights = attention_weights(scores, sinks=sinks).to(value.dtype)  # [b h t s]
-    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
-    states, products = repeat_groups(value, heads), _PRODUCTS.get()
-    context = torch.matmul(dropped, states) if products is None else products.context(dropped, states)  # [b h t k]
+    options = ScoreOptions(mask, scaling, softcap, position_bias, sinks)
+    contexts, weights = _CONTEXTS.get(), None
+    if contexts is not None and not makes_weights() and not (module.training and dropout):
+        context = contexts(query, key, value, options)
+    else:
+        context, weights = _dense(module, query, key, value, options, dropout)
     early, taps = _BEFORE_MIXING.get(), _TAPS.get()
     call = None
     if early or taps:  # the memory layout of the output projection, so that taps need no copy
         context = context.transpose(1, 2).contiguous().transpose(1, 2)
-        call = AttentionCall(module, query, key, value, mask, weights, context, scaling, softcap)
+        call = AttentionCall(module, query, key, value, context, options, weights)
     context = _through(early, call, context)
     if mixing is not None:
         context = mixing(context)
     return _through(taps, call, context), weights
+
+
+def _dense(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Context [b h t k] and weights [b h t s]."""
+    heads = query.shape[1]
+    scores = attention_scores(
+        query,
+        repeat_groups(key, heads),
+        scaling=options.scaling,
+        softcap=options.softcap,
+        position_bias=options.position_bias,
+        mask=options.mask,
+    )
+    weights = attention_weights(scores, sinks=options.sinks).to(value.dtype)  # [b h t s]
+    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
+    states, products = repeat_groups(value, heads), _PRODUCTS.get()
+    context = torch.matmul(dropped, states) if products is None else products.context(dropped, states)  # [b h t k]
+    return context, weights
 
 
 def _through(taps: tuple[Tap, ...], call: AttentionCall | None, context: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 from headscope.heads import SITES, Layout, Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, replace_contexts, tapped
 from headscope.model.interface import is_half, refuse_head_masks, suppress_warnings, through_attend
 from headscope.model.nonfinite import first_non_finite, is_finite
 
@@ -151,7 +151,12 @@ def probe(model: nn.Module) -> AttentionSites:
     calls: list[AttentionCall] = []
     inputs = probe_inputs(model)
     with eval_mode(model), suppress_warnings(), torch.no_grad():
-        with through_attend(model), _one_call_per_forward(model, kind), tapped(lambda call, _: calls.append(call)):
+        with (
+            replace_contexts(None),
+            through_attend(model),
+            _one_call_per_forward(model, kind),
+            tapped(lambda call, _: calls.append(call)),
+        ):
             output = _run_probe(model, inputs, kind)
         with through_attend(model, implementation="eager"):
             expected = _run_probe(model, inputs, kind)

@@ -2,7 +2,8 @@
 
 Registered once, on import, through `AttentionInterface` and its mask twin `AttentionMaskInterface`; a
 model uses it only while its `attn_implementation` is "headscope" (see `through_attend`). The mask twin is
-the one of eager attention: padding, causality and sliding windows all arrive in one additive mask.
+the one of eager attention: padding, causality and sliding windows all arrive in one additive mask. Where no weights are
+made (`headscope.model.streaming`) that mask is lazy: a function of blocks.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+    eager_mask,
+    sdpa_mask,
+)
 
 from headscope.errors import CheckpointError
-from headscope.model.attention import attend
+from headscope.model.attention import attend, makes_weights
+from headscope.model.streaming.lazy_mask import LazyMask, Spans, spans_of
 
 NAME = "headscope"
 
@@ -68,11 +76,11 @@ def attend_interface(
     position_bias: Tensor | None = None,
     s_aux: Tensor | None = None,
     **extra: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """The signature that transformers calls: query [b h t k], key and value [b g s k].
 
-    Returns the context as [b t h k] and the weights [b h t s]. CheckpointError names an argument that is neither
-    handled here nor known to be without effect.
+    Returns the context as [b t h k] and the weights [b h t s], or None where none are made. CheckpointError names an
+    argument that is neither handled here nor known to be without effect.
     """
     refuse_head_masks(extra)
     for name, argument in extra.items():
@@ -106,8 +114,57 @@ def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
             )
 
 
+def mask_interface(**arguments: Any) -> Tensor | None:
+    """The mask of eager attention, with the arguments that transformers gives; lazy where no weights are made."""
+    if makes_weights():
+        dense: Tensor | None = eager_mask(**arguments)
+        return dense
+    device = torch.device(arguments.get("device", "cpu"))
+    whole = {**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    sizes = [int(arguments[name]) for name in ("batch_size", "q_length", "kv_length")]
+    query_offset, key_offset = (arguments.get(name, 0) for name in ("q_offset", "kv_offset"))
+
+    def block(queries: slice, keys: slice) -> Tensor:
+        part = {
+            "q_length": queries.stop - queries.start,
+            "kv_length": keys.stop - keys.start,
+            "q_offset": query_offset + queries.start,
+            "kv_offset": key_offset + keys.start,
+        }
+        visible: Tensor | None = sdpa_mask(**{**whole, **part})
+        assert visible is not None
+        return visible
+
+    return LazyMask(
+        block,
+        (sizes[0], 1, sizes[1], sizes[2]),
+        dtype=arguments.get("dtype", torch.float32),
+        device=device,
+        known=_known_spans(arguments, sizes),
+    )
+
+
+def _known_spans(arguments: Mapping[str, Any], sizes: list[int]) -> Spans | None:
+    """Spans of the two common masks, padding included, without a look at every cell; None for all others."""
+    function = arguments.get("mask_function", causal_mask_function)
+    if function not in (causal_mask_function, bidirectional_mask_function):
+        return None
+    (b, t, s), device = sizes, arguments.get("device", "cpu")
+    offset = int(arguments.get("q_offset", 0)) - int(arguments.get("kv_offset", 0))
+    queries = torch.arange(1, t + 1, device=device) + offset
+    ends = (queries if function is causal_mask_function else torch.full_like(queries, s)).expand(b, -1)
+    spans = Spans(torch.zeros_like(ends), ends.clamp(0, s))
+    padding = arguments.get("attention_mask")
+    if padding is None:
+        return spans
+    if padding.ndim != 2 or padding.shape[1] != s or int(arguments.get("kv_offset", 0)):
+        return None
+    keys = spans_of(padding)
+    return None if keys is None else spans.clipped(keys)
+
+
 AttentionInterface.register(NAME, attend_interface)
-AttentionMaskInterface.register(NAME, eager_mask)
+AttentionMaskInterface.register(NAME, mask_interface)
 
 
 @contextmanager

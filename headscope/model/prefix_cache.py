@@ -151,7 +151,7 @@ class PrefixCache:
             self.layer_index is None or self.layer_index.of[site_layer].rank > plan.keep_after
         ):
             self.cached.contexts.setdefault(site_layer, []).append(context)
-            plan.weights = call.weights
+            plan.weights = call.made_weights
         gate = plan.gates[site_layer]
         if bool((gate == 1).all()):
             return None

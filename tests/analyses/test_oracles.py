@@ -18,8 +18,9 @@ from headscope.analyses.distinctness import FactoredSlices, cosines, principal_c
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
-from headscope.engine.base import ANALYSES, Analysis, RunOptions, max_and_position
+from headscope.engine.base import ANALYSES, Analysis, RunOptions
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
+from headscope.engine.heads.rows import max_and_position
 from headscope.engine.plan import analyze, random_batches
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError

@@ -273,7 +273,8 @@ def _tensors(heads: HeadBatch) -> dict[str, Tensor]:
     for side in ("query_side", "key_side"):
         values = vars(getattr(heads, side)).items()
         found |= {f"{side}.{key}": value for key, value in values if isinstance(value, Tensor)}
-    assert {"weights", "context", "queries", "keys", "visible", "key_side.ids"} <= set(found)
+    found |= {"weights": heads.weights, "visible": heads.visible}
+    assert {"context", "queries", "keys", "key_side.ids"} <= set(found)
     return found
 
 

@@ -28,7 +28,7 @@ EMPTY = "headscope-no-heads"
 
 def attend_without_heads(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """`attend` over no heads, so that a layer without any keeps its place in the count of layers."""
     mask = attention_mask if isinstance(attention_mask, Tensor) else None
     context, weights = attend(module, query[:, :0], key[:, :0], value[:, :0], mask=mask)

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.heads import Site
+from headscope.model.attention import makes_weights
 from headscope.model.discovery import AttentionSite, AttentionSites
 from headscope.model.native.layers import Attention, Layer, LayerCache, View, new_linear
 from headscope.model.native.partial_forward import reused_outputs
 from headscope.model.native.positions import LearnedPositions, SinusoidalPositions, real_positions
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.projections import Projections, Slices
+from headscope.model.streaming.lazy_mask import causal_mask
 
 
 class Embeddings(nn.Module):
@@ -178,9 +180,13 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """The decoder's output [b t d] for all positions at once."""
         t = target.shape[1]
-        mask = torch.ones(t, t, dtype=torch.bool, device=target.device).tril()[None, None]  # [1 1 t s]
-        if target_mask is not None:
-            mask = mask & target_mask[:, None, None, :].bool()
+        mask: Tensor
+        if makes_weights():
+            mask = torch.ones(t, t, dtype=torch.bool, device=target.device).tril()[None, None]  # [1 1 t s]
+            if target_mask is not None:
+                mask = mask & target_mask[:, None, None, :].bool()
+        else:
+            mask = causal_mask(t, target_mask, device=target.device)
         view = View(mask, target_mask, True, memory, _visible(memory_mask))
         states: Tensor = self.decoder(self._embed(target, _places(target, target_mask)), view)
         return states

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from headscope.bootstrap import Ratio
 from headscope.config import option
 from headscope.engine.base import Analysis, HeadBatch, analysis
@@ -43,6 +41,7 @@ class LastKey(Analysis):
 
     name = "last_key"
     summary = "mean weight on the last words"
+    reads = "statistics"
     order = 300
     default = False
     Options = LastKeyOptions
@@ -53,9 +52,8 @@ class LastKey(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         later = heads.keys.flip(-1).cumsum(dim=-1).flip(-1)  # [b s], 1 at the last key that counts
         last = heads.keys & (later <= self.options.last_keys)
-        return {
-            "last_key": heads.over_queries(torch.einsum("bhts,bs->bht", heads.weights, last.to(heads.weights.dtype)))
-        }
+        columns = last[:, :, None].to(heads.context.dtype)  # [b s 1]
+        return {"last_key": heads.over_queries(heads.weight_on(columns)[..., 0])}
 
     def signature(self) -> dict[str, str]:
         return {"last": str(self.options.last_keys)}

@@ -1,0 +1,112 @@
+"""Contexts by fused attention, or in blocks of queries where no kernel knows the formula; no weights are kept.
+
+`with streaming():` makes every `attend` compute its contexts so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from headscope.model.attention import ScoreOptions, repeat_groups, replace_contexts
+from headscope.model.streaming.scores import ScoreBlocks
+from headscope.model.streaming.visibility import Visibility
+
+QUERIES = 512
+"""Queries of a block that goes through a fused kernel with a mask of its own."""
+LEAST = 16
+CELLS = 2**22
+"""Scores of a block that is computed without one."""
+
+
+@contextmanager
+def streaming() -> Iterator[None]:
+    """Within the block `attend` makes no weights; its calls say `weights` only where somebody computes them."""
+    with replace_contexts(streamed_context):
+        yield
+
+
+def streamed_context(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> Tensor:
+    """weights · value [b h t k] for query [b h t k], key and value [b g s k], as `attend` defines them."""
+    visibility = Visibility.of(options.mask, (len(query), query.shape[2], key.shape[2]))
+    plain = options.softcap is None and options.position_bias is None and options.sinks is None
+    if plain and value.shape[-1] == query.shape[-1] and query.shape[1]:
+        return _Fused(query, key, value, options.scaling).context(visibility)
+    scores = ScoreBlocks.of(
+        query,
+        key,
+        visibility,
+        scaling=options.scaling,
+        softcap=options.softcap,
+        position_bias=options.position_bias,
+        sinks=options.sinks,
+    )
+    return _in_blocks(scores, value)
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """torch's fused attention, which is memory-efficient where it gets no mask, or one for few queries."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scaling: float | None
+
+    def context(self, visibility: Visibility) -> Tensor:
+        t, s = visibility.shape[1:]
+        if visibility.is_full:
+            return self._attend(slice(0, t), slice(0, s))
+        if visibility.is_causal:
+            return self._attend(slice(0, t), slice(0, s), causal=True)
+        parts = []
+        for start in range(0, t, QUERIES):
+            queries = slice(start, min(start + QUERIES, t))
+            low, all_low, all_high, high = visibility.bounds(queries)
+            keys = slice(low, high)
+            mask = visibility.kernel_mask(queries, keys) if low < all_low or all_high < high else None
+            parts.append(self._attend(queries, keys, mask))
+        return torch.cat(parts, dim=2)
+
+    def _attend(self, queries: slice, keys: slice, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+        grouped = self.key.shape[1] != self.query.shape[1]
+        return scaled_dot_product_attention(
+            self.query[:, :, queries],
+            self.key[:, :, keys],
+            self.value[:, :, keys],
+            attn_mask=mask,
+            is_causal=causal,
+            scale=self.scaling,
+            enable_gqa=grouped,
+        )
+
+
+def _in_blocks(scores: ScoreBlocks, value: Tensor) -> Tensor:
+    """By the formula, block by block; where gradients are wanted each block is computed again in the backward pass."""
+    b, h, t, s = scores.size
+    step = max(LEAST, CELLS // max(1, b * h * s))
+
+    def part(start: int) -> Tensor:
+        weights, keys = block_weights(scores, slice(start, min(start + step, t)))
+        return torch.matmul(weights.to(value.dtype), repeat_groups(value[:, :, keys], h))
+
+    if torch.is_grad_enabled() and (scores.query.requires_grad or value.requires_grad):
+        return torch.cat([checkpoint(part, start, use_reentrant=False) for start in range(0, t, step)], dim=2)
+    return torch.cat([part(start) for start in range(0, t, step)], dim=2)
+
+
+def block_weights(scores: ScoreBlocks, queries: slice) -> tuple[Tensor, slice]:
+    """The weights [b h q n] of a block of queries, and the n keys that any of them sees."""
+    low, all_low, all_high, high = scores.visibility.bounds(queries)
+    keys = slice(low, high)
+    block = scores.block(queries, keys, all_visible=low >= all_low and all_high >= high)
+    if scores.sinks is None:
+        return torch.softmax(block, dim=-1), keys
+    column = scores.sinks[:, None, None].expand(*block.shape[:-1], 1)
+    return torch.softmax(torch.cat([block, column], dim=-1), dim=-1)[..., :-1], keys
