@@ -21,6 +21,8 @@ FEW = 64
 """Keys of a set whose weights are made one by one; those of larger sets in blocks of all keys."""
 PAIRS = 2**22
 """Pairs of a pattern that are kept for all layers of a batch, at 12 bytes each."""
+SPARSE = 200
+"""Cells of the matrix for each pair, from which on the scores of single pairs are made."""
 CELLS = 2**22
 LEAST = 16
 """Weights, or elements of gathered queries, that are there at a time."""
@@ -89,18 +91,33 @@ class StreamedRows:
         pairs = self.shared.get(f"pairs/{name}", self.seen, lambda: self._pairs(match))
         if pairs is None:
             return self._weight_on_many(match)
-        b, h, t, _ = self.scores.size
-        sentence, query, key = pairs.long()
+        b, h, t, s = self.scores.size
         total = self.scores.query.new_zeros(b * t, h)
-        step = max(1, CELLS // (h * self.scores.query.shape[-1]))
-        for start in range(0, len(sentence), step):
-            chunk = slice(start, start + step)
-            row, position = sentence[chunk], query[chunk]
-            scores = self.scores.pairs(row, position, key[chunk])  # [n h]
-            weights = (scores - self.statistics.log_sum[row, :, position]).exp_()
-            total.index_add_(0, row * t + position, weights)
-        any_key = torch.zeros(b * t, dtype=torch.bool, device=total.device).index_fill_(0, sentence * t + query, True)
+        any_key = torch.zeros(b * t, dtype=torch.bool, device=total.device)
+        sparse = pairs.shape[1] * SPARSE < b * t * s
+        for scores, (sentence, query, _) in self._single_scores(pairs) if sparse else self._gathered_scores(pairs):
+            weights = (scores - self.statistics.log_sum[sentence, :, query]).exp_()  # [n h]
+            total.index_add_(0, sentence * t + query, weights)
+            any_key.index_fill_(0, sentence * t + query, True)
         return total.view(b, t, h).transpose(1, 2), any_key.view(b, t)
+
+    def _single_scores(self, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Scores [n h] of pairs [3 n], from the products of each pair alone."""
+        _, h, _, k = self.scores.query.shape
+        for part in pairs.split(max(1, CELLS // (h * k)), dim=1):
+            yield self.scores.pairs(*part.long()), part.long()
+
+    def _gathered_scores(self, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same from blocks of scores, which take less time than many single ones."""
+        pairs = pairs[:, pairs[1].argsort()]
+        for queries in self._query_blocks(self.scores.size[3]):
+            low, _, _, high = self.scores.visibility.bounds(queries)
+            first, end = torch.searchsorted(
+                pairs[1].contiguous(), pairs.new_tensor([queries.start, queries.stop])
+            ).tolist()
+            part = pairs[:, first:end].long()
+            block = self.scores.block(queries, slice(low, high), all_visible=self.scores.visibility.spans is not None)
+            yield block[part[0], :, part[1] - queries.start, part[2] - low], part
 
     def _pairs(self, match: Match) -> Tensor | None:
         """Sentence, query and key of every match [3 n]; None where there are too many to keep."""
