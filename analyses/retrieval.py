@@ -18,10 +18,11 @@ from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, prompt_ids
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, max_and_position
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import share_p
+from headscope.engine.heads.rows import max_and_position
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site

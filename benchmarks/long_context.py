@@ -8,8 +8,8 @@ its own: "forward" is the model with SDPA, "streamed" and "dense" are all defaul
 "eager" is the model with output_attentions=True. Peak memory is the largest resident set; what importing and loading
 take is measured too ("idle"). Times are those of the passes and the analyses, without importing.
 
-Limits at 16,384 tokens: memory 1.3 times and time 3 times those of the forward pass; memory grows with an exponent of at
-most 1.1 from 4,096 to 32,768 tokens.
+Limits at 16,384 tokens: memory 1.3 times and time 3 times those of the forward pass; memory grows with an exponent of
+at most 1.1 from 4,096 to 32,768 tokens.
 """
 
 from __future__ import annotations

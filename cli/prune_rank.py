@@ -107,12 +107,13 @@ class Ranking:
 def rank(given: dict[str, Any]) -> None:
     """Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.
 
-    The lowest go first, or the highest: which, and why, is printed.
+    The lowest go first, or the highest: which, and why, is printed. Processes of torchrun share the text.
 
     Writes removed.txt, kept.txt, ranking.csv and pruning.json; with --tune-updates also DIR/model.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
     from headscope.pruning.ranking.config import RankConfig
-    from headscope.pruning.ranking.rank_run import run_ranking
+    from headscope.pruning.ranking.rank_run import run_shared_ranking
 
-    show_choice(run_ranking(RankConfig(**settings), progress=console.updates), json=json)
+    if choice := run_shared_ranking(RankConfig(**settings), progress=console.updates):
+        show_choice(choice, json=json)

@@ -72,6 +72,10 @@ class Processes:
             distributed.barrier()
 
 
+ALONE = Processes()
+"""One process, without torchrun."""
+
+
 def join_processes() -> Processes:
     """Join the process group of torchrun, if there is one: nccl on GPUs, else gloo."""
     world = int(os.environ.get("WORLD_SIZE", "1"))

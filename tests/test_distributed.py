@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.makers.ranks import ranks
+from tests.oracles import classifiers
 
 pytestmark = pytest.mark.slow
 
@@ -105,3 +106,25 @@ def test_two_processes_write_what_one_process_writes(
     pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-7)
     written = [sorted(path.name for path in (tmp_path / name).rglob("*")) for name in ("one", "two")]
     assert written[0] == written[1]
+
+
+def test_processes_rank_on_their_shares_what_one_process_ranks(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    model = classifiers.folder(tmp_path / "model", "bert-encoder")
+    text = tmp_path / "text.en"
+    text.write_text("".join(f"{line}\n" for line in classifiers.texts(23)))
+    options = ["prune", "rank", model, "--keep", 2, "--source", text, "--batch-tokens", 40]
+    for by, further in (
+        ("obs-task", ["--compensate", "least-squares"]),
+        ("confidence", ["--steps", 2]),
+    ):
+        _, alone, _ = command(*options, "--by", by, *further, "--json", "--out", tmp_path / f"one-{by}")
+        arguments = [*options, "--by", by, *further, "--json", "--out", tmp_path / f"two-{by}"]
+        first, second = ranks(tmp_path / f"said-{by}", ["-m", "headscope", *arguments], world=2)
+        assert (first[0], second[:2]) == (0, (0, "")), (first, second)
+        assert json.loads(first[1])["removed"] == json.loads(alone)["removed"]
+        one, two = (pd.read_csv(tmp_path / f"{name}-{by}" / "ranking.csv") for name in ("one", "two"))
+        pd.testing.assert_frame_equal(one, two, rtol=1e-4)
+        written = [sorted(path.name for path in (tmp_path / f"{name}-{by}").rglob("*")) for name in ("one", "two")]
+        assert written[0] == written[1]

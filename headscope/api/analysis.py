@@ -15,14 +15,14 @@ from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
-from headscope.distributed import Processes, process_group
+from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions, needs_objective
 from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
-from headscope.engine.plan import ALONE, analyze, choose_analyses
+from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.engine.run_files import ANALYSIS, PAGE, Description, describe_run, write_run
 from headscope.errors import ConfigError, OutputError

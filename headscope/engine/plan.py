@@ -13,7 +13,7 @@ from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
-from headscope.distributed import Processes
+from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
 from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.engine.runner import AnalysisRunner
@@ -21,7 +21,6 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 
-ALONE = Processes()
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
 
 

@@ -21,9 +21,9 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective, Objecti
 from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.distributed import Processes
+from headscope.distributed import ALONE, Processes
 from headscope.engine.gram_matrix import gram
-from headscope.engine.plan import ALONE, gives_labels, refuse_unread_target
+from headscope.engine.plan import gives_labels, refuse_unread_target
 from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.formats.finite import refuse_overflow

@@ -38,7 +38,12 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
     if removed or key not in context.measured:
         with masked(context.checkpoint.model, removed):
             moments = collect_moments(
-                context.checkpoint, context.corpus, batching=context.batching, objective=objective, seed=seed
+                context.checkpoint,
+                context.corpus,
+                batching=context.batching,
+                objective=objective,
+                seed=seed,
+                processes=context.processes,
             )
         if removed:
             return moments

@@ -15,6 +15,7 @@ import pandas as pd
 
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
+from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.declarations import Measure, measured_columns, rankable_columns
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
@@ -66,7 +67,8 @@ class ScoringContext:
     """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
 
     Only `candidates` may go (None: all heads), which matters where a head is judged with others gone. `damping` is for
-    criteria that refit W_O. `measured` holds what several criteria, and a refit, measure alike of the intact model on
+    criteria that refit W_O. Of several `processes` each reads its share of the text, and all get the scores; they
+    must ask alike. `measured` holds what several criteria, and a refit, measure alike of the intact model on
     this text; a context that is made from this one by `replace` has the same.
     """
 
@@ -77,6 +79,7 @@ class ScoringContext:
     removed: Sequence[HeadId] = ()
     candidates: frozenset[HeadId] | None = None
     damping: float = DAMPING
+    processes: Processes = ALONE
     measured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -138,8 +141,9 @@ class MeasuredColumn(Criterion):
                 options=options,
                 batching=context.batching,
                 replicates=REPLICATES,
+                processes=context.processes,
             )
-        return self.of(study.heads)
+        return context.processes.broadcast(self.of(study.heads) if context.processes.main else None)
 
     def of(self, heads: pd.DataFrame) -> Scores:
         """The numbers that a table of heads holds; ConfigError where it lacks the column."""

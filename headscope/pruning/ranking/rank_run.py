@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,19 @@ import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import BatchingOptions
+from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
-from headscope.files.output_checks import inputs_of
+from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.block_obs import DAMPING
-from headscope.pruning.closed_form.scoring import measured_scores, orders_of, refitted_checkpoint
+from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
 from headscope.pruning.learning.finetuning import Tuner, mean_loss
-from headscope.pruning.learning.gate_layout import GateLayout, Unit
+from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.learn import (
     loss_of,
     recipe_of,
@@ -66,24 +67,53 @@ def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Sele
         return _run(config, build, progress)
 
 
-def _run(config: RankConfig, build: Build, progress: Progress) -> Selection:
-    began = time.monotonic()
-    opened = open_selection(config, trains=config.tune_updates > 0)
+def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Selection | None:
+    """The same under torchrun: all processes score, each on its share of the text; the first then goes on by itself.
+
+    None in the other processes.
+    """
+    with process_group() as processes:
+        if processes.main:
+            with Build(config.out, CHOICE, inputs=inputs_of(config), force=config.force) as build:
+                return _run(config, build, progress, processes)
+        check_folder(config.out, CHOICE, inputs=inputs_of(config), force=config.force)
+        _ranked(config, open_selection(config, trains=config.tune_updates > 0), no_progress, processes)
+        return None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was scored, how, and what came of it."""
+
+    context: ScoringContext
+    scoring: Scoring
+    ranked: Ranked
+
+
+def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, processes: Processes) -> Outcome:
+    """Score the heads, with all processes, and rank them; what is measured alone is not done in the others."""
     gates, keep = opened.gating, _keep(config, opened.gating)
     check_keep(gates, keep, config.allocation)
-    context = _context(config, opened)
+    context = _context(config, opened, processes)
     scoring = _scoring(config, opened, context)
-    if config.allocation == "measured":
-        scoring = _measured(context, set(gates.units), scoring)
+    shape = {"per_layer": config.allocation == "per-layer", "uniform": config.allocation == "uniform"}
     with progress("ranking", config.steps) as step:
-        ranked = rank_heads(
-            gates,
-            keep,
-            _counted(scoring.score, step),
-            steps=config.steps,
-            per_layer=config.allocation == "per-layer",
-            uniform=config.allocation == "uniform",
-        )
+        ranked = rank_heads(gates, keep, _counted(scoring.score, step), steps=config.steps, **shape)
+    if processes.world > 1 and (config.allocation == "measured" or config.compensate != "none"):
+        moments_of(context)  # together; what follows finds them
+    context = replace(context, processes=ALONE)
+    if config.allocation == "measured" and processes.main:
+        measured = _measured(context, gates, ranked)
+        ranked = rank_heads(gates, keep, lambda removed_heads: measured)
+    return Outcome(context, scoring, ranked)
+
+
+def _run(config: RankConfig, build: Build, progress: Progress, processes: Processes = ALONE) -> Selection:
+    began = time.monotonic()
+    opened = open_selection(config, trains=config.tune_updates > 0)
+    outcome = _ranked(config, opened, progress, processes)
+    gates, keep = opened.gating, _keep(config, opened.gating)
+    context, scoring, ranked = outcome.context, outcome.scoring, outcome.ranked
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, opened)
@@ -211,13 +241,11 @@ def _fixed(
     return Scoring(lambda removed_heads: signed, direction, label, facts)
 
 
-def _measured(context: ScoringContext, units: Collection[Unit], scoring: Scoring) -> Scoring:
-    """Inside modules the order of `scoring`; between them the objective, measured once what is left is refitted."""
-
-    def score(removed_heads: list[HeadId]) -> Scores:
-        return measured_scores(context, orders_of(context, units, scoring.score(removed_heads)))
-
-    return replace(scoring, score=score)
+def _measured(context: ScoringContext, gates: GateLayout, ranked: Ranked) -> Scores:
+    """Inside modules the order of a ranking; between them the objective, measured once what is left is refitted."""
+    by_unit = zip(gates.units, ranked.scores.tolist(), strict=True)
+    scores = {head: score for unit, score in by_unit for head in unit}
+    return measured_scores(context, orders_of(context, set(gates.units), scores))
 
 
 def _check_damping(config: RankConfig) -> None:
@@ -237,7 +265,7 @@ def _check(criterion: Criterion, config: RankConfig, opened: OpenedSelection) ->
         )
 
 
-def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
+def _context(config: RankConfig, opened: OpenedSelection, processes: Processes) -> ScoringContext:
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
     batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
     return ScoringContext(
@@ -247,6 +275,7 @@ def _context(config: RankConfig, opened: OpenedSelection) -> ScoringContext:
         RunOptions(seed=config.seed, objective=config.objective),
         candidates=opened.gating.gated_heads,
         damping=config.damping,
+        processes=processes,
     )
 
 
