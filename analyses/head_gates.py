@@ -36,7 +36,7 @@ class HeadGates(Analysis):
     """
 
     name = "head_gates"
-    order = 132
+    order = 302
     default = False
     afterwards = True
     summary = "values of the input-dependent gates on heads' contexts (Qwen3-Next and its like)"

@@ -90,7 +90,7 @@ class Retrieval(Analysis):
     """
 
     name = "retrieval"
-    order = 93
+    order = 300
     default = False
     passes = frozenset()
     summary = "share of a hidden sentence's tokens that a head copies while the model says them"

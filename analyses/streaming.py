@@ -88,7 +88,7 @@ class Streaming(Analysis):
     """
 
     name = "streaming"
-    order = 94
+    order = 301
     default = False
     sampled = True
     passes = frozenset()
