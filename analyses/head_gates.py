@@ -36,6 +36,7 @@ class HeadGates(Analysis):
     """
 
     name = "head_gates"
+    reads = "contexts"
     order = 302
     default = False
     afterwards = True

@@ -56,6 +56,7 @@ class Massive(Analysis):
     """
 
     name = "massive"
+    reads = "statistics"
     order = 92
     default = False
     sites = SITES
@@ -115,14 +116,19 @@ class Massive(Analysis):
         massive = heads.key_side.real & (magnitude > self.options.massive_magnitude)
         massive &= magnitude >= self.options.massive_ratio * median[:, None]  # [b s]
         self._count(heads, massive, magnitude, magnitude / median[:, None])
-        others = ~torch.eye(massive.shape[1], dtype=torch.bool, device=massive.device)
-        keys = massive[:, None] & heads.visible & others  # [b t s]
-        weight = torch.einsum("bhts,bts->bht", heads.weights, keys.to(heads.weights.dtype))
-        chance = keys.sum(dim=-1) / heads.visible.sum(dim=-1).clamp(min=1)  # [b t]
-        seeing = keys.any(dim=-1)
+        positions = torch.arange(massive.shape[1], device=massive.device)
+
+        def others(queries: slice) -> Tensor:  # [b q s]
+            keys: Tensor = massive[:, None] & (positions != positions[queries, None])
+            return keys
+
+        weight, seeing = heads.weight_on_pairs(f"massive/{heads.layer}", others, every_key=True)
+        columns = torch.stack([massive, torch.ones_like(massive)], dim=-1).to(weight.dtype)  # [b s 2]
+        seen, visible = heads.visible_on(columns).unbind(dim=-1)  # [b t]; a query sees itself
+        chance = (seen - massive.to(weight.dtype)) / visible.clamp(min=1)
         return {
             "massive": heads.over_queries(weight, only=seeing),
-            "massive_chance": heads.over_queries(chance.to(weight.dtype)[:, None].expand_as(weight), only=seeing),
+            "massive_chance": heads.over_queries(chance[:, None].expand_as(weight), only=seeing),
         }
 
     def _count(self, heads: HeadBatch, massive: Tensor, magnitude: Tensor, ratio: Tensor) -> None:

@@ -5,10 +5,10 @@ Run: python benchmarks/long_context.py [--lengths N …] [--modes NAME …] [--t
 The model is a Llama of random weights, 4 layers of 8 heads in 2 groups, width 64 a head; the text is one line of words
 whose frequencies follow Zipf's law, so that tokens recur as they do in natural text. Every measurement is a process of
 its own: "forward" is the model with SDPA, "streamed" and "dense" are all default analyses with that --attention,
-"eager" is the model with output_attentions=True. Peak memory is the largest resident set; what importing and loading
-take is measured too ("idle"). Times are those of the passes and the analyses, without importing.
+"eager" is the model with output_attentions=True. Peak memory is the largest resident set; what importing and
+loading take is measured too ("idle"). Times are those of the passes and the analyses, without importing.
 
-Limits at 16,384 tokens: memory 1.3 times and time 3 times those of the forward pass; memory grows with an exponent of
+Limits at 16,384 tokens: memory 1.3 times and time 3 times those of the forward pass. Memory grows with an exponent of
 at most 1.1 from 4,096 to 32,768 tokens.
 """
 

@@ -63,7 +63,8 @@ def test_every_analysis_says_what_it_reads() -> None:
 @pytest.mark.usefixtures("small_blocks")
 def test_analyses_give_the_same_streamed_and_dense(kind: str) -> None:
     checkpoint, corpus = tiny.checkpoint(kind, 7), tiny.corpus(7, count=9, target=tiny.KINDS[kind].two_sided)
-    tried = {name: cls for name, cls in ANALYSES if kind == "bert" or cls.explain is Analysis.explain}
+    passing = {name: cls for name, cls in ANALYSES if cls.passes}  # the others see no batch of text
+    tried = {name: cls for name, cls in passing.items() if kind == "bert" or cls.explain is Analysis.explain}
 
     def study(attention: Attention, *, without: frozenset[str] = frozenset()) -> AnalysisResult:
         return analyze(
@@ -76,7 +77,7 @@ def test_analyses_give_the_same_streamed_and_dense(kind: str) -> None:
         )
 
     streamed = study("streamed")
-    matrix = frozenset(name for name, cls in tried.items() if cls.reads == "matrix" and cls.passes)
+    matrix = frozenset(name for name, cls in tried.items() if cls.reads == "matrix")
     omitted = {left_out.analysis for left_out in streamed.left_out if "needs the matrix of weights" in left_out.why}
     assert omitted == matrix != frozenset() and streamed.streamed == streamed.sentences == 9
     dense = study("dense", without=matrix)

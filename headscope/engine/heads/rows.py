@@ -55,10 +55,11 @@ class Rows(Protocol):
         """Σ of columns [b s n] over the keys that each query sees [b t n]."""
         ...
 
-    def weight_on_pairs(self, name: str, match: Match) -> tuple[Tensor, Tensor]:
+    def weight_on_pairs(self, name: str, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """Σ of the weights [b h t] on matching keys that are counted and seen, and whether there are any [b t].
 
-        `name` says what `match` matches, which is the same for all layers of a batch.
+        `name` says what `match` matches, which is the same for all layers of a batch. With `every_key` keys need not
+        be counted.
         """
         ...
 
@@ -103,10 +104,11 @@ class DenseRows:
         visible = self._shared(f"visible/{columns.dtype}", lambda: self.visible.to(columns.dtype))
         return visible @ columns
 
-    def weight_on_pairs(self, name: str, match: Match) -> tuple[Tensor, Tensor]:
+    def weight_on_pairs(self, name: str, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """See `Rows`."""
         queries = slice(self.first_query, self.first_query + self.weights.shape[2])
-        matches = self._shared(f"pairs/{name}", lambda: match(queries) & self.visible & self.keys[:, None])
+        keys = self.keys | every_key
+        matches = self._shared(f"pairs/{name}", lambda: match(queries) & self.visible & keys[:, None])
         score = torch.einsum("bhts,bts->bht", self.weights, matches.to(self.weights.dtype))
         return score, matches.any(dim=-1)
 

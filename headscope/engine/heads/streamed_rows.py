@@ -86,11 +86,12 @@ class StreamedRows:
         """See `Rows`."""
         return self.seen.seen(columns)
 
-    def weight_on_pairs(self, name: str, match: Match) -> tuple[Tensor, Tensor]:
+    def weight_on_pairs(self, name: str, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """See `Rows`."""
-        pairs = self.shared.get(f"pairs/{name}", self.seen, lambda: self._pairs(match))
+        keys = self.keys | every_key
+        pairs = self.shared.get(f"pairs/{name}", self.seen, lambda: self._pairs(match, keys))
         if pairs is None:
-            return self._weight_on_many(match)
+            return self._weight_on_many(match, keys)
         b, h, t, s = self.scores.size
         total = self.scores.query.new_zeros(b * t, h)
         any_key = torch.zeros(b * t, dtype=torch.bool, device=total.device)
@@ -119,10 +120,10 @@ class StreamedRows:
             block = self.scores.block(queries, slice(low, high), all_visible=self.scores.visibility.spans is not None)
             yield block[part[0], :, part[1] - queries.start, part[2] - low], part
 
-    def _pairs(self, match: Match) -> Tensor | None:
+    def _pairs(self, match: Match, keys: Tensor) -> Tensor | None:
         """Sentence, query and key of every match [3 n]; None where there are too many to keep."""
         found, count = [], 0
-        for queries, matches in self._matches(match):
+        for queries, matches in self._matches(match, keys):
             sentence, query, key = matches.nonzero(as_tuple=True)
             found.append(torch.stack([sentence, query + queries.start, key]).int())
             count += len(key)
@@ -130,16 +131,16 @@ class StreamedRows:
                 return None
         return torch.cat(found, dim=1)
 
-    def _matches(self, match: Match) -> Iterator[tuple[slice, Tensor]]:
+    def _matches(self, match: Match, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         for queries, visible in self.seen.blocks():
-            yield queries, match(queries) & visible[:, 0] & self.keys[:, None]
+            yield queries, match(queries) & visible[:, 0] & keys[:, None]
 
-    def _weight_on_many(self, match: Match) -> tuple[Tensor, Tensor]:
+    def _weight_on_many(self, match: Match, counted: Tensor) -> tuple[Tensor, Tensor]:
         s = self.scores.size[3]
         totals, any_key = [], []
         for queries in self._query_blocks(s):
             weights, keys = block_weights(self.scores, queries)
-            matches = match(queries) & self.seen.visible(queries, slice(0, s))[:, 0] & self.keys[:, None]
+            matches = match(queries) & self.seen.visible(queries, slice(0, s))[:, 0] & counted[:, None]
             totals.append(torch.einsum("bhqn,bqn->bhq", weights, matches[..., keys].to(weights.dtype)))
             any_key.append(matches.any(dim=-1))
         return torch.cat(totals, dim=2), torch.cat(any_key, dim=1)
