@@ -136,7 +136,8 @@ def removed_by(method: str, model: str, context: ScoringContext) -> tuple[dict[i
         removed = {kept: learnt(method, model, context, kept) for kept in sizes}
         return removed, (time.monotonic() - began) / len(sizes)
     name, _, allocation = method.partition(":")
-    scores = criterion_named(name).scores(context)
+    criterion = criterion_named(name)
+    scores = criterion.direction().apply(criterion.scores(context))
     if allocation == "measured":
         scores = measured_scores(context, orders_of(context, layout.units, scores))
     removed = {kept: layout.closed(kept_by(scores, layout, kept)) for kept in sizes}
