@@ -259,7 +259,7 @@ def test_what_memory_cannot_hold_is_one_line() -> None:
 
 # Several processes.
 
-TOGETHER = {("analyze",), ("prune", "sweep")}
+TOGETHER = {("analyze",), ("prune", "sweep"), ("prune", "rank")}
 ALONE = [each for each in commands.commands() if each.words not in TOGETHER and each.words[0] != "train"]
 
 

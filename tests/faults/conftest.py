@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ class Prepared:
 
 
 @pytest.fixture
-def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command: exit status and stderr."""
+def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Run a command: exit status and stderr. What faults leave to the garbage collector is gone after the test."""
 
     def run(arguments: list[str]) -> Ran:
         monkeypatch.setattr(sys, "argv", ["headscope", *arguments])
@@ -44,7 +45,8 @@ def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
             main.run()
         return int(ended.value.code or 0), capsys.readouterr().err
 
-    return run
+    yield run
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

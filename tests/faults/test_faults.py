@@ -20,6 +20,9 @@ from tests.faults.cases import CASES, Case
 from tests.faults.conftest import Command, Prepared
 from tests.faults.faults import full_disk, signalled, small_files
 
+# A signal may come between the opening of a file and the `with` that closes it, which then is the garbage collector's.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 

@@ -275,7 +275,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "already holds" in capsys.readouterr().err
     assert command(monkeypatch, "convert", path, tmp_path / "out", "--to", "native", "--force") == 0
     assert "Transformer; largest difference of logits 0.0e+00" in capsys.readouterr().out
-    assert command(monkeypatch, "convert", path, tmp_path / "no", "--to", "onnx") == 2
+    assert command(monkeypatch, "convert", path, tmp_path / "no", "--to", "fairseq") == 2
     assert not (tmp_path / "no").exists()
 
 
