@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,7 +93,6 @@ def test_an_encoder_is_one_forward_pass(tmp_path: Path) -> None:
     assert (tmp_path / "small" / "model.onnx").is_file() and (tmp_path / "small" / "config.json").is_file()
 
 
-@pytest.mark.skipif(not os.environ.get("HEADSCOPE_SLOW"), reason="half a minute; set HEADSCOPE_SLOW to run it")
 def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
     """One layer of cross attention has no heads: what it keeps is not in the graphs."""
     path = tmp_path / "whole"
