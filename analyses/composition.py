@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.analyses.copying import exact
-from headscope.attribution.residual_stream import HeadFactors, ResidualStream, SiteLayer, find_stream, why_no_stream
+from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream_of, why_no_stream
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
@@ -87,8 +87,7 @@ class Composition(Analysis):
         return why_no_stream(checkpoint, embeddings=False) or few
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        stream = find_stream(checkpoint, embeddings=False)
-        assert isinstance(stream, ResidualStream)
+        stream = stream_of(checkpoint, embeddings=False)
         written: dict[SiteLayer, Tensor] = {}
         for later in stream.site_layers:
             reader, parts = stream.factors(later), [(kind, list[PairScores]()) for kind in KINDS]
@@ -115,12 +114,13 @@ class Composition(Analysis):
             names = [composition.earlier[head] for head in best.tolist()]
             labels = np.array([f"{kind}-composition:{head.layer}.{head.head}" for head in names], dtype=object)
             p = composition.pairs.p(best) * len(composition.earlier)
-            tests.add_exact(
+            tests.add(
                 site_layer,
                 f"composition_{kind}",
                 labels,
                 exact(score),
                 np.minimum(p, 1.0),
+                counts=None,
                 threshold=baseline + HALFWAY * (highest - baseline),
                 baseline=baseline,
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headscope.attribution.residual_stream import ResidualStream, SiteLayer, find_stream, read_states, why_no_stream
+from headscope.attribution.residual_stream import ResidualStream, SiteLayer, read_states, stream_of, why_no_stream
 from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
@@ -71,8 +71,7 @@ class CopySuppression(Analysis):
         return why_no_stream(checkpoint, embeddings=True)
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        stream = find_stream(checkpoint, embeddings=True)
-        assert isinstance(stream, ResidualStream)
+        stream = stream_of(checkpoint, embeddings=True)
         plain = torch.tensor(checkpoint.common_ids())
         luck = torch.Generator().manual_seed(self.run.seed)
         ids = plain[torch.randperm(len(plain), generator=luck)[: self.options.copy_suppression_tokens]].sort().values

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.attribution.residual_stream import HeadFactors, ResidualStream, SiteLayer, find_stream, why_no_stream
+from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream_of, why_no_stream
 from headscope.bootstrap import Array, Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
 from headscope.engine.declarations import HeadFunction, Measure
@@ -59,8 +59,7 @@ class Copying(Analysis):
         return why_no_stream(checkpoint, embeddings=True)
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        stream = find_stream(checkpoint, embeddings=True)
-        assert isinstance(stream, ResidualStream)
+        stream = stream_of(checkpoint, embeddings=True)
         product = stream.vocabulary_product()
         for site_layer in stream.site_layers:
             self.spectra[site_layer] = ov_spectra(stream.factors(site_layer), product)
@@ -72,7 +71,9 @@ class Copying(Analysis):
         for site_layer, spectra in self.spectra.items():
             score, chance = scores[site_layer], chances[site_layer] = exact(spectra.score), exact(spectra.chance)
             p = normal_upper_tail(score.value / chance.value)
-            tests.add_exact(site_layer, "copying", "copying", score, p, threshold=THRESHOLD, baseline=chance.value)
+            tests.add(
+                site_layer, "copying", "copying", score, p, threshold=THRESHOLD, counts=None, baseline=chance.value
+            )
         tests.conclude(report)
         report.columns = [Column("copying", scores), Column("copying_chance", chances)]
         report.tables["copying"] = pd.DataFrame([row for item in self.spectra.items() for row in _rows(*item)])

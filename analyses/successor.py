@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.attribution.residual_stream import ResidualStream, SiteLayer, find_stream, read_states, why_no_stream
+from headscope.attribution.residual_stream import SiteLayer, read_states, stream_of, why_no_stream
 from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
@@ -85,8 +85,7 @@ class Successor(Analysis):
         return why_no_stream(checkpoint, embeddings=True)
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        stream = find_stream(checkpoint, embeddings=True)
-        assert isinstance(stream, ResidualStream)
+        stream = stream_of(checkpoint, embeddings=True)
         self.words = ordered_tokens(checkpoint, read_sequences(self.options.sequences))
         ids, following = (torch.tensor(self.words[name].to_numpy(dtype=int)) for name in ("id", "next_id"))
         if not len(ids):

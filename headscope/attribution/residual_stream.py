@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from headscope.attribution.readout import FinalNorm, Readout, find_readout, normalises, proportion, read_norm
 from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
@@ -137,6 +138,14 @@ def why_no_stream(checkpoint: Checkpoint, *, embeddings: bool) -> str | None:
         stream = find_stream(checkpoint, embeddings=embeddings)
         reasons[embeddings] = stream if isinstance(stream, str) else None
     return reasons[embeddings]
+
+
+def stream_of(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream:
+    """The residual stream of a checkpoint for which `why_no_stream` has no reason; ConfigError with the reason else."""
+    stream = find_stream(checkpoint, embeddings=embeddings)
+    if isinstance(stream, str):
+        raise ConfigError(stream)
+    return stream
 
 
 def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream | str:

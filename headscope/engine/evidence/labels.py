@@ -14,7 +14,7 @@ and it needs a variance where sentences agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,12 +73,17 @@ class LabelTests:
         p: Array,
         *,
         threshold: Array | float,
-        counts: Tensor,
+        counts: Tensor | None,
         baseline: Array | float = np.nan,
     ) -> None:
-        """Tests of heads [h] or of heads and cells [h c]; `counts` [g h|1 (c)] are the instances of every sentence."""
+        """Tests of heads [h] or of heads and cells [h c]; `counts` [g h|1 (c)] are the instances of every sentence.
+
+        Numbers without a sample, such as those of weights, have no counts (None); `p` is that of such a number by
+        chance.
+        """
         shape = (*value.value.shape, 1)[:2]
-        counts = counts.reshape(len(counts), -1, shape[1])
+        sampled = counts is not None
+        instances = torch.zeros(1, *shape) if counts is None else counts.reshape(len(counts), -1, shape[1])
 
         def cells(values: Any, kind: Any = np.float64) -> Any:
             array = np.asarray(values, dtype=kind)
@@ -92,27 +97,12 @@ class LabelTests:
                 Estimate(*(cells(part) for part in (value.value, value.low, value.high))),
                 cells(threshold),
                 cells(baseline),
-                cells(counts.sum(dim=0).numpy()),
-                cells((counts > 0).sum(dim=0).numpy()),
+                cells(instances.sum(dim=0).numpy()),
+                cells((instances > 0).sum(dim=0).numpy()),
                 cells(p),
+                sampled,
             )
         )
-
-    def add_exact(
-        self,
-        site_layer: tuple[Site, int],
-        measure: str,
-        labels: Texts | str,
-        value: Estimate,
-        p: Array,
-        *,
-        threshold: Array | float,
-        baseline: Array | float = np.nan,
-    ) -> None:
-        """Tests of heads [h] by numbers without a sample; `p` is that of such a value by chance."""
-        none = torch.zeros(1, len(value.value))
-        self.add(site_layer, measure, labels, value, p, threshold=threshold, counts=none, baseline=baseline)
-        self.parts[-1] = replace(self.parts[-1], sampled=False)
 
     def conclude(self, report: AnalysisReport) -> list[Array]:
         """Put the labels into a report, with the reasons against others and the evidence for all of them.

@@ -86,6 +86,7 @@ class Outcome:
     """What was scored, how, and what came of it."""
 
     context: ScoringContext
+    keep: int
     scoring: Scoring
     ranked: Ranked
 
@@ -99,21 +100,21 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
     shape = {"per_layer": config.allocation == "per-layer", "uniform": config.allocation == "uniform"}
     with progress("ranking", config.steps) as step:
         ranked = rank_heads(gates, keep, _counted(scoring.score, step), steps=config.steps, **shape)
-    if processes.world > 1 and (config.allocation == "measured" or config.compensate != "none"):
+    refits_at_once = config.compensate != "none" and not config.sequential
+    if processes.world > 1 and (config.allocation == "measured" or refits_at_once):
         moments_of(context)  # together; what follows finds them
     context = replace(context, processes=ALONE)
     if config.allocation == "measured" and processes.main:
         measured = _measured(context, gates, ranked)
         ranked = rank_heads(gates, keep, lambda removed_heads: measured)
-    return Outcome(context, scoring, ranked)
+    return Outcome(context, keep, scoring, ranked)
 
 
 def _run(config: RankConfig, build: Build, progress: Progress, processes: Processes = ALONE) -> Selection:
     began = time.monotonic()
     opened = open_selection(config, trains=config.tune_updates > 0)
     outcome = _ranked(config, opened, progress, processes)
-    gates, keep = opened.gating, _keep(config, opened.gating)
-    context, scoring, ranked = outcome.context, outcome.scoring, outcome.ranked
+    gates, context, scoring, ranked = opened.gating, outcome.context, outcome.scoring, outcome.ranked
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, opened)
@@ -138,7 +139,7 @@ def _run(config: RankConfig, build: Build, progress: Progress, processes: Proces
         quality=quality,
         quantity="nll" if loss is None else loss.quantity,
         title="" if loss is None else loss.title,
-        signature=selection_signature("rank", opened, config, **_shape(config, scoring, keep)),
+        signature=selection_signature("rank", opened, config, **_shape(config, scoring, outcome.keep)),
         source={"path": config.checkpoint, "format": intact.format, "digest": intact.digest},
         remarks=[*opened.remarks, *tie_remarks(int(gates.sizes[ranked.tied].sum()))],
         model=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),

@@ -87,9 +87,11 @@ class SweepConfig(PruningOptions):
         ranks = bool(set(self.methods) - set(LEARNT))
         if self.allocate != "global" and not ranks:
             raise ConfigError(f"--allocate {self.allocate} is for rankings; --methods names none")
-        needs_text = {"--compensate": self.compensate, "--allocate": self.allocate * (self.allocate == "measured")}
-        for option, value in needs_text.items():
-            if value not in ("none", "") and not (ranks and self.has_text):
+        for option, value, needs_text in (
+            ("--compensate", self.compensate, self.compensate != "none"),
+            ("--allocate", self.allocate, self.allocate == "measured"),
+        ):
+            if needs_text and not (ranks and self.has_text):
                 raise ConfigError(f"{option} {value} is for rankings, and needs text: give --source FILE")
         self._check_sizes()
         self._check_texts()
