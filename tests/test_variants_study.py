@@ -1,110 +1,191 @@
-"""The study of variants: its tables from made-up runs, its verdicts, its swap schedule."""
+"""The study of variants: its plan before its runs, its verdicts, and its committed page made again from its tables."""
 
+import csv
+import dataclasses
 import importlib
 import json
+import math
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from headscope.heads import HeadId, Site
+from headscope.training.config import TrainConfig
 from headscope.training.swaps.schedule import read_schedule
+from headscope.training.variant import VARIANTS
 from tests.makers.modules import ROOT
 
-Study = tuple[ModuleType, ModuleType]
+RESULTS = ROOT / "benchmarks" / "variants"
 
 
-@pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch) -> Study:
+@pytest.fixture(autouse=True)
+def benchmarks_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("variants_study"), importlib.import_module("variants_report")
 
 
-def test_verdicts_need_the_published_direction_beyond_the_spread_of_seeds(study: Study) -> None:
-    judged = study[1].judged
-    assert judged([], 1) == "no numbers yet"
-    assert judged([0.25], 1) == "open, one seed only: +0.25, that direction"
-    assert judged([0.25], -1) == "open, one seed only: +0.25, not that direction"
-    # mean 1, deviation 0.1: 4.303 · 0.1 / √3 = 0.248
-    assert judged([0.9, 1.0, 1.1], 1) == "reproduced: +1 ± 0.25 (95 %, 3 seeds)"
-    assert judged([0.9, 1.0, 1.1], -1) == "not reproduced: +1 ± 0.25 (95 %, 3 seeds), not that direction"
-    assert judged([0.0, 1.0, 2.0], 1).endswith("no more than seeds differ")
+def part(name: str) -> ModuleType:
+    return importlib.import_module(f"variants.{name}")
 
 
-def test_the_schedule_is_read_by_train_and_leaves_heads_where_they_were(study: Study, tmp_path: Path) -> None:
-    layout = {(Site.CROSS, layer): 8 for layer in range(3)}
+def runs(arm: str, values: dict[int, float], column: str = "valid_nll", **more: Any) -> list[dict[str, Any]]:
+    return [{"arm": arm, "seed": seed, column: value, **more} for seed, value in values.items()]
+
+
+def test_a_difference_has_the_interval_and_p_value_of_students_t() -> None:
+    difference = part("verdicts").Difference.of([0.9, 1.0, 1.1])
+    assert difference.mean == pytest.approx(1.0)
+    assert difference.reach == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-5)
+    t = 1.0 / (0.1 / 3**0.5)
+    assert difference.p == pytest.approx(1 - t / math.sqrt(2 + t * t), rel=1e-6), "exact for two degrees of freedom"
+    assert part("verdicts").Difference.of([0.5]) is None
+    assert part("verdicts").Difference.of([0.0, 0.0]).p == 1.0
+
+
+@pytest.mark.parametrize(
+    ("share", "freedom", "published"), [(0.975, 1, 12.7062), (0.975, 5, 2.5706), (0.995, 9, 3.2498), (0.95, 30, 1.6973)]
+)
+def test_quantiles_are_those_of_printed_tables(share: float, freedom: int, published: float) -> None:
+    assert part("verdicts").quantile(share, freedom) == pytest.approx(published, abs=6e-5)
+
+
+def test_p_values_are_adjusted_as_holm_did() -> None:
+    adjusted = part("verdicts").holm([0.01, 0.04, 0.03, 0.005])
+    assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert part("verdicts").holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_each_of_the_four_words() -> None:
+    design, verdicts = part("design"), part("verdicts")
+    names = ("better", "worse", "same", "lost", "idle")
+    claims = [design.Claim(name, "loss", "valid_nll", name, "base", -1, -0.1, "") for name in names]
+    rows = runs("base", {1: 2.0, 2: 2.1, 3: 1.9})
+    rows += runs("better", {1: 1.900, 2: 2.001, 3: 1.799})
+    rows += runs("worse", {1: 2.100, 2: 2.199, 3: 2.001})
+    rows += runs("same", {1: 2.01, 2: 2.08, 3: 1.91})
+    rows += runs("lost", {1: 1.5})
+    rows += runs("idle", {1: 1.5, 2: 1.6, 3: 1.4})
+    judged = verdicts.verdicts(claims, rows, {"idle": "gates"})
+    assert [verdict.word for verdict in judged] == ["reproduced", "contradicted", "undecided", "untested", "untested"]
+    assert judged[0].p_adjusted == pytest.approx(3 * judged[0].difference.p), "three claims were tested"
+    assert judged[0].holds_published
+    assert judged[1].holds_published is False
+    assert judged[4].why == "idle: gates"
+
+
+def test_an_arm_that_did_nothing_is_found_and_named() -> None:
+    design, verdicts = part("design"), part("verdicts")
+    arms = {arm.name: arm for arm in design.ARMS}
+    rows = runs("mae", {1: 1.9, 2: 2.07}, "gate_entropy", gate_steps=9.0) + runs("swap", {1: 32.0}, "swaps")
+    assert verdicts.idle(arms.values(), rows) == {"mae": "gate_entropy of seed 2 is 2.07, must be at most 2"}
+    assert "mixing" in verdicts.idle(arms.values(), runs("mixing", {1: 1.9})), "without the number nothing is shown"
+
+
+def test_the_number_of_seeds_follows_from_deviation_and_width() -> None:
+    verdicts = part("verdicts")
+    seeds = verdicts.seeds_needed(0.02, 0.02)
+    reaches = [verdicts.quantile(0.975, count - 1) * 0.02 / count**0.5 for count in (seeds - 1, seeds)]
+    assert reaches[0] > 0.02 >= reaches[1]
+    assert verdicts.detectable(0.02, 6) < verdicts.detectable(0.02, 6, tests=9)
+
+
+@pytest.mark.parametrize("epochs", [5, 20, 50])
+def test_the_schedule_is_the_forks_scaled_and_leaves_heads_where_they_were(epochs: int, tmp_path: Path) -> None:
     path = tmp_path / "swaps.json"
-    path.write_text(json.dumps(study[0].swap_schedule(5)))
-    found = read_schedule(path, layout)
-    assert sorted(found) == [2, 3, 4, 5]
-    assert all(len(swaps) == 8 for swaps in found.values())
-    pair = (found[2][3].first, found[2][3].second)
+    path.write_text(json.dumps(part("design").swap_schedule(epochs)))
+    schedule = read_schedule(path, {(Site.CROSS, layer): 8 for layer in range(3)})
+    assert sorted(schedule) == {5: [2, 3, 4, 5], 20: [2, 3, 4, 5], 50: [3, 7, 9, 11]}[epochs]
+    assert all(len(swaps) == 8 for swaps in schedule.values())
+    pair = (schedule[min(schedule)][3].first, schedule[min(schedule)][3].second)
     assert pair == (HeadId(Site.CROSS, 0, 3), HeadId(Site.CROSS, 2, 3))
-    assert sorted(study[0].swap_schedule(4)) == ["2", "3"], "an odd number of exchanges would leave them elsewhere"
 
 
-def finished(out: Path, arm: str, seed: int, bleu: float, cpu: float, spread: float) -> None:
-    run, analysis = out / "runs" / f"{arm}-{seed}", out / "analysis" / f"{arm}-{seed}"
+def test_arms_and_recipe_are_options_that_train_has() -> None:
+    design = part("design")
+    assert set(design.RECIPE) <= {field.name for field in dataclasses.fields(TrainConfig)}
+    for arm in design.ARMS:
+        VARIANTS.get(arm.variant).Options(**arm.options)
+    names = {arm.name for arm in design.ARMS} | {"swap-soft"}
+    assert {claim.arm for claim in design.CLAIMS} <= names
+    assert len(set(design.CLAIMS)) == len(design.CLAIMS)
+
+
+def finished(out: Path, arm: str, seed: int, loss: float, **numbers: float) -> None:
+    run = out / "runs" / f"{arm}-{seed}"
     run.mkdir(parents=True)
-    analysis.mkdir(parents=True)
-    result = {"arm": arm, "seed": seed, "bleu": bleu, "valid_nll": 2.0, "parameters": 1000, "seconds": 9.0}
-    result |= {"cpu_seconds": cpu, "threads": 1, "ended": "2026-01-02", "bleu_signature": "tok:13a"}
-    (run / "result.json").write_text(json.dumps(result))
-    (run / "run.json").write_text(json.dumps({"kind": "training", "variant": arm}))
-    (run / "metrics.csv").write_text("update,tokens,seconds,nll,valid_nll\n1,9,1.0,3.0,\n2,18,2.0,2.5,2.0\n")
-    heads = [("cross", 0, head, 0.5 + spread * sign) for head, sign in enumerate((1, -1))]
-    pd.DataFrame(heads, columns=["site", "layer", "head", "confidence"]).to_csv(analysis / "heads.csv", index=False)
-    layout = {"encoder-self": [], "decoder-self": [], "cross": [2]}
-    about = {"complete": seed != 1, "signature": "s", "layout": layout}  # without an analysis, no figure of it
-    (analysis / "run.json").write_text(json.dumps(about))
+    note = {"arm": arm, "seed": seed, "valid_nll": loss, "best_epoch": 1, "parameters": 1000, "bleu": 30.0 - loss}
+    note |= {"signature": f"m:train|commit:{'ab' * 20}", "ended": "2026-01-02", "machine": "a processor", "threads": 1}
+    (run / "result.json").write_text(json.dumps(note | numbers))
+    (run / "metrics.csv").write_text(f"update,epoch,valid_nll\n1,1,{loss}\n2,1,\n3,2,{loss + 0.5}\n")
 
 
-def test_the_report_is_made_of_whatever_is_finished(study: Study, tmp_path: Path) -> None:
-    study_, report = study
-    (tmp_path / "study.json").write_text(json.dumps({"epochs": 5, "max_sentences": None, "recipe": {"lr": 0.002}}))
-    report.report(tmp_path, study_.ARMS)
-    assert "seeds finished: none" in (tmp_path / "table.md").read_text()
-    for seed, better in ((1, 1.0), (2, 2.0)):
-        finished(tmp_path, "baseline", seed, 30.0, 100.0, 0.25)
-        finished(tmp_path, "swap-manual", seed, 30.0 + better, 110.0, 0.125)
-    finished(tmp_path, "mae", 2, 33.0, 115.0, 0.25)
-    report.report(tmp_path, study_.ARMS)
-    table = pd.read_csv(tmp_path / "table.csv").set_index("arm")
-    assert list(table.loc["swap-manual", ["seeds", "bleu", "time_ratio"]]) == pytest.approx([2, 31.5, 1.1])
-    assert table.loc["swap-manual", "bleu_sd"] == pytest.approx(0.5**0.5)
-    assert table.loc["mae", "seeds"] == 1
-    assert pd.isna(table["bleu_sd"]["mae"])
-    rows = pd.read_csv(tmp_path / "runs.csv").set_index(["arm", "seed"])
-    assert rows.loc[("swap-manual", 2), "confidence_spread.cross"] == pytest.approx(0.125)
-    assert pd.isna(rows["confidence_spread.cross"][("swap-manual", 1)]), "its analysis is not complete"
-    text = (tmp_path / "table.md").read_text()
-    assert (
-        "| MHR swaps by schedule | 2 | 31.50 ± 0.71 | 2.0000 ± 0.0000 | 1,000 | 110 ± 0 | 1.10 ± 0.00 | 9 ± 0 |" in text
-    )
-    assert "34.74, 34.51 | not reproduced: +1.5 ± 6.4 (95 %, 2 seeds), that" in text
-    assert "open, one seed only: -0.125, that direction" in text
-    assert "headscope train mae --no-bcd" in text
-    assert (tmp_path / "figures" / "training.png").exists()
+def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = importlib.import_module("variants_study")
+    out, results = tmp_path / "study", tmp_path / "results"
 
+    def report() -> str:
+        monkeypatch.setattr("sys.argv", ["study", "report", "--out", str(out), "--results", str(results)])
+        study.main()
+        return (results / "table.md").read_text()
 
-def test_seeds_are_added_to_a_table_whose_runs_are_elsewhere(study: Study, tmp_path: Path) -> None:
-    study_, report = study
-    (tmp_path / "study.json").write_text(json.dumps({"epochs": 5, "max_sentences": None, "recipe": {"lr": 0.002}}))
+    assert "untested: fewer than two pairs" in report()
     for seed in (1, 2, 3):
-        finished(tmp_path, "baseline", seed, 30.0 + seed / 7, 100.0, 0.25)
-        finished(tmp_path, "swap-manual", seed, 31.0, 110.0 + seed / 3, 0.125)
-    report.report(tmp_path, study_.ARMS)
-    expected = {name: (tmp_path / name).read_text() for name in ("table.md", "table.csv", "runs.csv")}
-    for seed in (1, 2):
-        for name in ("baseline", "swap-manual"):
-            shutil.rmtree(tmp_path / "runs" / f"{name}-{seed}")
-            shutil.rmtree(tmp_path / "analysis" / f"{name}-{seed}")
-    report.report(tmp_path, study_.ARMS)
-    assert {name: (tmp_path / name).read_text() for name in expected} == expected
-    finished(tmp_path, "baseline", 2, 50.0, 100.0, 0.25)
-    report.report(tmp_path, study_.ARMS)
-    rows = pd.read_csv(tmp_path / "runs.csv").set_index(["arm", "seed"])
-    assert rows.loc[("baseline", 2), "bleu"] == 50.0, "a run that is there comes before what was noted of it"
-    assert len(rows) == 6
+        finished(out, "baseline", seed, 2.0 + seed / 10, **{"confidence.cross": 0.5})
+        finished(out, "mae-uniform", seed, 1.9 + seed / 10 + seed / 1000, **{"confidence.cross": 0.6 + seed / 100})
+        finished(out, "mae", seed, 1.7 + seed / 10, gate_entropy=2.07, gate_steps=9)
+    (results / "cost.csv").write_text(
+        "round,arm,seconds\n0,baseline,1.0\n0,mae-uniform,1.1\n1,baseline,2.0\n1,mae-uniform,2.4\n"
+    )
+    text = report()
+    assert "| Uni-MAE-7 | 0.003 | 3 | 2.1020 (0.1010) | -0.0980 ± 0.0025 |" in text
+    assert "1.15 ± 0.64" in text
+    assert re.search(r"mae-uniform has a lower validation loss than baseline .*\| \*\*reproduced\*\*", text)
+    assert "mae is left out: gate_entropy of seed 1 is 2.07, must be at most 2" in text
+    assert "| MAE-7 | 0.003" not in text
+    assert "| confidence, cross | 0.500 |" in text
+    assert "+0.120 ± 0.025" in text
+    assert "abababababab" in text
+    assert {path.name for path in (results / "figures").iterdir()} == {"curves.png", "effects.png", "heads.png"}
+    with (results / "curves.csv").open() as file:
+        assert {row["epoch"] for row in csv.DictReader(file)} == {"1", "2"}
+    shutil.rmtree(out)
+    assert report() == text
+    capsys.readouterr()
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"git {words[0]} says nothing here: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> None:
+    if not (RESULTS / "runs.csv").exists():
+        pytest.skip("the runs of the plan are not finished")
+    for path in RESULTS.iterdir():
+        if path.suffix == ".csv" or path.name == "figures":
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.name)
+    part("page").write_page(tmp_path)
+    for name in ("table.md", "table.csv"):
+        assert (tmp_path / name).read_text() == (RESULTS / name).read_text(), name
+
+
+def test_the_plan_was_committed_before_every_run() -> None:
+    if not (RESULTS / "runs.csv").exists():
+        pytest.skip("the runs of the plan are not finished")
+    first = git("log", "--diff-filter=A", "--format=%H", "--", "benchmarks/variants/PLAN.md").splitlines()
+    if not first:
+        pytest.skip("the history of this checkout is cut off")
+    signatures = pd.read_csv(RESULTS / "runs.csv")["signature"]
+    for commit in {signature.rsplit("|commit:", 1)[1] for signature in signatures}:
+        git("cat-file", "-e", commit)
+        order = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", first[-1], commit]
+        assert subprocess.run(order, check=False).returncode == 0, f"{commit} is not after the plan"

@@ -1,0 +1,246 @@
+"""What the study of variants trains and claims to decide: recipe, arms, claims. PLAN.md says why, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from headscope.training.config import PRESETS
+
+TEST = "test_2016_flickr"
+SWAPS = "swaps.json"
+SEEDS = 6
+GRID_SEED = 100
+RATES = (0.0015, 0.003, 0.006)
+SENTENCES, EPOCHS = 10_000, 20
+RECIPE: Mapping[str, Any] = {
+    "preset": "small",
+    "normalise": "lowercase",
+    "vocab_size": 4000,
+    "max_tokens": 1024,
+    "initial": "fairseq",
+    "schedule": "cosine",
+    "warmup": 500,
+    "precision": "bf16",
+    "bleu_every": 0,
+    "save_every": 500,
+    "max_sentences": SENTENCES,
+    "max_epochs": EPOCHS,
+}
+FORK_SWAPS, FORK_EPOCHS = (3, 7, 9, 11), 50  # the published program's example: before which epochs, of how many
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What shows that an arm did what it is named after: a number of its runs that must be at least, or at most, so.
+
+    `history` is a column of metrics.csv, of which the last value counts; otherwise `column` is one of runs.csv.
+    """
+
+    column: str
+    bound: float
+    least: bool = True
+
+    def holds(self, value: float) -> bool:
+        """Whether a run reaches the bound."""
+        return value >= self.bound if self.least else value <= self.bound
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A variant with its options and learning rate, and on how many seeds it is trained."""
+
+    name: str
+    title: str
+    variant: str
+    lr: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = SEEDS
+    effects: tuple[Effect, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """What to type for the same training, without the shared options."""
+        words = []
+        for name, value in {"lr": self.lr, **self.options}.items():
+            flag = name.replace("_", "-")
+            words.append((f"--{flag}" if value else f"--no-{flag}") if isinstance(value, bool) else f"--{flag} {value}")
+        return " ".join(["headscope train", self.variant, *words])
+
+
+MIXED = Effect("off_diagonal", 0.01)
+GATED = Effect("gate_entropy", 2.0, least=False)
+MAE_OPTIONS: Mapping[str, Any] = {}
+ARMS = (
+    Arm("baseline", "baseline", "baseline", 0.003),
+    Arm("baseline-rate", "baseline at the next rate", "baseline", 0.006),
+    Arm("mixing-free", "mixing without growth loss", "mixing", 0.003, {"gamma": 0.0}, effects=(MIXED,)),
+    Arm("mixing", "MHR mixing, growth loss 0.01", "mixing", 0.003, effects=(MIXED,)),
+    Arm(
+        "swap",
+        "MHR swaps by the fork's schedule",
+        "swap",
+        0.003,
+        {"swap_schedule": Path(SWAPS)},
+        effects=(Effect("swaps", 32),),
+    ),
+    Arm("mae", "MAE-7", "mae", 0.003, MAE_OPTIONS, effects=(GATED, Effect("gate_steps", 1))),
+    Arm("mae-uniform", "Uni-MAE-7", "mae", 0.003, {"uniform": True}),
+    Arm("mae-nobcd", "NoBCD", "mae", 0.003, {"bcd": False}, effects=(GATED,)),
+    Arm("wide-low", "wide attention, heads of width 128", "wide", 0.0005, seeds=3),
+    Arm("wide-high", "the same, twice the rate", "wide", 0.001, seeds=3),
+)
+
+
+def swap_schedule(epochs: int = EPOCHS) -> dict[str, list[dict[str, Any]]]:
+    """The fork's example, scaled to a run of so many epochs and to a decoder of three layers.
+
+    Theirs exchanges all heads of cross attention of layers 1 and 5 of 6 before epochs 3, 7, 9 and 11 of 50: four times,
+    so that heads end where they began, in the first quarter of the run. Here they are those of the first and the last
+    layer; an epoch is rounded up, and is later where the one before has it already.
+    """
+    preset = PRESETS["small"]
+    place = {"layer_module": "encoder_attn", "transformer_module": "decoder"}
+    ends = {"s": "0", "d": str(preset["decoder_layers"] - 1)}
+    pairs = [
+        {
+            f"{end}_{name}": value
+            for end, layer in ends.items()
+            for name, value in ({"layer": layer, "head": head} | place).items()
+        }
+        for head in range(preset["heads"])
+    ]
+    scaled: list[int] = []
+    for epoch in FORK_SWAPS:
+        earliest = scaled[-1] + 1 if scaled else 2
+        scaled.append(max(-(-epoch * epochs // FORK_EPOCHS), earliest))
+    return {str(epoch): pairs for epoch in scaled}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That a column of an arm is more (`sign` 1) or less (-1) than of another arm, or than a number.
+
+    `family` says with which other claims it is corrected for their number: "loss" are the primary ones. `published` is
+    the difference that the source prints, in the column's unit, `source` where.
+    """
+
+    text: str
+    family: Literal["loss", "bleu", "heads", "cost"]
+    column: str
+    arm: str
+    against: str | float
+    sign: int
+    published: float | None
+    source: str
+
+
+MHR, MAE = "Azov & Landau, IWSLT14 de-en", "Peng et al. 2020, IWSLT14 de-en"
+BETTER = (  # arm, than which, published BLEU of both, source
+    ("mixing", "baseline", (35.04, 34.51), MHR),
+    ("swap", "baseline", (34.74, 34.51), MHR),
+    ("swap-soft", "baseline", (34.76, 34.51), MHR),
+    ("mae", "baseline", (35.5, 34.6), MAE),
+    ("mae-uniform", "baseline", (34.9, 34.6), MAE),
+    ("mae", "mae-uniform", (35.5, 34.9), MAE),
+    ("mae", "mae-nobcd", (35.5, 34.8), MAE),
+)
+OURS = (("mixing-free", "baseline"), ("mixing-free", "baseline-rate"))
+CONFIDENCE = "Azov & Landau, figure 5; its two maps seem to be of different measures"
+MATRICES = "Azov & Landau, figure of the matrices"
+CLAIMS = (
+    *(
+        Claim(
+            f"{arm} has a lower validation loss than {other}",
+            "loss",
+            "valid_nll",
+            arm,
+            other,
+            -1,
+            None,
+            f"{source}, as BLEU",
+        )
+        for arm, other, _, source in BETTER
+    ),
+    *(
+        Claim(
+            f"{arm} has a lower validation loss than {other}", "loss", "valid_nll", arm, other, -1, None, "asked here"
+        )
+        for arm, other in OURS
+    ),
+    *(
+        Claim(
+            f"{arm} has a higher BLEU than {other}",
+            "bleu",
+            "bleu",
+            arm,
+            other,
+            1,
+            round(one - two, 2),
+            f"{source}: {one}, {two}",
+        )
+        for arm, other, (one, two), source in BETTER
+    ),
+    Claim(
+        "mixing balances the confidence of decoder self-attention (deviation over heads is less)",
+        "heads",
+        "confidence_spread.decoder-self",
+        "mixing",
+        "baseline",
+        -1,
+        None,
+        CONFIDENCE,
+    ),
+    Claim(
+        "swaps balance the confidence of cross attention (deviation over heads is less)",
+        "heads",
+        "confidence_spread.cross",
+        "swap",
+        "baseline",
+        -1,
+        None,
+        CONFIDENCE,
+    ),
+    Claim(
+        "with the growth loss matrices mix more than without (share of weight off the diagonal)",
+        "heads",
+        "off_diagonal",
+        "mixing",
+        "mixing-free",
+        1,
+        None,
+        MATRICES,
+    ),
+    Claim(
+        "with the growth loss they become skew-symmetric off the diagonal (share of squares; 0.5 is chance)",
+        "heads",
+        "off_diagonal_skew",
+        "mixing",
+        0.5,
+        1,
+        None,
+        MATRICES,
+    ),
+    Claim(
+        "encoder gates of MAE decide more than those of NoBCD (entropy is less)",
+        "heads",
+        "gate_entropy",
+        "mae",
+        "mae-nobcd",
+        -1,
+        round(1.91 - 2.02, 2),
+        "Peng et al. 2020, WMT14 en-de: 1.91, 2.02 nats of 2.08",
+    ),
+    Claim(
+        "MAE takes at most 1.2 times the baseline's time a step",
+        "cost",
+        "cost_ratio",
+        "mae",
+        1.2,
+        -1,
+        None,
+        "Peng et al. 2020: about 1.2",
+    ),
+)

@@ -1,0 +1,150 @@
+"""The figures of the study: curves of all seeds, differences with intervals, and what the heads did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from variants.design import ARMS, Arm
+from variants.page import HEAD_NUMBERS, read_rows
+from variants.verdicts import Difference, Row, idle, paired_with
+
+from headscope.report.layout.methods import COLORS
+from headscope.report.layout.save import write_figure
+
+SIZE = 7
+MIXERS = ("mixing-free", "mixing")
+
+
+def draw(folder: Path) -> None:
+    """All three, from the tables of a folder; a figure without its numbers is left out."""
+    rows = read_rows(folder)
+    out_of_work = idle(ARMS, rows)
+    arms = [arm for arm in ARMS if arm.name not in out_of_work and any(row["arm"] == arm.name for row in rows)]
+    made = {}
+    if (folder / "curves.csv").exists():
+        made["curves.png"] = curves_figure(pd.read_csv(folder / "curves.csv"), arms)
+    others = [
+        arm for arm in arms if len(paired_with(rows, arm.name, "baseline", "valid_nll")) > 1 and arm.name != "baseline"
+    ]
+    if others:
+        made["effects.png"] = effects_figure(rows, others)
+        made["heads.png"] = heads_figure(rows, others, folder / "matrices.csv")
+    for name, figure in made.items():
+        write_figure(figure, folder / "figures" / name, force=True)
+
+
+def curves_figure(curves: pd.DataFrame, arms: Sequence[Arm]) -> Figure:
+    """Left: validation loss by epoch, a line a seed. Right: that of the baseline of the same seed subtracted."""
+    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+    losses, behind = figure.subplots(1, 2)
+    table = curves.pivot_table(index=["seed", "epoch"], columns="arm", values="valid_nll")
+    for color, arm in zip(COLORS, arms, strict=False):
+        for number, (_, rows) in enumerate(table[[arm.name]].dropna().groupby(level="seed")):
+            epochs = rows.index.get_level_values("epoch")
+            label = arm.name if number == 0 else None
+            losses.plot(epochs, rows[arm.name], color=color, lw=0.6, label=label)
+            behind.plot(epochs, rows[arm.name] - table.loc[rows.index, "baseline"], color=color, lw=0.6)
+    best = float(table.min().min())
+    losses.set_ylim(best - 0.05, best + 1.0)
+    behind.set_ylim(-0.1, 0.25)
+    for axes, title in ((losses, "validation loss, nats per piece"), (behind, "the same − baseline of that seed")):
+        axes.set_title(title, fontsize=SIZE + 1, loc="left")
+        axes.set_xlabel("epoch", fontsize=SIZE)
+        axes.tick_params(labelsize=SIZE)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=SIZE, frameon=False)
+    return figure
+
+
+def effects_figure(rows: Sequence[Row], arms: Sequence[Arm]) -> Figure:
+    """Paired differences of loss and BLEU, a line an arm; each seed is a dot."""
+    figure = Figure(figsize=(7.2, 0.9 + 0.26 * len(arms)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, column, title in zip(
+        panels, ("valid_nll", "bleu"), ("validation loss − baseline, nats", "BLEU − baseline"), strict=True
+    ):
+        intervals(axes, [paired_with(rows, arm.name, "baseline", column) for arm in arms])
+        axes.set_title(title, fontsize=SIZE + 1, loc="left")
+    panels[0].set_yticks(range(len(arms)), [arm.title for arm in arms], fontsize=SIZE)
+    panels[0].invert_yaxis()
+    return figure
+
+
+def intervals(axes: Axes, differences: Sequence[Sequence[float]]) -> None:
+    """Dots of all seeds, and the mean with its 95 % interval, a line each; means far beyond the rest are cut off."""
+    reaches = []
+    for line, values in enumerate(differences):
+        difference = Difference.of(values)
+        axes.plot(values, [line] * len(values), ".", color="0.7", ms=3)
+        if difference is not None:
+            axes.errorbar(difference.mean, line, xerr=difference.reach, fmt="o", ms=3, color=COLORS[0], capsize=2, lw=1)
+            reaches.append(abs(difference.mean) + difference.reach)
+    axes.axvline(0, color="0.5", lw=0.6)
+    if reaches:
+        limit = 1.15 * min(max(reaches), 4 * float(np.median(reaches)))
+        axes.set_xlim(-limit, limit)
+    axes.tick_params(labelsize=SIZE)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def heads_figure(rows: Sequence[Row], arms: Sequence[Arm], matrices: Path) -> Figure:
+    """Numbers of heads by arm as differences from the baseline, and the mean mixing matrices beside them."""
+    columns = [column for column in HEAD_NUMBERS if any(column in row for row in rows)]
+    means = np.full((len(columns), len(arms)), np.nan)
+    sure = np.zeros(means.shape, dtype=bool)
+    scaled = means.copy()
+    for line, column in enumerate(columns):
+        base = [float(row[column]) for row in rows if row["arm"] == "baseline" and column in row]
+        spread = float(np.std(base, ddof=1)) if len(base) > 1 else 0.0
+        for place, arm in enumerate(arms):
+            difference = Difference.of(paired_with(rows, arm.name, "baseline", column))
+            if difference is not None:
+                means[line, place] = difference.mean
+                sure[line, place] = abs(difference.mean) > difference.reach
+                scaled[line, place] = difference.mean / spread if spread else np.sign(difference.mean)
+    figure = Figure(figsize=(7.2, 1.5 + 0.24 * len(columns)), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(3.2, 1))
+    axes = figure.add_subplot(grid[:, 0])
+    shades = axes.imshow(scaled, cmap="RdBu_r", vmin=-4, vmax=4, aspect="auto")
+    for line, place in np.ndindex(*means.shape):
+        if np.isfinite(means[line, place]):
+            text = f"{means[line, place]:+.2f}"
+            ink = "white" if abs(scaled[line, place]) > 2.6 else "black"
+            axes.text(
+                place,
+                line,
+                text,
+                ha="center",
+                va="center",
+                fontsize=SIZE - 1.5,
+                color=ink,
+                weight="bold" if sure[line, place] else "normal",
+            )
+    axes.set_xticks(range(len(arms)), [arm.name for arm in arms], rotation=35, ha="right", fontsize=SIZE)
+    axes.set_yticks(range(len(columns)), [HEAD_NUMBERS[column] for column in columns], fontsize=SIZE)
+    axes.set_title("difference from the baseline; bold: 95 % interval without 0", fontsize=SIZE, loc="left")
+    bar = figure.colorbar(shades, ax=axes, orientation="horizontal", shrink=0.6, pad=0.02)
+    bar.set_label("in deviations of the baseline over seeds", fontsize=SIZE)
+    bar.ax.tick_params(labelsize=SIZE)
+    if matrices.exists():
+        table = pd.read_csv(matrices)
+        for place, name in enumerate(MIXERS):
+            matrix_panel(figure.add_subplot(grid[place, 1]), table[table["arm"] == name], name)
+    return figure
+
+
+def matrix_panel(axes: Axes, entries: pd.DataFrame, name: str) -> None:
+    """The mean over modules and seeds of the size of every entry."""
+    if entries.empty:
+        axes.set_axis_off()
+        return
+    matrix = entries.pivot_table(index="head", columns="source", values="absolute")
+    axes.imshow(matrix, cmap="viridis", vmin=0)
+    axes.set_title(f"{name}: mean |entry|", fontsize=SIZE, loc="left")
+    axes.set_xlabel("source head", fontsize=SIZE)
+    axes.tick_params(labelsize=SIZE - 1)

@@ -1,0 +1,231 @@
+"""The report of the study, table.md and table.csv, from runs.csv and cost.csv alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from variants.design import ARMS, CLAIMS, EPOCHS, RECIPE, SENTENCES, TEST, Arm
+from variants.verdicts import UNTESTED, Difference, Row, Verdict, idle, paired_with, seeds_needed, verdicts
+
+REACH = 0.02  # nats: how narrow the primary interval is to be
+COLUMNS = ("bleu", "valid_nll", "cost_ratio")
+HEAD_NUMBERS = {
+    "confidence.encoder-self": "confidence, encoder",
+    "confidence.decoder-self": "confidence, decoder",
+    "confidence.cross": "confidence, cross",
+    "confidence_spread.decoder-self": "its spread, decoder",
+    "confidence_spread.cross": "its spread, cross",
+    "similarity.encoder-self": "similarity, encoder",
+    "similarity.decoder-self": "similarity, decoder",
+    "similarity.cross": "similarity, cross",
+    "positional_heads": "positional heads",
+    "heads_with_function": "heads with a function",
+    "relevant_heads": "heads that share the relevance (LRP)",
+}
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """runs.csv with the cost of every arm beside it: numbers as numbers, empty cells left out."""
+    path = folder / "runs.csv"
+    if not path.exists():
+        return []
+    rows = [{name: number(value) for name, value in row.items() if value} for row in _records(path)]
+    costs = mean_costs(folder / "cost.csv")
+    return [row | ({"cost_ratio": costs[str(row["arm"])][0]} if str(row["arm"]) in costs else {}) for row in rows]
+
+
+def _records(path: Path) -> list[dict[str, str]]:
+    return [
+        {str(name): str(value) for name, value in row.items()}
+        for row in pd.read_csv(path, dtype=str).fillna("").to_dict("records")
+    ]
+
+
+def number(text: str) -> int | float | str:
+    """What a cell of a table holds."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def mean_costs(path: Path) -> dict[str, tuple[float, Difference | None]]:
+    """CPU time of a step by arm, as a share of the baseline's in its round: mean, and mean − 1 with its interval."""
+    if not path.exists():
+        return {}
+    table = pd.read_csv(path).pivot(index="round", columns="arm", values="seconds")
+    ratios = table.div(table["baseline"], axis=0)
+    return {
+        str(arm): (float(ratios[arm].mean()), Difference.of([float(ratio) - 1 for ratio in ratios[arm].dropna()]))
+        for arm in ratios
+    }
+
+
+def write_page(folder: Path) -> None:
+    """Make table.md and table.csv anew."""
+    rows = read_rows(folder)
+    table = [line for arm in ARMS if (line := summary(arm, rows))]
+    pd.DataFrame(table).to_csv(folder / "table.csv", index=False)
+    (folder / "table.md").write_text(markdown(folder, rows), encoding="utf-8")
+
+
+def summary(arm: Arm, rows: Sequence[Row]) -> dict[str, Any] | None:
+    """A line of the table: means and deviations (n − 1) over seeds; None where no seed has finished."""
+    of_arm = [row for row in rows if row["arm"] == arm.name]
+    if not of_arm:
+        return None
+    line: dict[str, Any] = {
+        "arm": arm.name,
+        "title": arm.title,
+        "seeds": len(of_arm),
+        "parameters": of_arm[0]["parameters"],
+    }
+    for column in (*COLUMNS, "best_epoch"):
+        values = [float(row[column]) for row in of_arm if column in row]
+        line[column] = statistics.fmean(values) if values else None
+        line[f"{column}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+    return line
+
+
+def markdown(folder: Path, rows: Sequence[Row]) -> str:
+    """The report."""
+    out_of_work = idle(ARMS, rows)
+    judged = verdicts(CLAIMS, rows, out_of_work)
+    parts = [
+        "# Variants on Multi30k, German to English: what holds\n",
+        about(rows),
+        "## Arms\n",
+        table_of_arms(folder, rows, out_of_work),
+        *(f"\n{name} is left out: {why}.\n" for name, why in out_of_work.items()),
+        "\n## Claims\n",
+        "Loss is the primary outcome, BLEU the secondary one. *Reproduced*: the difference has the claimed direction "
+        "at 5 %, corrected for the claims of the family (Holm); *contradicted*: the other direction; *undecided*: "
+        "neither is; *untested*: no pairs of runs. Intervals are 95 % (Student's t over seeds), each by itself.\n",
+        markdown_table(
+            [("claim", "published difference", "here", "p, corrected", "verdict"), *map(line_of_claim, judged)]
+        ),
+        "\n" + power(judged) + "\n",
+        "## What the heads did\n",
+        "Difference from the baseline of the same seed, mean and 95 % interval, without correction: the best models on "
+        f"{TEST}, references read in.\n",
+        table_of_heads(rows, out_of_work),
+        "\n## Commands\n",
+        markdown_table([("arm", "command"), *((arm.title, f"`{arm.command}`") for arm in ARMS)]),
+        *figures(folder),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def about(rows: Sequence[Row]) -> str:
+    """What was run, where and when."""
+    values = {
+        name: sorted({str(row.get(name, "")) for row in rows} - {""})
+        for name in ("ended", "machine", "threads", "bleu_signature")
+    }
+    commits = sorted({str(row["signature"]).rsplit("|commit:", 1)[-1][:12] for row in rows})
+    period = " to ".join(dict.fromkeys(values["ended"][:1] + values["ended"][-1:])) or "-"
+    shared = ", ".join(f"{name} {value}" for name, value in RECIPE.items())
+    return (
+        "Made by `python benchmarks/variants_study.py report` from runs.csv, curves.csv and cost.csv; the design is in "
+        f"[PLAN.md](PLAN.md). {len(rows)} runs on {SENTENCES:,} sentences for {EPOCHS} epochs ({shared}), the "
+        f"checkpoint of the lowest validation loss; commit {', '.join(commits) or '-'}; "
+        f"{', '.join(values['machine']) or '-'}, "
+        f"{', '.join(values['threads']) or '-'} thread; ended {period}. "
+        f"BLEU: {TEST}, beam 5, lower-cased ({', '.join(values['bleu_signature'])}).\n"
+    )
+
+
+def table_of_arms(folder: Path, rows: Sequence[Row], out_of_work: Mapping[str, str]) -> str:
+    """Means of every arm, and its paired differences from the baseline."""
+    costs = mean_costs(folder / "cost.csv")
+    lines = [
+        ("arm", "rate", "seeds", "validation loss", "− baseline", "BLEU", "− baseline", "parameters", "CPU time a step")
+    ]
+    for arm in ARMS:
+        line = summary(arm, rows)
+        if line is None or arm.name in out_of_work:
+            continue
+        loss, bleu = (
+            Difference.of(paired_with(rows, arm.name, "baseline", column)) for column in ("valid_nll", "bleu")
+        )
+        apart = arm.name != "baseline"
+        cost = costs.get(arm.name)
+        reach = f" ± {cost[1].reach:.2f}" if cost and cost[1] and apart else ""
+        losses = (cell(line, "valid_nll", 4), str(loss) if apart and loss else "")
+        scores = (cell(line, "bleu", 2), f"{bleu.mean:+.2f} ± {bleu.reach:.2f}" if apart and bleu else "")
+        size = (f"{line['parameters']:,}", f"{cost[0]:.2f}{reach}" if cost else "")
+        lines.append((arm.title, f"{arm.lr:g}", str(line["seeds"]), *losses, *scores, *size))
+    return markdown_table(lines)
+
+
+def cell(line: Row, column: str, digits: int) -> str:
+    """A mean with its deviation over seeds."""
+    value, spread = line[column], line[f"{column}_sd"]
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}" + (f" ({spread:.{digits}f})" if spread is not None else "")
+
+
+def line_of_claim(verdict: Verdict) -> tuple[str, ...]:
+    """The cells of a claim."""
+    claim, difference = verdict.claim, verdict.difference
+    published = "" if claim.published is None else f"{claim.published:+.2f}"
+    within = {None: "", True: ", inside", False: ", outside"}[verdict.holds_published]
+    here = f"{difference} ({difference.pairs} pairs{within})" if difference else ""
+    word = f"{verdict.word}: {verdict.why}" if verdict.word == UNTESTED else f"**{verdict.word}**"
+    p = "" if verdict.p_adjusted is None else f"{verdict.p_adjusted:.2g}"
+    return f"{claim.text} ({claim.source})", published, here, p, word
+
+
+def power(judged: Sequence[Verdict]) -> str:
+    """Whether the primary intervals are as narrow as planned, and what it would take where they are not."""
+    primary = [verdict for verdict in judged if verdict.claim.family == "loss" and verdict.difference]
+    wide = [
+        f"{verdict.claim.arm} against {verdict.claim.against} ± {verdict.difference.reach:.4f} "
+        f"({seeds_needed(verdict.difference.deviation, REACH)} seeds would do)"
+        for verdict in primary
+        if verdict.difference and verdict.difference.reach > REACH
+    ]
+    if not primary:
+        return ""
+    return f"The intervals of the loss that are wider than ± {REACH}: {'; '.join(wide) if wide else 'none'}."
+
+
+def table_of_heads(rows: Sequence[Row], out_of_work: Mapping[str, str]) -> str:
+    """Differences of the numbers of heads, an arm a column."""
+    arms = [arm for arm in ARMS if arm.name != "baseline" and arm.name not in out_of_work]
+    lines = [("number", "baseline", *(arm.name for arm in arms))]
+    for column, title in HEAD_NUMBERS.items():
+        base = [float(row[column]) for row in rows if row["arm"] == "baseline" and column in row]
+        cells = []
+        for arm in arms:
+            difference = Difference.of(paired_with(rows, arm.name, "baseline", column))
+            cells.append(f"{difference.mean:+.3f} ± {difference.reach:.3f}" if difference else "")
+        lines.append((title, f"{statistics.fmean(base):.3f}" if base else "", *cells))
+    return markdown_table(lines)
+
+
+def figures(folder: Path) -> list[str]:
+    """The pictures that lie there."""
+    texts = {
+        "curves.png": "Validation loss by epoch, all seeds",
+        "effects.png": "Differences from the baseline of the same seed, with 95 % intervals",
+        "heads.png": "What the heads did: differences from the baseline, and the mixing matrices",
+    }
+    lines = [
+        f"![{text}](figures/{name})\n\n{text}.\n"
+        for name, text in texts.items()
+        if (folder / "figures" / name).exists()
+    ]
+    return ["\n## Figures\n", *lines] if lines else []
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first line is its head."""
+    head, *rest = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([head, "|" + " --- |" * len(lines[0]), *rest])

@@ -1,0 +1,219 @@
+"""One run of the study: trained, its best model translated and analysed, all of it noted in result.json."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from variants.design import RECIPE, TEST, Arm
+from variants.heads import numbers_of_heads
+
+from headscope.api.analysis import run_analysis
+from headscope.config import AnalyzeConfig
+from headscope.evaluation.quality import text_scores
+from headscope.evaluation.translation import translate_lines
+from headscope.files.lines import read_lines
+from headscope.files.writing import write_json
+from headscope.formats.base import open_checkpoint
+from headscope.formats.translate_options import TranslateOptions
+from headscope.training.config import PRESETS, TrainConfig
+from headscope.training.trainer import TrainingResult, train
+from headscope.training.variant import VARIANTS
+
+if TYPE_CHECKING:
+    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.run_state import TrainingRun
+    from headscope.training.validate import Validation
+
+LENGTHS = TranslateOptions(beam=5, max_ratio=1.2, max_extra=10)  # as in validation: no endless translations
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a study lies and what all its runs share beside the recipe."""
+
+    data: Path
+    out: Path
+    recipe: Mapping[str, Any]
+    threads: int | None
+    device: str
+    commit: str
+
+    def folder(self, arm: Arm, seed: int) -> Path:
+        """Of a run."""
+        return self.out / "runs" / f"{arm.name}-{seed}"
+
+
+def commit_of_checkout() -> str:
+    """The commit that is checked out; ends the program where tracked files differ from it."""
+    changed = _git("status", "--porcelain", "--untracked-files=no")
+    if changed:
+        sys.exit(f"the checkout has changes that no commit holds; commit them first:\n{changed}")
+    return _git("rev-parse", "HEAD")
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def machine() -> str:
+    """The name of the processor."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def complete(setting: Setting, arm: Arm, seed: int, *, measured: bool = True) -> bool:
+    """Train and, where `measured`, test and analyse what is missing of a run; whether anything was."""
+    folder = setting.folder(arm, seed)
+    note = folder / "result.json"
+    if note.exists():
+        return False
+    result = trained(setting, arm, seed)
+    if measured:
+        result |= translated(setting, folder / "best")
+        result |= numbers_of_heads(analysed(setting, arm, seed), folder / "metrics.csv")
+    write_json(note, result)
+    return True
+
+
+def trained(setting: Setting, arm: Arm, seed: int) -> dict[str, Any]:
+    """Train a run to its end, from where it was stopped; ends the program where it is stopped again."""
+    folder = setting.folder(arm, seed)
+    cls = VARIANTS.get(arm.variant)
+    clock = Clock(folder.parent / f"{folder.name}.cpu.json")
+    print(f"{datetime.datetime.now():%F %T} training {folder.name}", flush=True)
+    config = train_config(setting, arm, seed)
+    result = train(config, cls(cls.Options(**arm.options)), resume=True, listener=clock, command=[arm.command])
+    if result.reason == "interrupted":
+        sys.exit(f"stopped {folder.name} after update {result.update}; the same command goes on from there")
+    return note_of(setting, arm, seed, result) | {"cpu_seconds": clock.seconds}
+
+
+def note_of(setting: Setting, arm: Arm, seed: int, result: TrainingResult) -> dict[str, Any]:
+    """What stands in runs.csv of a training."""
+    losses = valid_losses(result.folder)
+    best = min(losses, key=losses.__getitem__)
+    return {
+        "arm": arm.name,
+        "seed": seed,
+        "lr": arm.lr,
+        "valid_nll": losses[best],
+        "best_epoch": best,
+        "last_nll": losses[max(losses)],
+        "parameters": result.parameters,
+        "updates": result.update,
+        "seconds": result.seconds,
+        "threads": setting.threads,
+        "machine": machine(),
+        "ended": f"{datetime.date.today():%F}",
+        "signature": f"{result.signature}|commit:{setting.commit}",
+    }
+
+
+def valid_losses(folder: Path) -> dict[int, float]:
+    """The validation loss after every epoch."""
+    with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        return {int(line["epoch"]): float(line["valid_nll"]) for line in csv.DictReader(file) if line["valid_nll"]}
+
+
+def train_config(setting: Setting, arm: Arm, seed: int, **changes: Any) -> TrainConfig:
+    """The shared recipe, Multi30k's text, and what `changes`."""
+    texts = {
+        f"{prefix}{side}": setting.data / f"{split}.{language}.gz"
+        for prefix, split in (("", "train"), ("valid_", "val"))
+        for side, language in (("source", "de"), ("target", "en"))
+    }
+    options: dict[str, Any] = {
+        **PRESETS[RECIPE["preset"]],
+        **setting.recipe,
+        **texts,
+        "out": setting.folder(arm, seed),
+        "source_lang": "de",
+        "target_lang": "en",
+        "lr": arm.lr,
+        "seed": seed,
+        "threads": setting.threads,
+        "device": setting.device,
+    }
+    return TrainConfig(**options | changes)
+
+
+def translated(setting: Setting, checkpoint: Path) -> dict[str, Any]:
+    """BLEU of the test text, both sides lower-cased."""
+    model = open_checkpoint(str(checkpoint), device=setting.device)
+    lines = {side: list(read_lines(setting.data / f"{TEST}.{side}.gz")) for side in ("de", "en")}
+    translations = translate_lines(model, lines["de"], options=LENGTHS, tokens=4096)
+    hypotheses = [candidates[0].text.lower() for candidates in translations]
+    references = [line.lower() for line in lines["en"]]
+    (score,) = text_scores(hypotheses, references, ["bleu"], mode="raw", replicates=1)
+    return {"bleu": score.value, "bleu_signature": score.signature}
+
+
+def analysed(setting: Setting, arm: Arm, seed: int) -> Path:
+    """The analysis of a run's best model on the test text, made where it is missing."""
+    out = setting.out / "analysis" / f"{arm.name}-{seed}"
+    note = out / "run.json"
+    if not (note.exists() and json.loads(note.read_text(encoding="utf-8")).get("complete")):
+        run_analysis(
+            AnalyzeConfig(
+                checkpoint=str(setting.folder(arm, seed) / "best"),
+                out=out,
+                source=setting.data / f"{TEST}.de.gz",
+                target=setting.data / f"{TEST}.en.gz",
+                also=("lrp",),
+                figures=False,
+                device=setting.device,
+                force=True,
+            )
+        )
+    return out
+
+
+class Clock:
+    """CPU seconds of a training by update, kept in a file, so that those of a run that was stopped add up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.by_update = {int(update): float(seconds) for update, seconds in earlier.items()}
+        self.began, self.before = 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of all updates, validation included."""
+        return max(self.by_update.values(), default=0.0)
+
+    def updated(self, run: TrainingRun, sums: Sums) -> None:
+        """Starts at the first update of a process; notes the time where the state is saved."""
+        update = run.position.update
+        if not self.began:
+            self.began = time.process_time()
+            self.by_update = {number: seconds for number, seconds in self.by_update.items() if number < update}
+            self.before = self.seconds
+        if update % RECIPE["save_every"] == 0:
+            self._note(update)
+
+    def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
+        """Notes the time at the end of an epoch."""
+        self._note(run.position.update)
+
+    def remarked(self, text: str) -> None:
+        """Nothing: what a variant did not do stands in its run.json."""
+
+    def _note(self, update: int) -> None:
+        self.by_update[update] = self.before + time.process_time() - self.began
+        write_json(self.path, self.by_update)
