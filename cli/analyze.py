@@ -19,6 +19,7 @@ from headscope.cli.options import (
     Ending,
     LabelledText,
     Mask,
+    PromptTexts,
     RunningOptions,
     Seed,
     option_of,
@@ -257,6 +258,7 @@ class Written:
 @takes(
     Text,
     LabelledText,
+    PromptTexts,
     Chosen,
     Explained,
     [option_of(option.field, option.type, ANALYSES) for option in ANALYSIS_OPTIONS.values()],

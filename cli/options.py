@@ -162,6 +162,29 @@ class LabelledText:
     labels: Labels = None
 
 
+class PromptTexts:
+    """Prompts, their corrupt versions, and the answers."""
+
+    clean: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts, one a line, in the place of --source.", rich_help_panel=DATA),
+    ] = None
+    corrupt: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The same prompts with another answer, as many subwords each.", rich_help_panel=DATA
+        ),
+    ] = None
+    answer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What the model should say to each clean prompt, and after a tab what it should not.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+
+
 class CompanionOptions:
     """What belongs to a checkpoint and is not in it."""
 

@@ -137,6 +137,27 @@ class TextFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptFiles:
+    """Prompts, line by line: `clean` ones, `corrupt` ones of as many subwords, and the `answer` to each clean one.
+
+    After a tab a line of `answer` has a wrong answer. ConfigError where one of the three is missing.
+    """
+
+    clean: Path | None = None
+    corrupt: Path | None = None
+    answer: Path | None = None
+
+    def check_prompts(self, **others: Any) -> None:
+        """ConfigError where files are missing, or where one of the other texts is given too."""
+        files = {name: getattr(self, name) for name in ("clean", "corrupt", "answer")}
+        missing = [flag(name) for name, path in files.items() if path is None]
+        if 0 < len(missing) < 3:
+            raise ConfigError(f"--clean, --corrupt and --answer belong together; give {' and '.join(missing)} too")
+        if not missing and (given := [flag(name) for name, value in others.items() if value]):
+            raise ConfigError(f"--clean has the text and --answer what is right; leave out {' and '.join(given)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidatedTextFiles(TextFiles):
     """A text, and another one that results are measured on, whose files are those of `TextFiles`."""
 
@@ -264,8 +285,8 @@ class AnalyzeOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
-    """The options of `headscope analyze`."""
+class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
+    """The options of `headscope analyze`; the text is `source`, or `clean`."""
 
     out: Path
     figures: bool = True
@@ -275,10 +296,20 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
         super().__post_init__()
         if self.parse is not None and (self.source2 is not None or self.pairs):
             raise ConfigError(f"--parse {self.parse}: parses are of one text a line; leave out --source2 and --pairs")
-        if self.source is None and self.labels is None and (self.parse is None or self.parse == "stanza"):
+        self.check_prompts(source=self.source, source2=self.source2, pairs=self.pairs, labels=self.labels)
+        has_text = self.source is not None or self.labels is not None or self.clean is not None
+        if not has_text and (self.parse is None or self.parse == "stanza"):
             raise ConfigError(
                 "no text: give --source FILE (one sentence a line) or --parse FILE.conllu, which has text"
             )
+
+    @property
+    def text(self) -> TextFiles:
+        """The files of the text."""
+        if self.clean is not None:
+            return TextFiles(source=self.clean, target=self.target)
+        names = [entry.name for entry in fields(TextFiles)]
+        return TextFiles(**{name: getattr(self, name) for name in names})
 
 
 METRICS = ("bleu", "chrf", "perplexity", "loss", "accuracy", "macro-f1", "cosine", "token-cosine", "l2", "token-l2")

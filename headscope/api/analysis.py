@@ -28,6 +28,7 @@ from headscope.engine.run_files import ANALYSIS, PAGE, Description, describe_run
 from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.prompts import with_answers
 from headscope.files.examples import Example
 from headscope.files.folders import Build
 from headscope.files.lines import read_lines
@@ -96,11 +97,13 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
 def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> Finished:
     began = time.monotonic()
     chosen_analyses(config)
-    corpus = open_text(config, parses=conllu_file(config), max_sentences=config.max_sentences)
+    corpus = open_text(config.text, parses=conllu_file(config), max_sentences=config.max_sentences)
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
     checkpoint = open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
+    if config.corrupt is not None and config.answer is not None:
+        corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
     measurement = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
     if measurement.description is None or build is None:
         return Finished(measurement.study, config.out, Signature({}), [], main=False)

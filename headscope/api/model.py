@@ -14,7 +14,7 @@ from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_
 from headscope.api.removal import save_shrunk, shrunk_copy, sizes_of
 from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study, study_of
-from headscope.api.texts import LabelList, Text, text_pair
+from headscope.api.texts import AnswerList, LabelList, Text, prompt_texts, text_pair
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.overview import checkpoint_overview
@@ -52,6 +52,9 @@ class Model(OpenModel):
         target: Text | None = None,
         second: Text | None = None,
         labels: LabelList | None = None,
+        clean: Text | None = None,
+        corrupt: Text | None = None,
+        answer: AnswerList | None = None,
         parse: PathName | None = None,
         only: str | Iterable[str] | None = None,
         importance: bool = False,
@@ -70,6 +73,9 @@ class Model(OpenModel):
         second: the other texts of pairs that an encoder reads together.
         labels: what a classifier should say, which importances then explain: a file as `--labels` takes it, or the
             class of every sentence, by name or number.
+        clean, corrupt, answer: instead of a text, prompts, the same prompts with another answer (as many subwords
+            each), and the answers to the clean ones, alone or in pairs with a wrong one: which heads the model needs to
+            say them. A decoder with an encoder says them after `target`.
         parse: "stanza", or a CoNLL-U file with the parses of the sentences (or with the text, where there is none).
         only: names of analyses or groups of them; default: all that are cheap and fit. `skip` and `also` are further
             options, as are all that `headscope.config.AnalyzeOptions` lists (`max_sentences`, `seed`, `objective`, …)
@@ -83,9 +89,15 @@ class Model(OpenModel):
         CheckpointError, each with one line, for whatever the caller can fix.
         """
         settings = {**options, "only": () if only is None else only, "importance": importance, "parse": parse}
+        if clean is corrupt is answer is None:
+            texts = text_pair(text, target, second=second, labels=labels)
+        elif any(other is not None for other in (text, second, labels)):
+            raise ConfigError("clean has the text and answer what is right; leave out text, second and labels")
+        else:
+            texts = prompt_texts(clean, corrupt, answer, target=target)
         return study_of(
             self.checkpoint,
-            text_pair(text, target, second=second, labels=labels),
+            texts,
             settings,
             mask=mask,
             gates=self.gates,

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.labels import with_labels
+from headscope.evaluation.prompts import with_answers
 from headscope.files.lines import Lines
 from headscope.formats.base import Checkpoint
 
@@ -21,15 +22,24 @@ LabelList: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[int]"
 """What a classifier should say: a file's path (as `--labels` takes it), or the class of every sentence, by name or
 number."""
 
+AnswerList: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]]"
+"""What a model should say to every prompt: a file's path (as `--answer` takes it), or the answers, each alone or with a
+wrong one."""
+
 
 @dataclass(frozen=True)
 class TextPair:
-    """Source and target text, the other texts of pairs and labels, from which a corpus is opened."""
+    """Source and target text, the other texts of pairs and labels, from which a corpus is opened.
+
+    Where there are `answers` the source has prompts, and `corrupt` their corrupt versions.
+    """
 
     source: Lines | None
     target: Lines | None
     second: Lines | None = None
     labels: Lines | None = None
+    corrupt: Lines | None = None
+    answers: Lines | None = None
 
     @property
     def empty(self) -> bool:
@@ -57,11 +67,17 @@ class TextPair:
             columns=columns,
             max_sentences=max_sentences,
         )
-        return corpus if checkpoint is None else with_labels(checkpoint, corpus, self.labels)
+        if checkpoint is None:
+            return corpus
+        if self.corrupt is not None and self.answers is not None:
+            return with_answers(checkpoint, corpus, self.corrupt, self.answers)
+        return with_labels(checkpoint, corpus, self.labels)
 
     def settings(self) -> dict[str, str | None]:
         """Paths of the texts, None for a text in memory; for a run's record."""
         names = {"source": "source", "target": "target", "source2": "second", "labels": "labels"}
+        if self.answers is not None:
+            names = {"clean": "source", "corrupt": "corrupt", "answer": "answers", "target": "target"}
         return {option: _path(getattr(self, name)) for option, name in names.items()}
 
 
@@ -77,6 +93,20 @@ def text_pair(
         second=None if second is None else _lines(second),
         labels=None if labels is None else _lines(labels),
     )
+
+
+def prompt_texts(
+    clean: Text | None, corrupt: Text | None, answer: AnswerList | None, *, target: Text | None
+) -> TextPair:
+    """Prompts, their corrupt versions and answers; ConfigError where one of them is missing."""
+    given = {"clean": clean, "corrupt": corrupt, "answer": answer}
+    if missing := [name for name, text in given.items() if text is None]:
+        raise ConfigError(f"clean, corrupt and answer belong together; give {' and '.join(missing)} too")
+    answers = _lines(answer)
+    if isinstance(answers, list):
+        answers = ["\t".join(entry) if isinstance(entry, (tuple, list)) else entry for entry in answers]
+    prefix = None if target is None else _lines(target)
+    return TextPair(_lines(clean), prefix, corrupt=_lines(corrupt), answers=answers)
 
 
 def _source_and_target(text: Text | None, target: Text | None) -> TextPair:

@@ -17,7 +17,16 @@ import torch
 from headscope.bootstrap import FOLDS
 from headscope.data.alignment import Aligned, align
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import IGNORED, Batch, Encoded, Encoder, encode_sources, pad_rows, pad_side
+from headscope.data.encoded import (
+    IGNORED,
+    Batch,
+    Contrasts,
+    Encoded,
+    Encoder,
+    encode_sources,
+    pad_rows,
+    pad_side,
+)
 from headscope.data.labels import label_row
 from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.errors import ConfigError, DataError
@@ -25,6 +34,7 @@ from headscope.errors import ConfigError, DataError
 DEFAULT_LIMIT = 512
 DEFAULT_TOKENS = 2048
 WINDOW = 4096
+UNCUT = 10**9
 Long = Literal["truncate", "refuse"]
 
 
@@ -76,12 +86,13 @@ def batches(
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
 
     Sentences of more than `limit` subwords are cut (and counted in `losses`), or refused with DataError
-    where `long` is "refuse". With `labels` batches have the ids that a decoder should predict, or the corpus's own
-    labels where it has some.
+    where `long` is "refuse"; prompts are always refused. With `labels` batches have the ids that a decoder should
+    predict, or the corpus's own labels where it has some.
     """
     sentences = iter(corpus)
     while window := list(islice(sentences, WINDOW)):
-        encoded = _encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
+        encode = _encode_prompts if corpus.has_contrast else _encode
+        encoded = encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
         if labels:
             encoded = _labelled(encoded, encoder, limit)
         for fold in range(FOLDS):
@@ -95,6 +106,7 @@ class _EncodedSentence(NamedTuple):
     source: Encoded
     target: Encoded | None
     labels: list[int] | None = None
+    corrupt: Encoded | None = None
 
     def length(self) -> int:
         return max(len(self.source.ids), len(self.target.ids) if self.target else 0)
@@ -123,6 +135,28 @@ def _encode(
     return ready
 
 
+def _encode_prompts(
+    window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
+) -> list[_EncodedSentence]:
+    """Prompts and their corrupt versions, with what the decoder of an encoder has said before the answer."""
+    ready = _encode(window, encoder, limit=UNCUT, long=long, name=name, losses=losses)
+    texts = [sentence.contrast.corrupt for sentence in window if sentence.contrast is not None]
+    prompts = []
+    for entry, corrupt in zip(ready, encoder.encode(texts, side="source", limit=UNCUT), strict=True):
+        contrast = entry.sentence.contrast
+        assert contrast is not None
+        target = None if entry.target is None else entry.target.first(contrast.position + 1)
+        sides = entry.source.first(contrast.length), target
+        longest = max(len(side.ids) for side in sides if side is not None)
+        if longest > limit:
+            raise DataError(
+                f"{name}:{entry.sentence.number + 1}: {longest} subwords, the limit is {limit}, and prompts are not "
+                "cut; shorten the line or raise --max-length"
+            )
+        prompts.append(_EncodedSentence(entry.sentence, *sides, corrupt=corrupt.first(contrast.length)))
+    return prompts
+
+
 def own_labels(sentence: Sentence, source: Encoded, encoder: Encoder) -> list[int]:
     """The labels that a sentence has in the corpus, in the places of a model's outputs."""
     assert sentence.labels is not None
@@ -134,8 +168,17 @@ def _labelled(ready: list[_EncodedSentence], encoder: Encoder, limit: int) -> li
     if ready[0].sentence.labels is not None:
         return [entry._replace(labels=own_labels(entry.sentence, entry.source, encoder)) for entry in ready]
     texts = [entry.sentence.source if entry.target is None else entry.sentence.target or "" for entry in ready]
-    labels = encoder.labels(texts, limit=limit)
+    prompts = ready[0].corrupt is not None
+    labels = encoder.labels(texts, limit=UNCUT if prompts else limit)
+    if prompts:
+        labels = [_prompt_labels(entry, row) for entry, row in zip(ready, labels, strict=True)]
     return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]
+
+
+def _prompt_labels(entry: _EncodedSentence, row: list[int]) -> list[int]:
+    """What a decoder should say at each of the inputs of a prompt: the text, and then the answer."""
+    assert entry.sentence.contrast is not None
+    return [*row[: entry.sentence.contrast.position], entry.sentence.contrast.answer]
 
 
 def _groups(ready: list[_EncodedSentence], tokens: int) -> Iterator[list[_EncodedSentence]]:
@@ -159,6 +202,22 @@ def _collate(group: list[_EncodedSentence], fold: int, encoder: Encoder, losses:
         target=pad_side(targets) if targets else None,
         aligned=tuple(_align(entry, encoder, losses) for entry in group if entry.sentence.parse is not None),
         labels=pad_rows(labels, IGNORED) if labels else None,
+        contrasts=_contrasts(group),
+    )
+
+
+def _contrasts(group: list[_EncodedSentence]) -> Contrasts | None:
+    """What belongs to prompts; None for sentences that are none."""
+    corrupt = [entry.corrupt for entry in group if entry.corrupt is not None]
+    contrasts = [entry.sentence.contrast for entry in group if entry.sentence.contrast is not None]
+    if not corrupt:
+        return None
+    return Contrasts(
+        corrupt=pad_side(corrupt),
+        positions=torch.tensor([contrast.position for contrast in contrasts]),
+        answers=torch.tensor([contrast.answer for contrast in contrasts]),
+        wrong=torch.tensor([IGNORED if contrast.wrong is None else contrast.wrong for contrast in contrasts]),
+        longer=torch.tensor([contrast.longer for contrast in contrasts]),
     )
 
 

@@ -26,10 +26,27 @@ class Labels(NamedTuple):
     words: tuple[str, ...] = ()
 
 
+class Contrast(NamedTuple):
+    """What makes a line a prompt: its corrupt version, and the answer that a model gives to the one and not the other.
+
+    `length` subwords of the line are the prompt (without the end of a sentence, which a decoder would not go on from).
+    At output `position` the logit of `answer` is read, less that of `wrong`, if there is one: ids of the vocabulary, or
+    numbers of classes. `longer` says that an answer goes on after this id.
+    """
+
+    corrupt: str
+    length: int
+    position: int
+    answer: int
+    wrong: int | None = None
+    longer: bool = False
+
+
 class Sentence(NamedTuple):
     """One line of the corpus: its number from 0, the text, its translation and parse where there are any.
 
-    `second` is the other text of a pair that a model reads together, `labels` what a classifier should say.
+    `second` is the other text of a pair that a model reads together, `labels` what a classifier should say, `contrast`
+    what belongs to a prompt. The translation of a prompt ends with its answer.
     """
 
     number: int
@@ -38,6 +55,7 @@ class Sentence(NamedTuple):
     parse: Parse | None = None
     second: str | None = None
     labels: Labels | None = None
+    contrast: Contrast | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,7 @@ class Corpus:
     has_parses: bool = False
     has_second: bool = False
     has_labels: bool = False
+    has_contrast: bool = False
 
     def __iter__(self) -> Iterator[Sentence]:
         return islice(self.read(), self.count)
@@ -74,6 +93,13 @@ class Corpus:
             return _labelled(self.read(), labels(), self.name, name)
 
         return replace(self, read=read, has_labels=True, digest=digest.hexdigest())
+
+    def as_prompts(self, sentences: Callable[[], Iterator[Sentence]], *, has_target: bool) -> Corpus:
+        """The same lines as prompts: `sentences` gives them with their `contrast`, which the digest then covers too."""
+        digest = hashlib.sha1(self.digest.encode())
+        for sentence in islice(sentences(), self.count):
+            digest.update(f"{sentence.contrast}\n".encode())
+        return replace(self, read=sentences, has_contrast=True, has_target=has_target, digest=digest.hexdigest())
 
     def first(self, count: int) -> Corpus:
         """The first `count` sentences, or all where there are fewer; the digest stays that of the whole corpus."""

@@ -28,6 +28,10 @@ class Encoded(NamedTuple):
     unknown: int = 0
     segments: Sequence[int] = ()
 
+    def first(self, count: int) -> Encoded:
+        """The first `count` ids."""
+        return self._replace(ids=self.ids[:count], special=self.special[:count], segments=self.segments[:count])
+
 
 @dataclass(frozen=True)
 class Side:
@@ -57,13 +61,41 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Contrasts:
+    """What belongs to the prompts of a batch (`headscope.data.corpus.Contrast`).
+
+    `corrupt` are the corrupt prompts, row by row as long as the others; `positions` [b] the outputs whose logits are
+    read, `answers` [b] and `wrong` [b] whose (`IGNORED` where there is no wrong answer); `longer` [b] says which
+    answers go on after that.
+    """
+
+    corrupt: Side
+    positions: Tensor
+    answers: Tensor
+    wrong: Tensor
+    longer: Tensor
+
+    def _changed(self, corrupt: Side, change: Callable[[Tensor], Tensor]) -> Contrasts:
+        tensors = (self.positions, self.answers, self.wrong, self.longer)
+        return Contrasts(corrupt, *map(change, tensors))
+
+    def to(self, device: torch.device) -> Contrasts:
+        """A copy on another device."""
+        return self._changed(self.corrupt.to(device), lambda tensor: tensor.to(device))
+
+    def rows(self, numbers: Tensor) -> Contrasts:
+        """Those of the rows at `numbers` [n], in that order."""
+        return self._changed(self.corrupt.rows(numbers), lambda tensor: tensor[numbers])
+
+
+@dataclass(frozen=True)
 class Batch:
     """Sentences of one forward pass; `indices` [b] are their numbers in the corpus.
 
     `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and
     relations of the source where there are parses, None for sentences that cannot be aligned. `labels` [b n], where
     requested, are the ids that a decoder should predict at each of its inputs, the tags of words at their first
-    subwords, or [b 1] the classes of sentences; `IGNORED` for none.
+    subwords, or [b 1] the classes of sentences; `IGNORED` for none. `contrasts` are there where sentences are prompts.
     """
 
     indices: Tensor
@@ -73,6 +105,15 @@ class Batch:
     aligned: tuple[Aligned | None, ...] = ()
     kind: Literal["text", "random"] = "text"
     labels: Tensor | None = None
+    contrasts: Contrasts | None = None
+
+    @property
+    def corrupted(self) -> Batch:
+        """The corrupt prompts in the place of the others, and these in theirs."""
+        assert self.contrasts is not None, "only prompts have a corrupt version"
+        return replace(
+            self, source=self.contrasts.corrupt, contrasts=replace(self.contrasts, corrupt=self.source), aligned=()
+        )
 
     @property
     def positions(self) -> int:
@@ -91,13 +132,15 @@ class Batch:
             target=target,
             aligned=tuple(self.aligned[number] for number in numbers.tolist()) if self.aligned else (),
             labels=None if self.labels is None else self.labels[numbers, :length],
+            contrasts=None if self.contrasts is None else self.contrasts.rows(numbers),
         )
 
     def to(self, device: torch.device) -> Batch:
         """A copy with source, target and labels on another device (`indices` stay on the CPU)."""
         target = None if self.target is None else self.target.to(device)
         labels = None if self.labels is None else self.labels.to(device)
-        return replace(self, source=self.source.to(device), target=target, labels=labels)
+        contrasts = None if self.contrasts is None else self.contrasts.to(device)
+        return replace(self, source=self.source.to(device), target=target, labels=labels, contrasts=contrasts)
 
 
 class Encodes(Protocol):

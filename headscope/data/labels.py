@@ -48,11 +48,23 @@ def _numbers(names: Sequence[str]) -> Mapping[str, int]:
     return {str(number): number for number in range(len(names))} | {name: number for number, name in enumerate(names)}
 
 
+def class_number(text: str, names: Sequence[str]) -> int:
+    """The number of a class, by name or number; DataError where there is none."""
+    return _known(text.strip(), _numbers(names), names, "class")
+
+
 def _number(text: str, numbers: Mapping[str, int], names: Sequence[str], location: str, kind: str) -> int:
+    try:
+        return _known(text, numbers, names, kind)
+    except DataError as error:
+        raise DataError(f"{location}: {error}") from None
+
+
+def _known(text: str, numbers: Mapping[str, int], names: Sequence[str], kind: str) -> int:
     if text not in numbers:
         shown = ", ".join(f"{number} ({name})" for number, name in list(enumerate(names))[:SHOWN])
         others = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise DataError(f"{location}: the model has no {kind} {text[:40]!r}; it has {shown}{others}")
+        raise DataError(f"the model has no {kind} {text[:40]!r}; it has {shown}{others}")
     return numbers[text]
 
 

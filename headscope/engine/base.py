@@ -140,14 +140,14 @@ class RunOptions:
 class Analysis:
     """Measures heads. A file in `analyses/` defines one final subclass and registers it.
 
-    `name` is what the user types; `version` is part of the signature and changes when numbers do.
-    `needs` lists what must be there: "parse", "frequencies", "labels" (what decoders should predict),
-    "objective" (one number per sentence, with labels), "gradient" (the objective's, at every context). `sites` is
-    where it applies; `default` whether it runs unasked; `group` a set of analyses that can be asked for at once;
-    `passes` which data it sees: the corpus ("text"), repeated random tokens ("random"); `order` where its columns
-    and labels come (lower first). With `afterwards` it observes heads when the forward pass is through (and the
-    backward pass, where it needs gradients), which keeps the batch's attention in memory until then. With
-    `sampled` its values, and not only their intervals, follow from the seed.
+    `name` is what the user types; `version` is part of the signature and changes when numbers do. `needs` lists what
+    must be there: "parse", "frequencies", "labels" (what decoders should predict), "objective" (one number per
+    sentence, with labels), "gradient" (the objective's, at every context), "contrast" (sentences are prompts with
+    corrupt versions and answers: `Batch.contrasts`). `sites` is where it applies; `default` whether it runs unasked;
+    `group` a set of analyses that can be asked for at once; `passes` which data it sees: the corpus ("text"), repeated
+    random tokens ("random"); `order` where its columns and labels come (lower first). With `afterwards` it observes
+    heads when the forward pass is through (and the backward pass, where it needs gradients), which keeps the batch's
+    attention in memory until then. With `sampled` its values, and not only their intervals, follow from the seed.
 
     `reads` is what `observe` and `explain` need of attention, which decides what becomes of text too long for a matrix
     of weights: "contexts" alone; "statistics" of the rows (`entropy`, `max_weight`, `argmax_position`, `weight_on`,

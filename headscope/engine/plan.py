@@ -134,6 +134,8 @@ def _applicable(
 def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | None:
     if "parse" in cls.needs and not corpus.has_parses:
         return "needs --parse stanza or --parse FILE.conllu"
+    if "contrast" in cls.needs and not corpus.has_contrast:
+        return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
     if "frequencies" in cls.needs and options.ranks is None:
         return "needs token frequencies"
     return None

@@ -12,7 +12,19 @@ from headscope.files.output_kind import RECORDS, Contents, OutputKind, contents
 from headscope.files.reading import read_record
 
 _FILES = (
-    *("source", "target", "valid_source", "valid_target", "valid_labels", "frequencies", "frequency_corpus", "hp"),
+    *(
+        "source",
+        "target",
+        "clean",
+        "corrupt",
+        "answer",
+        "valid_source",
+        "valid_target",
+        "valid_labels",
+        "frequencies",
+        "frequency_corpus",
+        "hp",
+    ),
     *("bpe", "tokenizer", "parse", "mask", "heads", "keep_only", "protect", "by"),  # which may also be a name or a list
 )
 _FOLDERS = ("dicts", "run", "functions", "recipe", "stanza_dir")

@@ -1,0 +1,192 @@
+"""Prompts in pairs, clean and corrupt, and the answers that a model gives to the clean ones."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from headscope.data.batching import UNCUT
+from headscope.data.corpus import Contrast, Corpus, Sentence
+from headscope.data.encoded import Encoded
+from headscope.data.labels import class_number
+from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.files.lines import Lines, in_step, read_lines, text_name
+from headscope.formats.base import Checkpoint, SideName
+
+
+class Place(NamedTuple):
+    """Where an answer is read, and the id that stands for it.
+
+    `length` ids of the text are the prompt, without `ending` special ones that close a text; `position` is that of the
+    output, and `longer` says that the answer goes on.
+    """
+
+    length: int
+    position: int
+    answer: int
+    longer: bool = False
+    ending: int = 0
+
+
+Find = Callable[[Checkpoint, Sentence, str], Place]
+"""From a prompt and an answer to the place where it is read; DataError (without the line) where there is none."""
+
+
+def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers: Lines) -> Corpus:
+    """A corpus of prompts with their corrupt versions and answers, line by line.
+
+    A line of `answers` is what the model should say, and after a tab what it should not. Causal models go on from the
+    prompt; models with an encoder and a decoder read the prompt and say the answer, after `target` where the corpus has
+    one; masked language models say it in the place of the mask in the prompt; classifiers say a class. Of an answer of
+    several subwords the first is read. DataError, with the line, where a prompt and its corrupt version have different
+    numbers of subwords, where both answers begin alike, and where an answer is none. ConfigError for models that say
+    nothing.
+    """
+    find = _finder(checkpoint)
+    names = (clean.name, _name(corrupt, "corrupt"), _name(answers, "answer"))
+    contrasts: list[Contrast] = []
+
+    def lines() -> Iterator[tuple[tuple[Sentence, str], str]]:
+        pairs = in_step(clean.read(), read_lines(corrupt), names[:2])
+        return in_step(pairs, read_lines(answers), (names[0], names[2]))
+
+    for (sentence, other), line in lines():
+        if len(contrasts) < clean.count:
+            contrasts.append(_contrast(checkpoint, find, sentence, other, line, names))
+
+    def prompts() -> Iterator[Sentence]:
+        for ((sentence, _), line), contrast in zip(lines(), contrasts, strict=False):
+            yield sentence._replace(target=_target(checkpoint, sentence, line), contrast=contrast)
+
+    return clean.as_prompts(prompts, has_target=checkpoint.two_sided)
+
+
+def _name(text: Lines, kind: str) -> str:
+    return text_name(text) if isinstance(text, (str, Path)) else kind
+
+
+def _finder(checkpoint: Checkpoint) -> Find:
+    if checkpoint.predicts == "classes":
+        return _class
+    if checkpoint.predicts == "words":
+        return _translated if checkpoint.two_sided else _continued if checkpoint.decodes else _filled
+    raise ConfigError(
+        f"--clean: a model of type {checkpoint.model_type!r} has no answers; take one that predicts words or classes"
+    )
+
+
+def _contrast(
+    checkpoint: Checkpoint, find: Find, sentence: Sentence, corrupt: str, line: str, names: tuple[str, str, str]
+) -> Contrast:
+    number = sentence.number + 1
+    try:
+        answer, *wrong = [find(checkpoint, sentence, text) for text in _answers(line)]
+    except DataError as error:
+        raise DataError(f"{names[2]}:{number}: {error}") from error
+    if wrong and wrong[0].answer == answer.answer:
+        raise DataError(
+            f"{names[2]}:{number}: both answers begin with {checkpoint.subwords([answer.answer])[0]!r}, and the first "
+            "subword is what is read; give answers that differ there"
+            if checkpoint.predicts == "words"
+            else f"{names[2]}:{number}: both answers are the same class"
+        )
+    corrupt_length = len(_encoded(checkpoint, corrupt).ids) - answer.ending
+    if corrupt_length != answer.length:
+        raise DataError(
+            f"{names[1]}:{number}: {corrupt_length} subwords, and {names[0]}:{number} has {answer.length}; a prompt "
+            "and its corrupt version must have as many"
+        )
+    longer = any(place.longer for place in (answer, *wrong))
+    return Contrast(corrupt, answer.length, answer.position, answer.answer, wrong[0].answer if wrong else None, longer)
+
+
+def _answers(line: str) -> list[str]:
+    """The answer, and the wrong one where there is one."""
+    answers = line.split("\t")
+    if len(answers) > 2 or not all(answer.strip() for answer in answers):
+        raise DataError("a line is an answer, or two with one tab between: the right one and a wrong one")
+    return answers
+
+
+def _target(checkpoint: Checkpoint, sentence: Sentence, line: str) -> str | None:
+    return joined(sentence.target or "", _answers(line)[0]) if checkpoint.two_sided else None
+
+
+def joined(before: str, answer: str) -> str:
+    """A text and its continuation; a space comes between where both would run together into one word."""
+    ends = (before[-1:], answer[:1])
+    apart = all(end.isalnum() and unicodedata.east_asian_width(end) not in "WF" for end in ends)
+    return f"{before} {answer}" if apart else before + answer
+
+
+def _encoded(checkpoint: Checkpoint, text: str, side: SideName = "source") -> Encoded:
+    return checkpoint.encode([text], side=side, limit=UNCUT)[0]
+
+
+def _last_word(special: list[bool]) -> int:
+    """How many ids there are up to the last that is not special."""
+    return max((place + 1 for place, is_special in enumerate(special) if not is_special), default=0)
+
+
+def _class(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    length = len(_encoded(checkpoint, sentence.source).ids)
+    return Place(length, 0, class_number(answer, checkpoint.label_names))
+
+
+def _continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    """The first subword after the prompt, of both written in one."""
+    prompt, whole = (_encoded(checkpoint, text) for text in (sentence.source, joined(sentence.source, answer)))
+    ending = _common_ending(prompt, whole)
+    length, last = len(prompt.ids) - ending, len(whole.ids) - ending
+    _refuse_other_start(prompt.ids[:length], whole.ids[:last], answer)
+    if last == length + 1 and whole.unknown > prompt.unknown:
+        raise DataError(f"the vocabulary has no {answer!r}")
+    return Place(length, length - 1, whole.ids[length], last > length + 1, ending)
+
+
+def _common_ending(first: Encoded, second: Encoded) -> int:
+    """How many special ids both end with: those that close a text."""
+    backwards = zip(reversed(first.ids[1:]), reversed(second.ids), reversed(first.special), strict=False)
+    return sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1] and ids[2], backwards))
+
+
+def _translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    """The first subword that the decoder says after its start and the beginning of the translation."""
+    text = joined(sentence.target or "", answer)
+    inputs, (said,) = _encoded(checkpoint, text, "target"), checkpoint.labels([text], limit=UNCUT)
+    special = {number for number, is_special in zip(inputs.ids, inputs.special, strict=True) if is_special}
+    position = next((place for place, number in enumerate(said) if number not in special), len(said))
+    if sentence.target is not None:
+        before = _encoded(checkpoint, sentence.target, "target")
+        begun = before.first(_last_word(before.special)).ids
+        _refuse_other_start(begun, inputs.ids, answer)
+        position = len(begun) - 1
+    if position >= len(inputs.ids) or position >= len(said):
+        raise DataError(f"the vocabulary makes nothing of {answer!r}")
+    longer = not all(inputs.special[position + 2 :])
+    return Place(len(_encoded(checkpoint, sentence.source).ids), position, said[position], longer)
+
+
+def _filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    """The first subword of the answer, written in the place of the mask."""
+    try:
+        mask = checkpoint.mask_id()
+    except CheckpointError as error:
+        raise ConfigError(f"--clean: {error}") from error
+    prompt, token = _encoded(checkpoint, sentence.source), checkpoint.subwords([mask])[0]
+    if prompt.ids.count(mask) != 1 or sentence.source.count(token) != 1:
+        raise DataError(f"its prompt has {prompt.ids.count(mask)} masks; write {token} once, where the answer belongs")
+    whole, position = _encoded(checkpoint, sentence.source.replace(token, answer)), prompt.ids.index(mask)
+    _refuse_other_start(prompt.ids[:position], whole.ids, answer)
+    return Place(len(prompt.ids), position, whole.ids[position], len(whole.ids) > len(prompt.ids))
+
+
+def _refuse_other_start(before: list[int], whole: list[int], answer: str) -> None:
+    if whole[: len(before)] != before or len(whole) <= len(before):
+        raise DataError(
+            f"with {answer!r} the end of its prompt is split into other subwords; if there is a space, it belongs to "
+            "the answer"
+        )

@@ -1,0 +1,166 @@
+"""Prompts in pairs with answers: which id is read where, and what cannot be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headscope.data.batching import Omissions, batches
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import IGNORED, Batch
+from headscope.errors import ConfigError, DataError
+from headscope.evaluation.prompts import joined, with_answers
+from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from tests.makers.decoders import byte_level, decoder
+from tests.oracles import classifiers, prompts, speakers, tiny
+
+
+def corpus(*lines: str) -> Corpus:
+    sentences = [Sentence(number, line) for number, line in enumerate(lines)]
+    return Corpus("clean.txt", len(lines), "0" * 40, lambda: iter(sentences))
+
+
+def read(its: Checkpoint, text: Corpus, *, tokens: int = 101, limit: int = 60, labels: bool = False) -> list[Batch]:
+    return list(batches(text, its, tokens=tokens, limit=limit, losses=Omissions(), labels=labels))
+
+
+def row(batch: Batch, number: int, side: Any) -> list[int]:
+    ids: list[int] = side.ids[number][side.real[number]].tolist()
+    return ids
+
+
+@pytest.mark.parametrize("kind", [*speakers.SPEAKERS])
+@pytest.mark.parametrize("begun", [True, False])
+def test_ids_are_those_of_the_words(kind: str, begun: bool) -> None:
+    if not begun and not speakers.SPEAKERS[kind].two_sided:
+        pytest.skip("has no translations")
+    expected, seen = prompts.prompts(kind, begun=begun), 0
+    for batch in read(speakers.checkpoint(kind), prompts.corpus(kind, begun=begun)):
+        for place, number in enumerate(batch.indices.tolist()):
+            contrasts, its = batch.contrasts, expected[number]
+            assert contrasts is not None
+            assert row(batch, place, batch.source) == its.clean
+            assert row(batch, place, contrasts.corrupt) == its.corrupt
+            assert its.target is None or row(batch, place, batch.target) == its.target
+            assert contrasts.positions[place] == its.position and contrasts.answers[place] == its.answer
+            assert contrasts.wrong[place] == (IGNORED if its.wrong is None else its.wrong)
+            seen += 1
+    assert seen == prompts.COUNT
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_labels_end_with_the_answer(kind: str) -> None:
+    expected = prompts.prompts(kind)
+    for batch in read(speakers.checkpoint(kind), prompts.corpus(kind), labels=True):
+        assert batch.labels is not None
+        for place, number in enumerate(batch.indices.tolist()):
+            its = expected[number]
+            text = its.clean if its.target is None else its.target
+            labels = batch.labels[place]
+            assert labels[labels != IGNORED].tolist() == [*text[1:], its.answer]
+
+
+def test_corrupted_changes_places_and_rows_keep_what_belongs_to_them() -> None:
+    for batch in read(speakers.checkpoint("gpt2"), prompts.corpus("gpt2"), tokens=1000):
+        other = batch.corrupted
+        assert other.contrasts is not None and batch.contrasts is not None
+        assert other.source is batch.contrasts.corrupt and other.contrasts.corrupt is batch.source
+        part = batch.rows(batch.indices.argsort()[:1])
+        assert part.contrasts is not None and len(part.contrasts.answers) == 1
+        assert part.contrasts.corrupt.ids.shape == part.source.ids.shape
+
+
+def test_classes_are_answers() -> None:
+    kind = "bert"
+    its = HuggingFaceCheckpoint(
+        path="tiny", model=classifiers.model(kind), tokenizer=classifiers.tokenizer(kind), digest="0" * 64
+    )
+    text = with_answers(its, corpus("ah bi", "ci"), ["ah bj", "cj"], ["good\tbad", "2"])
+    (first, second) = [sentence.contrast for sentence in text]
+    assert first is not None and second is not None
+    assert (first.answer, first.wrong, first.position, first.length) == (2, 0, 0, 4)
+    assert (second.answer, second.wrong) == (4, None)
+    with pytest.raises(DataError, match=r"^answer:1: the model has no class 'best'; it has 0 \(bad\)"):
+        with_answers(its, corpus("ah bi"), ["ah bj"], ["best"])
+    with pytest.raises(DataError, match="both answers are the same class"):
+        with_answers(its, corpus("ah bi"), ["ah bj"], ["good\tgood"])
+
+
+@pytest.mark.parametrize(
+    ("before", "answer", "text"),
+    [
+        ("gave to", "Mary", "gave to Mary"),
+        ("gave to", " Mary", "gave to Mary"),
+        ("2+2=", "4", "2+2=4"),
+        ("Answer:", " A", "Answer: A"),
+        ("京都は日本の", "都市", "京都は日本の都市"),
+        ("", "Haus", "Haus"),
+    ],
+)
+def test_words_are_kept_apart(before: str, answer: str, text: str) -> None:
+    assert joined(before, answer) == text
+
+
+def test_answers_of_byte_level_models_begin_with_the_space() -> None:
+    tokenizer = byte_level()
+    its = HuggingFaceCheckpoint(path="tiny", model=decoder("llama"), tokenizer=tokenizer, digest="0" * 64)
+    sentences = list(with_answers(its, corpus("A man in a"), ["A man in a"], ["man\t dog running"]))
+    contrast = sentences[0].contrast
+    assert contrast is not None and contrast.longer
+    assert tokenizer.convert_ids_to_tokens(contrast.answer).startswith("Ġ")
+    with pytest.raises(DataError, match="the end of its prompt is split into other subwords"):
+        with_answers(its, corpus("A man in a "), ["A man in a "], ["man"])
+
+
+def test_a_special_token_at_the_end_of_a_prompt_stays_where_the_user_wrote_it() -> None:
+    """What a tokenizer puts behind every text is cut off, and nothing else."""
+    model = speakers.SPEAKERS["gpt2"].make
+    assert model is not None
+    its = speakers.wrapped(model, speakers.Speaker(model, (tiny.START,), (tiny.END,)))
+    (ended,) = with_answers(its, corpus("ah bi"), ["ah bj"], ["ci"])
+    assert ended.contrast is not None and (ended.contrast.length, ended.contrast.position) == (3, 2)
+    (written,) = with_answers(its, corpus("ah bi [SEP]"), ["ah bj [SEP]"], [" ci"])
+    assert written.contrast is not None and (written.contrast.length, written.contrast.position) == (4, 3)
+    (batch,) = read(its, with_answers(its, corpus("ah bi [SEP]"), ["ah bj [SEP]"], [" ci"]))
+    assert row(batch, 0, batch.source)[-1] == tiny.END
+
+
+@pytest.mark.parametrize(
+    ("clean", "corrupt", "answers", "message"),
+    [
+        (
+            ["ah bi", "ci"],
+            ["ah bj", "ci ah"],
+            ["ci", "di"],
+            r"corrupt:2: 3 subwords, and clean.txt:2 has 2; a prompt",
+        ),
+        (["ah bi"], ["ah bj", "ci"], ["ci"], "different numbers of lines, 1 and 2"),
+        (["ah bi"], ["ah bj"], ["ci", "di"], "different numbers of lines, 1 and 2"),
+        (["ah bi"], ["ah bj"], ["ci\tdi\tei"], "answer:1: a line is an answer, or two with one tab between"),
+        (["ah bi"], ["ah bj"], ["ci\t"], "answer:1: a line is an answer, or two with one tab between"),
+        (["ah bi"], ["ah bj"], ["cia\tcib"], "answer:1: both answers begin with 'ci', and the first subword"),
+        (["ah bi"], ["ah bj"], ["ŵ"], "answer:1: the vocabulary has no 'ŵ'"),
+    ],
+)
+def test_what_cannot_be_read(clean: list[str], corrupt: list[str], answers: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        with_answers(speakers.checkpoint("gpt2"), globals()["corpus"](*clean), corrupt, answers)
+
+
+def test_long_prompts_are_refused_and_never_cut() -> None:
+    its = speakers.checkpoint("gpt2")
+    text = with_answers(its, corpus("ah bi ci di"), ["ah bi ci dj"], ["ei"])
+    with pytest.raises(DataError, match=r"^clean.txt:1: 5 subwords, the limit is 4, and prompts are not cut; shorten"):
+        read(its, text, limit=4)
+
+
+def test_masked_language_models_need_one_mask() -> None:
+    with pytest.raises(DataError, match=r"its prompt has 0 masks; write \[MASK\] once, where the answer belongs"):
+        with_answers(speakers.checkpoint("bert"), corpus("ah bi"), ["ah bj"], ["ci"])
+
+
+def test_models_that_say_nothing() -> None:
+    with pytest.raises(ConfigError, match="a model of type 'bert' has no answers; take one"):
+        with_answers(tiny.checkpoint("bert", 7), corpus("ah bi"), ["ah bj"], ["ci"])

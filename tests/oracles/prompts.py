@@ -1,0 +1,80 @@
+"""Prompts with corrupt versions and answers, and what they are in ids: independent of the package's batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from headscope.data.corpus import Corpus, Sentence
+from headscope.evaluation.prompts import with_answers
+from tests.oracles import speakers, tiny
+from tests.oracles.tiny import MASK, PAD, PIECES, START
+
+COUNT = 7
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids of a prompt, of its corrupt version and of what the decoder has said; where the answer is, and which."""
+
+    clean: list[int]
+    corrupt: list[int]
+    target: list[int] | None
+    position: int
+    answer: int
+    wrong: int | None
+
+
+@cache
+def lines(kind: str, *, seed: int = 5) -> tuple[list[str], list[str], list[str], list[str] | None]:
+    """Clean and corrupt prompts of unequal lengths, answers (the third alone), beginnings of translations."""
+    luck = np.random.default_rng(seed)
+    clean, corrupt, answers, begun = [], [], [], []
+    for number, length in enumerate((4, 2, 7, 3, 5, 2, 6)):
+        words = luck.choice(tiny.WORDS, size=length, replace=False).tolist()
+        others = luck.choice([word for word in tiny.WORDS if word not in words], size=4, replace=False).tolist()
+        changed = [others[0] if place == number % length else word for place, word in enumerate(words)]
+        if speakers.SPEAKERS[kind].masked:
+            words.append("[MASK]")
+            changed.append("[MASK]")
+        clean.append(" ".join(words))
+        corrupt.append(" ".join(changed))
+        answers.append(others[1] if number == 2 else f"{others[1]}\t{others[2]}")
+        begun.append(" ".join([others[3], *words][: 1 + number % 2]))
+    return clean, corrupt, answers, begun if speakers.SPEAKERS[kind].two_sided else None
+
+
+def corpus(kind: str, *, begun: bool = True) -> Corpus:
+    """The prompts as the package reads them."""
+    clean, corrupt, answers, targets = lines(kind)
+    sentences = [
+        Sentence(number, text, targets[number] if targets and begun else None) for number, text in enumerate(clean)
+    ]
+    text = Corpus("clean", len(clean), "0" * 40, lambda: iter(sentences), has_target=bool(targets and begun))
+    return with_answers(speakers.checkpoint(kind), text, corrupt, answers)
+
+
+def prompts(kind: str, *, begun: bool = True) -> list[Prompt]:
+    """The same, word by word."""
+    its = speakers.SPEAKERS[kind]
+    made = []
+    clean, corrupt, answers, targets = lines(kind)
+    for number, (text, other, answer) in enumerate(zip(clean, corrupt, answers, strict=True)):
+        sides = [[*its.before, *_ids(text), *its.after] for text in (text, other)]
+        ids = [PIECES.index(word) for word in answer.split("\t")]
+        target = None
+        position = len(sides[0]) - 1
+        if its.two_sided:
+            said = _ids(targets[number]) if targets and begun else []
+            target = [START if its.make is None else PAD, *said]
+            position = len(said)
+        elif its.masked:
+            position = sides[0].index(MASK)
+        made.append(Prompt(sides[0], sides[1], target, position, ids[0], ids[1] if len(ids) > 1 else None))
+    return made
+
+
+def _ids(text: str) -> list[int]:
+    return [PIECES.index(word) for word in text.split()]
