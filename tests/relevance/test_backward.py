@@ -22,7 +22,7 @@ from headscope.relevance.rulesets import RULE_SETS
 from tests.oracles import native as models
 from tests.oracles import relevance as oracle
 
-NAMES = ("gradient", "cp", "attnlrp", "epsilon")
+NAMES = tuple(name for name, each in RULE_SETS if isinstance(each, Backward))
 SITES = {"encoder": Site.ENCODER_SELF, "decoder": Site.DECODER_SELF, "cross": Site.CROSS}
 PLACEMENTS = [{"norm": "pre", "activation": "relu", "final_norm": True}, {"norm": "post", "activation": "gelu"}]
 

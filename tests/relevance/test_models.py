@@ -23,7 +23,7 @@ from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, 
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 
-NAMES = ("gradient", "cp", "attnlrp", "epsilon")
+NAMES = tuple(name for name, each in RULE_SETS if isinstance(each, Backward))
 EXPLAINED = [each for each in ARCHITECTURES if each.name != "gpt_oss"]  # its router has no rule
 
 

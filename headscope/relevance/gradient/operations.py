@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from headscope.errors import CheckpointError
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts
-from headscope.relevance.gradient.autograd_functions import ActiveRules, with_epsilon, with_share
+from headscope.relevance.gradient.autograd_functions import ActiveRules, with_epsilon, with_gradient, with_share
 from headscope.relevance.gradient.composite_modules import ModuleRule, NormParameters, activated, normalized
-from headscope.relevance.gradient.rules import Rules
+from headscope.relevance.gradient.rules import Rules, tempered_softmax
 
 
 def _names(text: str) -> frozenset[str]:
@@ -63,6 +63,7 @@ class Operations(TorchFunctionMode):
         self.strict = [name for name, rules in rule_sets.items() if not rules.plain]
         self.epsilon = any(rules.epsilon is not None for rules in rule_sets.values())
         self.constant_softmax = any(rules.weights == 0 for rules in rule_sets.values())
+        self.tempered_softmax = any(rules.temperature != 1 for rules in rule_sets.values())
         self.within = False
 
     def __torch_function__(
@@ -124,13 +125,28 @@ class Operations(TorchFunctionMode):
         elif name in ACTIVATIONS:
             return activated(result, args[0] if args else kwargs["input"], active)
         elif name in SOFTMAX:
-            constant = self.constant_softmax
-            return with_share(result, active, lambda rules: rules.weights and 1.0) if constant else result
+            return self._softmax(result, *args, **kwargs)
         elif name in ("layer_norm", "rms_norm"):
             norm = _norm(name, *args, **kwargs)
             if norm is not None:
                 return normalized(result, args[0] if args else kwargs["input"], norm, active)
         self._refuse(name)
+        return result
+
+    def _softmax(self, result: Tensor, input: Tensor, dim: int | None = None, *_: Any, **__: Any) -> Tensor:
+        """The softmax of `input` with the gradients that the rule sets need: none, that of a temperature, its own."""
+        scores, axis = input.detach(), -1 if dim is None else dim
+
+        def rule(rules: Rules, gradient: Tensor) -> Tensor | None:
+            if rules.temperature == 1:
+                return None
+            tempered = tempered_softmax(gradient, scores, temperature=rules.temperature, dim=axis)
+            return tempered.to(scores.dtype)
+
+        if self.tempered_softmax:
+            result = with_gradient(result, input, self.active, rule)
+        if self.constant_softmax:
+            result = with_share(result, self.active, lambda rules: rules.weights and 1.0)
         return result
 
     def _refuse(self, name: str) -> None:

@@ -10,12 +10,14 @@ of its own for one kind of operation; linear operations keep their ordinary grad
 | product of two variables | uniform: half to each factor | g / 2 |
 | factors of a mixture of experts (MAE) | constants | none to the gate |
 | weights · V, Q · Kᵀ | a share for each factor | g · share, nothing for a share of 0 |
+| softmax | temperature T: the weights S that softmax(x / T) gives | S ∘ (g − Σ g·S) |
 | linear map z = Wx + b | epsilon: z stabilised in the denominator | g · z / (z + ε sign z) |
 
 Sources: Bach et al. 2015 (epsilon); Ali et al. 2022, "XAI for Transformers" (weights and deviations as
 constants); Achtibat et al. 2024, "AttnLRP" (identity, uniform; the softmax keeps its ordinary gradient, which is
-their Deep Taylor rule). Ali et al. have no gated feed-forward layers; every rule set here but `gradient` gives half
-of a product to each factor. lxt's CP-LRP gives nothing to the gate there, so its numbers for `cp` differ.
+their Deep Taylor rule); Edin et al. 2025, "GIM" (temperature, without the factor 1/T of softmax(x / T)'s own gradient).
+Ali et al. have no gated feed-forward layers; every rule set here but `gradient` gives half of a product to each factor.
+lxt's CP-LRP gives nothing to the gate there, so its numbers for `cp` differ.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Rules:
 
     `product` is the share of each factor in a product of two variables (also of a gated activation), `weights`
     and `values` those in weights · V, `scores` that of queries and of keys in Q · Kᵀ. `weights` 0 makes every
-    softmax a constant. `epsilon` stabilises linear maps, relative to the root mean square of z over features.
+    softmax a constant; `temperature` is that of its gradient, 1 the ordinary one. `epsilon` stabilises linear maps,
+    relative to the root mean square of z over features.
     """
 
     activation: Literal["gradient", "identity"] = "gradient"
@@ -42,6 +45,7 @@ class Rules:
     weights: float = 1.0
     values: float = 1.0
     scores: float = 1.0
+    temperature: float = 1.0
     epsilon: float | None = None
 
     @property
@@ -73,6 +77,16 @@ def epsilon(gradient: Tensor, z: Tensor, size: float) -> Tensor:
     """g · z / (z + ε sign z) with ε = size · root mean square of z over its last axis (Montavon et al. 2019)."""
     margin = size * z.square().mean(dim=-1, keepdim=True).sqrt()
     return gradient * (z / torch.where(z < 0, z - margin, z + margin)).nan_to_num_(nan=0.0)
+
+
+def tempered_softmax(gradient: Tensor, x: Tensor, *, temperature: float, dim: int) -> Tensor:
+    """S ∘ (g − Σ g·S) with S = softmax(x / T) over `dim`: its gradient but for the factor 1/T (Edin et al. 2025).
+
+    Where a softmax is sharp its own gradient vanishes, as the other keys make up for what one loses; a higher
+    temperature lets them tell apart.
+    """
+    weights = torch.softmax(x / temperature, dim=dim, dtype=gradient.dtype)
+    return weights * (gradient - (gradient * weights).sum(dim=dim, keepdim=True))
 
 
 def shared(gradient: Tensor, share: float) -> Tensor | None:

@@ -1,0 +1,108 @@
+"""Gradient Interaction Modifications: by the authors' package, by detached numbers, and by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from headscope.heads import Site
+from headscope.relevance.backward import Backward
+from headscope.relevance.gradient.recording import recording
+from headscope.relevance.gradient.rules import Rules, tempered_softmax
+from headscope.relevance.rulesets import RULE_SETS
+from tests.oracles import gim
+
+PACKAGE: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "data" / "oracles" / "gim" / "heads.json").read_text(encoding="utf-8")
+)
+HALVES = {
+    "eager": Rules(norm="constant", temperature=2.0),
+    "sdpa": Rules(norm="constant", weights=0.5, values=0.5, scores=0.5),
+}
+
+
+def whole() -> Rules:
+    found = RULE_SETS.get("gim")
+    assert isinstance(found, Backward)
+    return found.rules
+
+
+def relevances(model: Any, rules: Rules, ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Relevance of every head [layer h] for the likeliest token after the last one, and the logits [V]."""
+    with recording(model, {"gim": rules}) as recorded:
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+    with torch.enable_grad():
+        found = recorded.relevance(logits.max(), rules)
+    return torch.stack([found[Site.DECODER_SELF, layer].raw[0, 0] for layer in range(len(found))]), logits.detach()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_either_half_is_that_of_the_authors_package(implementation: str) -> None:
+    ours, logits = relevances(gim.gpt2("eager"), HALVES[implementation], PACKAGE["ids"])
+    torch.testing.assert_close(logits, torch.tensor(PACKAGE["logits"], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    theirs = torch.tensor(PACKAGE[implementation], dtype=torch.float64)
+    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+    assert not torch.allclose(ours, relevances(gim.gpt2("eager"), Rules(norm="constant"), PACKAGE["ids"])[0], rtol=0.01)
+
+
+def test_both_halves_together_are_the_rule_set() -> None:
+    together = replace(HALVES["sdpa"], temperature=HALVES["eager"].temperature, product=0.5)
+    assert whole() == together
+
+
+def test_gpt2_equals_gradients_through_detached_numbers() -> None:
+    model = gim.gpt2("eager")
+    ours, logits = relevances(model, whole(), PACKAGE["ids"])
+    with gim.changed(model):
+        theirs, same = gim.relevances(model, gim.gpt2_outputs(model), PACKAGE["ids"], heads=3)
+    torch.testing.assert_close(same, logits)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_llama_equals_gradients_through_detached_numbers() -> None:
+    """Grouped keys and values, rotary positions, norms without mean, gated feed-forward layers."""
+    config = LlamaConfig(
+        vocab_size=53,
+        hidden_size=42,
+        intermediate_size=11,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=10,
+    )
+    torch.manual_seed(5)
+    model: Any = LlamaForCausalLM(config).double().eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    ids = [7, 31, 5, 43, 11]
+    ours, _ = relevances(model, whole(), ids)
+    with gim.changed(model):
+        outputs = [layer.self_attn.o_proj for layer in model.model.layers]
+        theirs, _ = gim.relevances(model, outputs, ids, heads=6)
+    assert float((ours - theirs).abs().max()) < 2e-6 * float(theirs.abs().max())  # transformers' norms are in float32
+
+
+def test_published_softmax() -> None:
+    x, g = torch.tensor([2.0, 0, 0]).double(), torch.tensor([1.0, 0, 0]).double()
+    for temperature, first in ((1, 0.16764), (2, 0.24421)):
+        gradient = tempered_softmax(g, x, temperature=temperature, dim=-1)
+        torch.testing.assert_close(gradient, torch.tensor([first, -first / 2, -first / 2]).double(), atol=6e-6, rtol=0)
+    soft = torch.softmax(x.requires_grad_(), dim=-1)
+    (own,) = torch.autograd.grad(soft, x, g)
+    torch.testing.assert_close(tempered_softmax(g, x.detach(), temperature=1, dim=-1), own)
+
+
+def test_two_keys_with_the_same_value_are_both_seen() -> None:
+    """A sharp softmax hides what a key does whose twin would take its place: a higher temperature shows more of it."""
+    scores, values = torch.tensor([9.0, 9.0, 0.0]).double(), torch.tensor([1.0, 1.0, 0.0]).double()
+    plain, tempered = (tempered_softmax(values, scores, temperature=temperature, dim=-1) for temperature in (1, 2))
+    assert (tempered[:2] > 40 * plain[:2]).all() and (plain[:2] > 0).all()
