@@ -31,6 +31,7 @@ from headscope.cli.options import (
 
 if TYPE_CHECKING:
     from headscope.config import EvaluateConfig
+    from headscope.distributed import Processes
     from headscope.evaluation.each_head import EachHead
     from headscope.evaluation.quality import Evaluation
 
@@ -156,21 +157,29 @@ class Written:
 
 @takes(Text, LabelledText, Scores, Heads, Search, Masked, RunningOptions, Batches, CompanionOptions, Written, Ending)
 def evaluate(given: dict[str, Any]) -> None:
-    """Score translations, how well the model predicts a text, or how near it is to the intact one."""
+    """Score translations, how well the model predicts a text, or how near it is to the intact one.
+
+    Processes of torchrun share the text.
+    """
     from headscope.config import EvaluateConfig
 
     json, settings = settings_of(given, lists=("metrics",))
     config = EvaluateConfig(**settings)
-    complete = _each_head(config, json=json) if config.each_head else _evaluate(config, json=json)
-    if not complete:
+    from headscope.distributed import process_group
+
+    with process_group() as processes:
+        complete = (_each_head if config.each_head else _evaluate)(config, processes, json=json)
+    if processes.main and not complete:
         console.say("interrupted: the numbers are of the sentences that were done, see n= in the signature")
         raise typer.Exit(130)
 
 
-def _evaluate(config: EvaluateConfig, *, json: bool) -> bool:
+def _evaluate(config: EvaluateConfig, processes: Processes, *, json: bool) -> bool:
     from headscope.evaluation.quality import run_evaluation
 
-    evaluation = run_evaluation(config, progress=console.progress)
+    evaluation = run_evaluation(config, progress=console.progress, processes=processes)
+    if not processes.main:
+        return evaluation.complete
     if json:
         console.print_json(_as_json(evaluation))
     else:
@@ -236,11 +245,13 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
     console.show(console.ending([", ".join(map(_score_with_interval, evaluation.scores))], out or ""))
 
 
-def _each_head(config: EvaluateConfig, *, json: bool) -> bool:
+def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> bool:
     from headscope.evaluation.each_head import run_each_head
     from headscope.results import ResultTable
 
-    heads = run_each_head(config, progress=console.progress)
+    heads = run_each_head(config, progress=console.progress, processes=processes)
+    if not processes.main:
+        return heads.complete
     if json:
         table = ResultTable("each_head", heads.table, heads.signature)
         console.print_json({**table.to_json(), "remarks": heads.remarks, "complete": heads.complete})

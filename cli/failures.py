@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -15,6 +16,7 @@ from headscope.errors import ConfigError, HeadscopeError
 
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
 PATIENCE = timedelta(seconds=10)
+GRACE = 2.0  # seconds
 
 
 def described(error: BaseException) -> str | None:
@@ -26,7 +28,18 @@ def described(error: BaseException) -> str | None:
             f"there is not enough memory ({_one_line(error)[:160]}); take a smaller --batch-tokens, --max-length or "
             "model"
         )
+    if _peer_is_gone(error):
+        return "another process of this torchrun has ended before its work was done"
     return None
+
+
+def _peer_is_gone(error: BaseException) -> bool:
+    """Whether a process waited in torch.distributed for one that has ended."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not isinstance(error, RuntimeError):
+        return False
+    from torch import distributed
+
+    return isinstance(error, distributed.DistError) or "gloo" in str(error) or "closed by peer" in str(error)
 
 
 @contextmanager
@@ -93,10 +106,15 @@ class Application(typer.Typer):
         return super().command(*names, **{"cls": ListsOnce, **options})
 
 
-def reports_error() -> bool:
-    """Whether this process reports the error: of the processes of one torchrun, the first that calls this."""
+def reports_error(error: BaseException) -> bool:
+    """Whether this process reports the error: of the processes of one torchrun, the first that calls this.
+
+    One that was left alone waits until the other may have said why.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return True
+    if _peer_is_gone(error):
+        time.sleep(GRACE)
     with suppress(Exception):  # no store any more: better reported twice than never
         from torch import distributed
 

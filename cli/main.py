@@ -25,7 +25,7 @@ COMMANDS = {
     "demo": "See what headscope does, on a pretrained BERT and a small translation model; needs no network.",
 }
 """The first line of each command's help. Its module in this folder has a function of its name, or a typer `app`."""
-SHARED = ("analyze", "train", "prune")
+SHARED = ("analyze", "train", "prune", "evaluate", "translate")
 """Commands that run under torchrun in several processes (`prune` limits this to some of its methods)."""
 
 EPILOG = """\
@@ -109,7 +109,7 @@ def _run() -> None:
         if _interrupted(error) or (interrupts.received() and not isinstance(error, SystemExit)):
             _end_interrupted()
         if line := described(error):
-            if reports_error():
+            if reports_error(error):
                 print(f"error: {line}", file=sys.stderr, flush=True)
             sys.exit(2)
         _flush()

@@ -33,4 +33,4 @@ app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True,
 @app.callback(help=SUMMARY)
 def prune(context: typer.Context) -> None:
     """Refuse torchrun where a method does not share its work."""
-    one_process(context, shared=("sweep", "rank"))
+    one_process(context, shared=("l0", "subset", "rank", "sweep"))

@@ -31,7 +31,11 @@ from headscope.cli.prune_options import (
 from headscope.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headscope.distributed import Processes
     from headscope.pruning.learning.lambdas import LambdaSweep
+    from headscope.pruning.learning.learn import LearnConfig
 
 GateRate = Annotated[
     float | None,
@@ -96,6 +100,7 @@ def l0(given: dict[str, Any]) -> None:
 
     λ is given, a list, or searched for a number of heads (--keep). Writes removed.txt, kept.txt, ranking.csv,
     gates.csv (the trajectory), pruning.json, and DIR/model, the checkpoint as it has learnt, with all its heads.
+    Processes of torchrun share the sentences of every batch.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
     from headscope.pruning.learning.l0 import L0Options
@@ -130,7 +135,7 @@ class Subset:
 def subset(given: dict[str, Any]) -> None:
     """Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021).
 
-    Writes what `prune l0` writes.
+    Writes what `prune l0` writes. Processes of torchrun share the sentences of every batch.
     """
     json, settings = settings_of(given, lists=("sites", "export"))
     from headscope.pruning.learning.subset import SubsetOptions
@@ -141,28 +146,50 @@ def subset(given: dict[str, Any]) -> None:
 
 
 def _learn(settings: dict[str, Any], method: Any, strengths: list[float], *, json: bool) -> None:
-    from headscope.pruning.learning.lambdas import lambdas_complete, lambdas_left, run_lambdas
-    from headscope.pruning.learning.learn import LearnConfig, finished, resumable, run_learning
+    from headscope.distributed import process_group
+    from headscope.pruning.learning.lambdas import lambdas_left
+    from headscope.pruning.learning.learn import LearnConfig, finished, resumable
 
     config = LearnConfig(method=method, **settings)
-    if config.resume and (record := finished(config.out)):
-        console.say(f"the run in {config.out} is complete; nothing is left to resume")
-        if json:
-            console.print_json({"out": str(config.out), **record})
+    with process_group() as processes:
+        if config.resume and (record := processes.on_main(lambda: finished(config.out))):
+            if processes.main:
+                _show_complete(config, record, json=json)
+            return
+        try:
+            _run(config, strengths, processes, json=json)
+        except KeyboardInterrupt:
+            if not (lambdas_left(config.out) if len(strengths) > 1 else resumable(config.out)):
+                raise
+            instead = " instead of --force" if config.force else ""
+            if processes.main:
+                console.say(
+                    f"interrupted; the same command with --resume{instead} goes on from the last state that was saved"
+                )
+            raise typer.Exit(130) from None
+
+
+def _run(config: LearnConfig, strengths: list[float], processes: Processes, *, json: bool) -> None:
+    """Learn with all processes; the first one shows the result."""
+    from headscope.pruning.learning.lambdas import lambdas_complete, run_lambdas
+    from headscope.pruning.learning.learn import run_learning
+
+    if len(strengths) < 2:
+        choice = run_learning(config, progress=console.updates, processes=processes)
+        if processes.main:
+            show_choice(choice, json=json)
         return
-    try:
-        if len(strengths) > 1:
-            if config.resume and lambdas_complete(config.out):
-                console.say(f"the runs in {config.out} are complete; nothing is left to resume")
-            _show_sweep(run_lambdas(config, strengths, progress=console.updates), json=json)
-        else:
-            show_choice(run_learning(config, progress=console.updates), json=json)
-    except KeyboardInterrupt:
-        if not (lambdas_left(config.out) if len(strengths) > 1 else resumable(config.out)):
-            raise
-        instead = " instead of --force" if config.force else ""
-        console.say(f"interrupted; the same command with --resume{instead} goes on from the last state that was saved")
-        raise typer.Exit(130) from None
+    if config.resume and processes.main and lambdas_complete(config.out):
+        console.say(f"the runs in {config.out} are complete; nothing is left to resume")
+    sweep = run_lambdas(config, strengths, progress=console.updates, processes=processes)
+    if processes.main:
+        _show_sweep(sweep, json=json)
+
+
+def _show_complete(config: LearnConfig, record: Mapping[str, Any], *, json: bool) -> None:
+    console.say(f"the run in {config.out} is complete; nothing is left to resume")
+    if json:
+        console.print_json({"out": str(config.out), **record})
 
 
 def _show_sweep(sweep: LambdaSweep, *, json: bool) -> None:

@@ -36,6 +36,7 @@ from headscope.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headscope.distributed import Processes
     from headscope.formats.base import Checkpoint
     from headscope.formats.translate_options import TranslateOptions, Translation
 
@@ -76,8 +77,12 @@ def translate(
     bpe: Bpe = None,
     config: Config = None,
 ) -> None:
-    """Translate: headscope translate CKPT < text > text. Empty lines stay empty."""
+    """Translate: headscope translate CKPT < text > text. Empty lines stay empty.
+
+    Processes of torchrun share the lines.
+    """
     from headscope.api.loading import load
+    from headscope.distributed import process_group
     from headscope.formats.translate_options import TranslateOptions
 
     if greedy and (beam or 1) > 1:
@@ -92,31 +97,41 @@ def translate(
         keep_pieces=keep_bpe,
         scores=scores,
     )
-    model = load(checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
-    with model.masked(mask or ()):
-        _translate(model.checkpoint, options, batch_tokens, 1 if sys.stdin.isatty() else window)
+    with process_group() as processes:
+        window = processes.on_main(lambda: 1 if sys.stdin.isatty() else window)
+        model = load(checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
+        with model.masked(mask or ()):
+            _translate(model.checkpoint, options, batch_tokens, window, processes)
 
 
-def _translate(checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: int, window: int) -> None:
+def _translate(
+    checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: int, window: int, processes: Processes
+) -> None:
     from headscope.data.unknown_subwords import UnknownSubwords
-    from headscope.evaluation.translation import decoded_lines, translate_lines
+    from headscope.evaluation.translation import decoded_lines, shared_lines, translate_lines
     from headscope.files.reading import lines_of
+    from headscope.progress import no_progress
 
     limit = checkpoint.reads(options.longest)
     cut: list[int] = []
     unknown_counts = UnknownSubwords()
-    with console.counter("translating") as step:
-        lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin"))
+    with console.counter("translating") if processes.main else no_progress("", 0) as step:
+        lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin")) if processes.main else ()
         translations = translate_lines(
             checkpoint,
-            lines,
+            shared_lines(lines, processes, window=window),
             options=options,
             tokens=batch_tokens,
             window=window,
             cut=cut.append,
             unknown=unknown_counts,
             progress=step,
+            processes=processes,
         )
+        if not processes.main:
+            for _ in translations:
+                pass
+            return
         done, complete = _write(translations, options, window)
     for warning in unknown_counts.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
         console.say(warning)

@@ -86,6 +86,11 @@ class GroupSums:
 
     def merge(self, other: GroupSums) -> None:
         """Add the sums over other sentences of the same corpus, such as those of another process."""
+        if other.used == 0:
+            return
+        if self.used == 0:
+            vars(self).update(vars(other))
+            return
         while self.groups > other.groups:
             self.halve()
         while other.groups > self.groups:

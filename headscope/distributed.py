@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.errors import HeadscopeError
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=1)
@@ -39,6 +39,41 @@ class Processes:
         distributed.all_reduce(table)
         sums: list[float] = table.tolist()
         return sums
+
+    def owns(self, number: int) -> bool:
+        """Whether batch `number` is this process's: they are dealt out like cards."""
+        return number % self.world == self.rank
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Make every gradient its sum over processes; None stays where no process has one."""
+        if self.world == 1:
+            return
+        present = self.sum([float(parameter.grad is not None) for parameter in parameters])
+        for parameter, processes in zip(parameters, present, strict=True):
+            if processes:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                shared = gradient.to(_device()) if _nccl() else gradient
+                distributed.all_reduce(shared)
+                parameter.grad = shared.to(gradient.device)
+
+    def on_main(self, prepare: Callable[[], T]) -> T:
+        """What the first process prepares, in every process; its HeadscopeError is raised in all of them."""
+        if self.world == 1:
+            return prepare()
+        result: tuple[HeadscopeError | None, T | None] = (None, None)
+        if self.main:
+            try:
+                result = (None, prepare())
+            except HeadscopeError as error:
+                result = (error, None)
+        problem, value = self.broadcast(result if self.main else None)
+        if problem is not None:
+            raise problem
+        return cast(T, value)
+
+    def raise_first(self, problem: HeadscopeError | None) -> NoReturn:
+        """Raise the error of the first process that has one; every process calls this, at least one with an error."""
+        raise next(error for error in self.all(problem) if error is not None)
 
     def broadcast(self, value: T | None) -> T:
         """The value of rank 0."""
@@ -130,21 +165,13 @@ class IndependentProcesses:
         """What the first process prepares, in every process; its HeadscopeError is raised in all of them."""
         if self.processes.world == 1:
             return prepare()
-        problem, value = "", None
-        if self.processes.main:
-            try:
-                value = prepare()
-            except HeadscopeError as error:
-                problem = str(error)
-        problem, value = self.processes.broadcast((problem, value) if self.processes.main else None)
-        leave_processes()
-        alone = {"WORLD_SIZE": "1", "RANK": "0"}
-        self._environment = {name: os.environ[name] for name in alone if name in os.environ}
-        os.environ.update(alone)
-        if problem:
-            raise ConfigError(problem)
-        assert value is not None
-        return value
+        try:
+            return self.processes.on_main(prepare)
+        finally:
+            leave_processes()
+            alone = {"WORLD_SIZE": "1", "RANK": "0"}
+            self._environment = {name: os.environ[name] for name in alone if name in os.environ}
+            os.environ.update(alone)
 
     def share(self, groups: Sequence[str]) -> set[str]:
         """The groups that this process works on."""

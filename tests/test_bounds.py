@@ -259,7 +259,8 @@ def test_what_memory_cannot_hold_is_one_line() -> None:
 
 # Several processes.
 
-TOGETHER = {("analyze",), ("prune", "sweep"), ("prune", "rank")}
+TOGETHER: set[tuple[str, ...]] = {("analyze",), ("evaluate",), ("translate",)}
+TOGETHER.update(("prune", name) for name in ("l0", "subset", "rank", "sweep"))
 ALONE = [each for each in commands.commands() if each.words not in TOGETHER and each.words[0] != "train"]
 
 
@@ -270,7 +271,7 @@ def test_commands_that_share_no_work_are_refused_once(
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, status, said in (("0", 2, "runs in one process; start it without torchrun\n"), ("1", 0, "")):
         monkeypatch.setenv("RANK", rank)
-        monkeypatch.setattr("headscope.cli.main.reports_error", lambda: True)
+        monkeypatch.setattr("headscope.cli.main.reports_error", lambda error: True)
         found = commands.ran([*command.words, "x"])
         assert (found.status, found.said, found.crash) == (status, "", None)
         name = command.words[0] if command.words[0] == "plot" else " ".join(command.words)
@@ -280,12 +281,12 @@ def test_commands_that_share_no_work_are_refused_once(
 def test_one_process_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch import distributed
 
-    assert reports_error()
+    assert reports_error(ConfigError(""))
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     environment = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert [reports_error() for _ in range(3)] == [True, False, False]
+    assert [reports_error(ConfigError("")) for _ in range(3)] == [True, False, False]
 
 
 def test_large_seeds_stay_what_they_are() -> None:

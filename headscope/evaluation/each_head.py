@@ -7,11 +7,12 @@ and again only for its own heads. BLEU and chrF need a translation of the corpus
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headscope.bootstrap import Array, Bootstrap, Estimate
 from headscope.config import EvaluateConfig
+from headscope.distributed import ALONE, Processes
 from headscope.evaluation.fitting_metrics import (
     STATE_METRICS,
     TRANSLATION_METRICS,
@@ -59,12 +60,18 @@ class EachHead:
     complete: bool = True
 
 
-def run_each_head(config: EvaluateConfig, *, progress: Progress = no_progress) -> EachHead:
-    """Open checkpoint and corpus, measure with each head masked, and write `config.out` (see `score_each_head`)."""
+def run_each_head(
+    config: EvaluateConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
+) -> EachHead:
+    """Open checkpoint and corpus, measure with each head masked, and write `config.out` (see `score_each_head`).
+
+    Several `processes` share the text; all get the scores, and the first writes.
+    """
     if config.out is not None:
         check_file(config.out, inputs=inputs_of(config), force=config.force)
-    result = score_each_head(open_all(config), progress=progress)
-    if config.out is not None:
+    opened = replace(open_all(config), processes=processes)
+    result = score_each_head(opened, progress=progress if processes.main else no_progress)
+    if config.out is not None and processes.main:
         out = partial_path(config.out, complete=result.complete)
         write_atomically(out, lambda path: result.table.to_csv(path, index=False))
         if out != config.out:
@@ -116,7 +123,14 @@ def _likelihoods(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Pr
         return None
     masks = [[], *([head] for head in heads)]
     with progress("each head", opened.corpus.count) as step:
-        scored = likelihood(opened.checkpoint, opened.corpus, opened.likelihood_options, masks=masks, progress=step)
+        scored = likelihood(
+            opened.checkpoint,
+            opened.corpus,
+            opened.likelihood_options,
+            masks=masks,
+            progress=step,
+            processes=opened.processes,
+        )
     opened.unknown = scored.losses.unknown
     opened.remarks += cut_remark(scored)
     return scored
@@ -128,7 +142,12 @@ def _states(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progres
     masks = [[], *([head] for head in heads)]
     with progress("each head", opened.corpus.count) as step:
         compared = compare_states(
-            opened.checkpoint, opened.corpus, opened.likelihood_options, masks=masks, progress=step
+            opened.checkpoint,
+            opened.corpus,
+            opened.likelihood_options,
+            masks=masks,
+            progress=step,
+            processes=opened.processes,
         )
     opened.unknown = compared.losses.unknown
     opened.remarks += cut_remark(compared)

@@ -22,6 +22,7 @@ from headscope.bootstrap import Array, GroupSums, Ratio
 from headscope.data.batching import Long, Omissions, own_labels
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, Encoded, encode_sources, pad_rows, pad_side
+from headscope.distributed import ALONE, Processes
 from headscope.errors import DataError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.heads import HeadId, Site
@@ -95,29 +96,50 @@ def likelihood(
     *,
     masks: Sequence[Sequence[HeadId]] = ((),),
     progress: Callable[[int], None] = lambda sentences: None,
+    processes: Processes = ALONE,
 ) -> Likelihood:
     """Score a corpus in one pass for all masks; what they have in common is computed once per batch.
 
-    A KeyboardInterrupt ends the pass; the sums then cover the batches before it and have `complete=False`.
+    Of several `processes` each scores its share of the batches, and all get the sums. A KeyboardInterrupt ends the
+    pass; the sums then cover the batches before it and have `complete=False`.
     """
     sums = Likelihood(first=np.zeros(corpus.count), counts=np.zeros(corpus.count))
     try:
         with torch.inference_mode():
-            for part in labelled(checkpoint, corpus, options, sums.losses):
-                with threads_for_pass(checkpoint.model, part.batch.positions):
-                    nll, right, count, classes = _under_masks(checkpoint, part, masks)
-                sums.nll.add(part.batch.indices, Ratio(nll, count[:, None]))
-                sums.right.add(part.batch.indices, Ratio(right, count[:, None]))
-                if checkpoint.label_names:
-                    sums.classes.add(part.batch.indices, Ratio(classes, count[:, None]))
-                np.add.at(sums.first, part.batch.indices.numpy(), nll[:, 0].numpy())
-                np.add.at(sums.counts, part.batch.indices.numpy(), count.numpy())
-                sums.sentences += part.done
+            for number, part in enumerate(labelled(checkpoint, corpus, options, sums.losses)):
+                if processes.owns(number):
+                    _add(sums, checkpoint, part, masks)
                 progress(part.done)
     except KeyboardInterrupt:
-        if not sums.sentences:
-            raise
         sums.complete = False
+    sums = _merged(processes.all(sums))
+    if not (sums.complete or sums.sentences):
+        raise KeyboardInterrupt
+    return sums
+
+
+def _add(sums: Likelihood, checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]]) -> None:
+    """Score a batch."""
+    indices = part.batch.indices
+    with threads_for_pass(checkpoint.model, part.batch.positions):
+        nll, right, count, classes = _under_masks(checkpoint, part, masks)
+    sums.nll.add(indices, Ratio(nll, count[:, None]))
+    sums.right.add(indices, Ratio(right, count[:, None]))
+    if checkpoint.label_names:
+        sums.classes.add(indices, Ratio(classes, count[:, None]))
+    np.add.at(sums.first, indices.numpy(), nll[:, 0].numpy())
+    np.add.at(sums.counts, indices.numpy(), count.numpy())
+    sums.sentences += part.done
+
+
+def _merged(parts: Sequence[Likelihood]) -> Likelihood:
+    """The sums of all processes, which have read the same text."""
+    sums, *others = parts
+    for part in others:
+        for name in ("nll", "right", "classes"):
+            getattr(sums, name).merge(getattr(part, name))
+        sums.first, sums.counts = sums.first + part.first, sums.counts + part.counts
+        sums.sentences, sums.complete = sums.sentences + part.sentences, sums.complete and part.complete
     return sums
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from headscope.config import EvaluateConfig, EvaluateOptions
 from headscope.data.batching import BatchingOptions, Omissions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.unknown_subwords import UnknownSubwords
+from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.fitting_metrics import (
     STATE_METRICS,
@@ -102,18 +103,22 @@ class OpenedEvaluation:
     translate_options: TranslateOptions
     remarks: list[str] = field(default_factory=list)
     unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
+    processes: Processes = ALONE
 
 
-def run_evaluation(config: EvaluateConfig, *, progress: Progress = no_progress) -> Evaluation:
+def run_evaluation(
+    config: EvaluateConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
+) -> Evaluation:
     """Open everything, measure, and write `config.per_sentence`.
 
-    HeadscopeError for whatever the user can fix. Interrupted by Ctrl-C while references are scored, it gives
-    what was done (`complete` is then false).
+    Several `processes` share the text; all get the scores, and the first writes. HeadscopeError for whatever the user
+    can fix. Interrupted by Ctrl-C while references are scored, it gives what was done (`complete` is then false).
     """
     if config.per_sentence is not None:
         check_file(config.per_sentence, inputs=inputs_of(config), force=config.force)
-    evaluation = score_corpus(open_all(config), progress=progress)
-    if config.per_sentence is not None:
+    opened = replace(open_all(config), processes=processes)
+    evaluation = score_corpus(opened, progress=progress if processes.main else no_progress)
+    if config.per_sentence is not None and processes.main:
         table, out = evaluation.sentences, partial_path(config.per_sentence, complete=evaluation.complete)
         write_atomically(out, lambda path: table.to_csv(path, index=False))
         if out != config.per_sentence:
@@ -173,13 +178,17 @@ def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
     corpus, config = opened.corpus, opened.config
     if predictions_of(opened.metrics):
         with progress("scoring", corpus.count) as step:
-            scored = likelihood(opened.checkpoint, corpus, opened.likelihood_options, progress=step)
+            scored = likelihood(
+                opened.checkpoint, corpus, opened.likelihood_options, progress=step, processes=opened.processes
+            )
         opened.unknown = scored.losses.unknown
         scores += likelihood_scores(scored, opened)
     complete = scored is None or scored.complete
     if complete and set(opened.metrics) & set(STATE_METRICS):
         with progress("comparing", corpus.count) as step:
-            compared = compare_states(opened.checkpoint, corpus, opened.likelihood_options, progress=step)
+            compared = compare_states(
+                opened.checkpoint, corpus, opened.likelihood_options, progress=step, processes=opened.processes
+            )
         opened.unknown, complete = compared.losses.unknown, compared.complete
         scores += state_scores(compared, opened)
     if needs_translation(opened.metrics) and complete:
@@ -233,6 +242,7 @@ def translate_corpus(opened: OpenedEvaluation, step: Callable[[int], None]) -> l
         cut=cut.append,
         unknown=unknown,
         progress=step,
+        processes=opened.processes,
     )
     texts = [candidates[0].text for candidates in translations]
     opened.unknown = opened.unknown or unknown  # what the likelihood counted has the target too

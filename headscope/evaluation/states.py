@@ -18,6 +18,7 @@ from headscope.bootstrap import GroupSums, Ratio
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
+from headscope.distributed import ALONE, Processes
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
@@ -83,11 +84,12 @@ def compare_states(
     intact: Checkpoint | None = None,
     masks: Sequence[Sequence[HeadId]] = ((),),
     progress: Callable[[int], None] = lambda sentences: None,
+    processes: Processes = ALONE,
 ) -> StateComparison:
     """Compare final states of a checkpoint, as its gates are now and under each mask, with those of the intact model.
 
-    `intact` is by default the checkpoint itself without masks and gates. One pass over the corpus; a KeyboardInterrupt
-    ends it, and the sums then cover the batches before it and have `complete=False`.
+    `intact` is by default the checkpoint itself without masks and gates. One pass over the corpus, which `processes`
+    share; a KeyboardInterrupt ends it, and the sums then cover the batches before it and have `complete=False`.
     """
     sums, whole = StateComparison(), intact or checkpoint
     read = batches(
@@ -95,17 +97,29 @@ def compare_states(
     )
     try:
         with torch.inference_mode():
-            for batch in read:
-                with threads_for_pass(checkpoint.model, batch.positions):
-                    pooled, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
-                sums.pooled.add(batch.indices, Ratio(pooled, torch.ones(len(pooled), 1, 1)))
-                sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
-                sums.sentences += len(batch.indices)
+            for number, batch in enumerate(read):
+                if processes.owns(number):
+                    with threads_for_pass(checkpoint.model, batch.positions):
+                        pooled, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
+                    sums.pooled.add(batch.indices, Ratio(pooled, torch.ones(len(pooled), 1, 1)))
+                    sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
+                    sums.sentences += len(batch.indices)
                 progress(len(batch.indices))
     except KeyboardInterrupt:
-        if not sums.sentences:
-            raise
         sums.complete = False
+    sums = _merged(processes.all(sums))
+    if not (sums.complete or sums.sentences):
+        raise KeyboardInterrupt
+    return sums
+
+
+def _merged(parts: Sequence[StateComparison]) -> StateComparison:
+    """The sums of all processes, which have read the same text."""
+    sums, *others = parts
+    for part in others:
+        sums.pooled.merge(part.pooled)
+        sums.tokens.merge(part.tokens)
+        sums.sentences, sums.complete = sums.sentences + part.sentences, sums.complete and part.complete
     return sums
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 
 from headscope.data.encoded import Encoded
 from headscope.data.unknown_subwords import UnknownSubwords
+from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
@@ -27,6 +28,13 @@ def decoded_lines(lines: Iterable[bytes], *, name: str = "stdin") -> Iterator[st
             ) from None
 
 
+def shared_lines(lines: Iterable[str], processes: Processes, *, window: int) -> Iterator[str]:
+    """The lines that the first process reads, in every process, a window of them at a time."""
+    reading = iter(lines)
+    while texts := processes.on_main(lambda: list(islice(reading, window))):
+        yield from texts
+
+
 def translate_lines(
     checkpoint: Checkpoint,
     lines: Iterable[str],
@@ -37,12 +45,14 @@ def translate_lines(
     cut: Callable[[int], None] = lambda line: None,
     unknown: UnknownSubwords | None = None,
     progress: Callable[[int], None] = lambda sentences: None,
+    processes: Processes = ALONE,
 ) -> Iterator[list[Translation]]:
     """The translations of each line, best first, in the order of the lines; an empty line stays empty.
 
     A batch has at most `tokens` source positions, padding included, and no more hypotheses than fit `LOGITS` bytes.
     `cut` is called with the number (from 1) of every line that was truncated to the length that `checkpoint.reads`
-    gives; subwords are counted in `unknown`. CheckpointError for a model that cannot translate.
+    gives; subwords are counted in `unknown`. Several `processes`, which are all given the same lines, share the batches
+    of a window, and all get every translation. CheckpointError for a model that cannot translate.
     """
     if not checkpoint.two_sided:
         raise CheckpointError(
@@ -60,10 +70,13 @@ def translate_lines(
         counts.add("source", list(encoded.values()))
         for number in (number for number, line in encoded.items() if line.cut):
             cut(before + number + 1)
-        for group in _groups({number: len(line.ids) for number, line in encoded.items()}, tokens, most):
-            translated = checkpoint.translations([texts[n] for n in group], options)
-            translations.update(zip(group, translated, strict=True))
+        groups = _groups({number: len(line.ids) for number, line in encoded.items()}, tokens, most)
+        for turn, group in enumerate(groups):
+            if processes.owns(turn):
+                translated = checkpoint.translations([texts[n] for n in group], options)
+                translations.update(zip(group, translated, strict=True))
             progress(len(group))
+        translations = {number: best for part in processes.all(translations) for number, best in part.items()}
         before += len(texts)
         yield from (translations.get(n, NOTHING) for n in range(len(texts)))
 

@@ -200,7 +200,8 @@ def test_an_interrupted_pass_keeps_what_was_done(run: Evaluate, monkeypatch: pyt
 
         yield step
 
-    monkeypatch.setattr(run_evaluation, "__kwdefaults__", {"progress": stopping})
+    defaults = {**(run_evaluation.__kwdefaults__ or {}), "progress": stopping}
+    monkeypatch.setattr(run_evaluation, "__kwdefaults__", defaults)
     found = run(checkpoints.small(), SOURCES, TARGETS, batch_tokens=10)
     assert not found.complete and "of 6 (interrupted)" in str(found.signature)
     assert {score.metric for score in found.scores} == {"perplexity", "accuracy"}

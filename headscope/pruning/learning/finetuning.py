@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headscope.distributed import random_state, set_random_state
+from headscope.distributed import ALONE, Processes, random_state, set_random_state
 from headscope.errors import ConfigError, NumericalError, TrainingError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
@@ -77,6 +77,9 @@ class Tuner:
     `learner` has the gates, or `closed_heads` are off for good. `loss` is what both learn by (default: that of labels,
     smoothed as the recipe says). `after` is called after every update with its number
     from 1 and the mean -log p of its tokens. A run that goes on gets `restore`d first.
+
+    Several `processes` share the sentences of every batch, add up their gradients and draw the same gates, so that all
+    learn what one alone learns (but for dropout, which each draws for its own sentences).
     """
 
     checkpoint: Checkpoint
@@ -86,6 +89,7 @@ class Tuner:
     learner: GateLearner | None = None
     closed_heads: Sequence[HeadId] = ()
     loss: PruningLoss = field(default_factory=LabelLoss)
+    processes: Processes = ALONE
     update: int = 0
     epoch: int = 0
     within: int = 0
@@ -141,7 +145,6 @@ class Tuner:
                         parameter.grad = None
 
     def _step(self, numbers: Numbers) -> float:
-        batch = self.data.batch(numbers, seed=self.recipe.seed, epoch=self.epoch + 1).to(self.checkpoint.device)
         for optimizer, rate in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
@@ -150,17 +153,37 @@ class Tuner:
         if self.learner is not None:
             self.gates.update(self.learner.gating.spread(self.learner.training_gates().to(self._target())))
             penalty = self.learner.penalty()
+        problem, loss, measured, count = None, None, 0.0, 0
+        try:
+            loss, measured, count = self._forward(numbers[self.processes.rank :: self.processes.world])
+        except TrainingError as error:
+            problem = error
+        failed, measured, total = self.processes.sum([float(problem is not None), measured, float(count)])
+        if failed:
+            self.processes.raise_first(problem)
+        if loss is not None:
+            (loss / total).backward()
+        self.processes.sum_gradients(self._trained())
+        if penalty is not None:
+            penalty.backward()
+        self._descend()
+        return measured / max(total, 1)
+
+    def _forward(self, numbers: Numbers) -> tuple[Tensor | None, float, int]:
+        """What is learnt by (None: nothing, here), what is measured, and the number of predictions, of sentences."""
+        if not len(numbers):
+            return None, 0.0, 0
+        batch = self.data.batch(numbers, seed=self.recipe.seed, epoch=self.epoch + 1).to(self.checkpoint.device)
         try:
             loss, measured, count = self.loss.of(self.checkpoint, batch)
         except NumericalError as error:
             raise TrainingError(f"update {self.update + 1}: {error}, or a lower --lr") from None
         self._check("the loss", loss)
-        if count and loss.requires_grad:
-            (loss / count).backward()
-        if penalty is not None:
-            penalty.backward()
-        self._descend()
-        return float(measured) / max(count, 1)
+        return loss if count and loss.requires_grad else None, float(measured), count
+
+    def _trained(self) -> list[nn.Parameter]:
+        """All that learns here."""
+        return [*self.parameters, *([] if self.learner is None else [self.learner.weights])]
 
     def _descend(self) -> None:
         """A step of every optimizer, if the gradients are numbers; the model's are clipped."""
@@ -192,14 +215,14 @@ class Tuner:
         return torch.empty(0, device=self.checkpoint.device, dtype=dtype)
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides how the run goes on."""
+        """Everything that decides how the run goes on; every process calls this."""
         state: dict[str, Any] = {
             "update": self.update,
             "epoch": self.epoch,
             "within": self.within,
             "parameters": [parameter.detach() for parameter in self.parameters],
             "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
-            "random": random_state(self.checkpoint.device),
+            "random": self.processes.all(random_state(self.checkpoint.device)),
         }
         if self.learner is not None:
             state["weights"] = self.learner.weights.detach()
@@ -208,14 +231,22 @@ class Tuner:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`: the run goes on as if it had never stopped."""
+        """Inverse of `state`: the run goes on as if it had never stopped.
+
+        ConfigError for another number of processes.
+        """
+        if len(state["random"]) != self.processes.world:
+            raise ConfigError(
+                f"--resume: the run was begun by {len(state['random'])} processes, these are {self.processes.world}; "
+                "start as many"
+            )
         self.update, self.epoch, self.within = (int(state[name]) for name in ("update", "epoch", "within"))
         with torch.no_grad():
             for parameter, value in zip(self.parameters, state["parameters"], strict=True):
                 parameter.copy_(value)
         for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        set_random_state(state["random"], self.checkpoint.device)
+        set_random_state(state["random"][self.processes.rank], self.checkpoint.device)
         if self.learner is not None:
             with torch.no_grad():
                 self.learner.weights.copy_(state["weights"])
@@ -232,16 +263,18 @@ def mean_loss(
     seed: int,
     gates: Mapping[tuple[Site, int], Tensor] | None,
     loss: PruningLoss = LabelLoss(),  # noqa: B008  (frozen)
+    processes: Processes = ALONE,
 ) -> float:
-    """The mean of what a loss measures, under fixed gates.
+    """The mean of what a loss measures, under fixed gates; `processes` share the batches.
 
     That is -log p in nats of a token (of hidden ones the same each time) or of a label, or the damage to states.
     """
     total, count = 0.0, 0
     model = checkpoint.model
     with eval_mode(model), gated(model, gates or {}), threads_for_pass(model, tokens):
-        for numbers in data.plan(tokens=tokens, chance=None):
+        for numbers in data.plan(tokens=tokens, chance=None)[processes.rank :: processes.world]:
             batch = data.batch(numbers, seed=seed, epoch=HELD_OUT).to(checkpoint.device)
             _, measured, predictions = loss.of(checkpoint, batch)
             total, count = total + float(measured), count + predictions
-    return total / max(count, 1)
+    total, counted = processes.sum([total, float(count)])
+    return total / max(counted, 1)

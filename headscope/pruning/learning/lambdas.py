@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError
-from headscope.files.folders import replacing_folder, to_resume, workplace
+from headscope.files.folders import Workplace, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import OutputKind, contents
 from headscope.files.writing import write_atomically
@@ -40,30 +42,45 @@ class LambdaSweep:
     table: pd.DataFrame
 
 
-def run_lambdas(config: LearnConfig, strengths: Sequence[float], *, progress: Progress = no_progress) -> LambdaSweep:
+def run_lambdas(
+    config: LearnConfig,
+    strengths: Sequence[float],
+    *,
+    progress: Progress = no_progress,
+    processes: Processes = ALONE,
+) -> LambdaSweep:
     """Learn gates for every λ of `strengths`, each from the checkpoint, into OUT/lambda-λ; and OUT/sweep.csv.
 
-    With `config.resume` those that are complete stay, and one that has saved a state goes on from it. ConfigError for
-    a λ that is negative or there twice, before anything is learnt.
+    With `config.resume` those that are complete stay, and one that has saved a state goes on from it. Several
+    `processes` learn together as in `run_learning`. ConfigError for a λ that is negative or there twice, before
+    anything is learnt.
     """
     if not isinstance(config.method, L0Options):
         raise ConfigError("a list of --lambda is for l0")
     if len(set(strengths)) < len(strengths):
         raise ConfigError("--lambda holds the same number twice")
     methods = [replace(config.method, strength=strength, keep=None) for strength in strengths]
-    resumed = to_resume(config.out, LAMBDAS) if config.resume else None
     records: dict[Path, Mapping[str, Any]] = {}
-    with workplace(config.out, LAMBDAS, inputs=inputs_of(config), force=config.force, resume=resumed) as workspace:
+    with ExitStack() as stack:
+        workspace = processes.on_main(lambda: stack.enter_context(_workplace(config)))
         for method in methods:
             name = f"lambda-{method.strength:g}"
             run = replace(config, method=method, out=workspace.path / name, force=False)
-            records[config.out / name] = _record(replace(run, resume=resumable(run.out)), progress)
+            records[config.out / name] = _record(run, progress, processes)
         rows = [_row(record, strength) for record, strength in zip(records.values(), strengths, strict=True)]
         table = pd.DataFrame(rows)
-        write_atomically(workspace.path / TABLE, lambda path: table.to_csv(path, index=False))
-        workspace.seal({"headscope": VERSION, "lambdas": list(strengths)})
-        workspace.finish()
-    return LambdaSweep(config, {folder: contents(folder, CHOICE).record for folder in records}, table)
+        if processes.main:
+            write_atomically(workspace.path / TABLE, lambda path: table.to_csv(path, index=False))
+            workspace.seal({"headscope": VERSION, "lambdas": list(strengths)})
+            workspace.finish()
+            records = {folder: contents(folder, CHOICE).record for folder in records}
+    return LambdaSweep(config, records, table)
+
+
+def _workplace(config: LearnConfig) -> AbstractContextManager[Workplace]:
+    """Where the runs are made."""
+    resumed = to_resume(config.out, LAMBDAS) if config.resume else None
+    return workplace(config.out, LAMBDAS, inputs=inputs_of(config), force=config.force, resume=resumed)
 
 
 def lambdas_left(out: Path) -> bool:
@@ -76,11 +93,12 @@ def lambdas_complete(out: Path) -> bool:
     return contents(to_resume(out, LAMBDAS), LAMBDAS).kind == LAMBDAS.name
 
 
-def _record(config: LearnConfig, progress: Progress) -> Mapping[str, Any]:
+def _record(config: LearnConfig, progress: Progress, processes: Processes) -> Mapping[str, Any]:
     """Learn for one λ, unless that has been done; ConfigError where it was done with other options."""
-    if not (record := finished(config.out)):
-        run_learning(config, progress=progress)
-        return contents(config.out, CHOICE).record
+    record, resume = processes.on_main(lambda: (finished(config.out), resumable(config.out)))
+    if not record:
+        run_learning(replace(config, resume=resume), progress=progress, processes=processes)
+        return processes.on_main(lambda: contents(config.out, CHOICE).record)
     free = {"out", "resume", "force", "save_every", "device"}
     settings, before = config.settings(), record["options"]
     if changed := [name for name in settings if name not in free and settings[name] != before.get(name)]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ import torch
 from torch import Tensor
 
 from headscope.data.corpus import Corpus
-from headscope.errors import CheckpointError, ConfigError
-from headscope.files.folders import Build, clear_killed, replacing_folder, to_resume, workplace
+from headscope.distributed import ALONE, Processes
+from headscope.errors import ConfigError
+from headscope.files.folders import Build, Workplace, clear_killed, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import contents
-from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId
+from headscope.heads import HeadId, Site
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import GateLayout
+from headscope.pruning.learning.gate_state import read_gate_state, restore_gate_state, save_gate_state
 from headscope.pruning.learning.l0 import L0, L0Options
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.subset import Subset, SubsetOptions
@@ -31,9 +33,7 @@ from headscope.pruning.learning.training_examples import TrainingExamples, train
 from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss, training_loss
 from headscope.pruning.selection import (
     CHOICE,
-    COMPANIONS,
     STATE,
-    TEXTS,
     OpenedSelection,
     PruningOptions,
     Selection,
@@ -42,10 +42,8 @@ from headscope.pruning.selection import (
     selection_signature,
     write_selection,
 )
-from headscope.training.files.state import load_record, restoring
 
 POINTS = 50  # of the trajectory
-VERSION, ANEW = 1, "learn anew with --force"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,23 +82,33 @@ _KINDS: Mapping[type[Any], type[L0] | type[Subset]] = {L0Options: L0, SubsetOpti
 _GATE_LR = {"l0": 0.1, "subset": 0.2}
 
 
-def run_learning(config: LearnConfig, *, progress: Progress = no_progress) -> Selection:
+def run_learning(config: LearnConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Selection:
     """Learn gates on a checkpoint, decide which heads stay, and write `config.out`.
+
+    Several `processes` share the sentences of every batch; all get the result, and the first writes.
 
     HeadscopeError for whatever the user can fix, ConfigError where `config.resume` finds a complete run. The input is
     only read. On a CPU the same options, seed and number of threads give the same result, bit for bit.
     """
+    with ExitStack() as stack:
+        workspace = processes.on_main(lambda: stack.enter_context(_workplace(config)))
+        choice, checkpoint = _learnt(config, workspace.path, progress if processes.main else no_progress, processes)
+        if processes.main:
+            with Build(config.out, CHOICE, inputs=inputs_of(config), force=True) as build:
+                write_selection(choice, checkpoint, config, build)
+            if workspace.path != config.out:
+                workspace.discard()
+    return choice
+
+
+@contextmanager
+def _workplace(config: LearnConfig) -> Iterator[Workplace]:
+    """Where the run is made; ConfigError where it is complete."""
     if config.resume and finished(config.out):
         raise ConfigError(f"the run in {config.out} is complete; nothing is left to resume (--force learns anew)")
-    inputs = inputs_of(config)
     resumed = to_resume(config.out, CHOICE) if config.resume else None
-    with workplace(config.out, CHOICE, inputs=inputs, force=config.force, resume=resumed) as workspace:
-        choice, checkpoint = _learnt(config, workspace.path, progress)
-        with Build(config.out, CHOICE, inputs=inputs, force=True) as build:
-            write_selection(choice, checkpoint, config, build)
-        if workspace.path != config.out:
-            workspace.discard()
-    return choice
+    with workplace(config.out, CHOICE, inputs=inputs_of(config), force=config.force, resume=resumed) as workspace:
+        yield workspace
 
 
 def finished(out: Path) -> Mapping[str, Any]:
@@ -120,8 +128,10 @@ def resumable(out: Path) -> bool:
     return any((folder / STATE).is_file() for folder in (out, replacing_folder(out)))
 
 
-def _learnt(config: LearnConfig, folder: Path, progress: Progress) -> tuple[Selection, Checkpoint]:
-    """The result of learning, whose state lies in `place`."""
+def _learnt(
+    config: LearnConfig, folder: Path, progress: Progress, processes: Processes
+) -> tuple[Selection, Checkpoint]:
+    """The result of learning, whose state lies in `folder`."""
     began = time.monotonic()
     state = read_gate_state(folder) if config.resume else None
     opened = open_selection(config, trains=True)
@@ -137,12 +147,12 @@ def _learnt(config: LearnConfig, folder: Path, progress: Progress) -> tuple[Sele
         training_examples(checkpoint, text, limit=opened.limit, supervised=loss.supervised)
         for text in (opened.corpus, opened.valid)
     )
-    torch.manual_seed(config.seed)
-    tuner = Tuner(checkpoint, data, recipe, parameters, learner, loss=loss)
+    torch.manual_seed(config.seed + processes.rank)  # dropout
+    tuner = Tuner(checkpoint, data, recipe, parameters, learner, loss=loss, processes=processes)
     trace: list[dict[str, Any]] = []
-    nll = {"before": mean_loss(checkpoint, valid, tokens=recipe.tokens, seed=config.seed, gates=None, loss=loss)}
+    nll = {"before": _measured(tuner, config, valid, gates=None)}
     if state is not None:
-        nll, trace = _go_on(tuner, state, config)
+        nll, trace = restore_gate_state(tuner, state, config.settings(), config.out)
     with progress("learning", recipe.updates) as step:
         step(tuner.update)
         _learn(tuner, config, folder, trace, nll, step)
@@ -171,13 +181,12 @@ def _finish(
     tuner: Tuner, config: LearnConfig, valid: TrainingExamples, nll: dict[str, float], progress: Progress
 ) -> None:
     """Measure with the gates as they are and with the decision; train on with the decision where that is wanted."""
-    learner, recipe, checkpoint = tuner.learner, tuner.recipe, tuner.checkpoint
+    learner, recipe = tuner.learner, tuner.recipe
     assert learner is not None
     gates, decision = learner.gating, learner.decide()
 
     def measured(values: Tensor) -> float:
-        spread = gates.spread(values)
-        return mean_loss(checkpoint, valid, tokens=recipe.tokens, seed=config.seed, gates=spread, loss=tuner.loss)
+        return _measured(tuner, config, valid, gates=gates.spread(values))
 
     nll["gated"], nll["masked"] = measured(learner.gates()), measured(decision.double())
     if config.tune_updates and tuner.parameters:
@@ -185,9 +194,32 @@ def _finish(
         nll["tuned"] = measured(decision.double())
 
 
+def _measured(
+    tuner: Tuner, config: LearnConfig, valid: TrainingExamples, *, gates: Mapping[tuple[Site, int], Tensor] | None
+) -> float:
+    """The mean of what the loss measures on held-out text, under gates."""
+    return mean_loss(
+        tuner.checkpoint,
+        valid,
+        tokens=tuner.recipe.tokens,
+        seed=config.seed,
+        gates=gates,
+        loss=tuner.loss,
+        processes=tuner.processes,
+    )
+
+
 def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progress) -> None:
     """Train on with some heads closed and no gates."""
-    further = Tuner(tuner.checkpoint, tuner.data, recipe, tuner.parameters, closed_heads=closed, loss=tuner.loss)
+    further = Tuner(
+        tuner.checkpoint,
+        tuner.data,
+        recipe,
+        tuner.parameters,
+        closed_heads=closed,
+        loss=tuner.loss,
+        processes=tuner.processes,
+    )
     with progress("tuning", recipe.updates) as step:
         further.run(lambda update, loss: step(1))
 
@@ -247,7 +279,7 @@ def _learn(
         if update % interval == 0 or update == config.updates:
             trace.extend(gate_rows(learner, update))
         if config.save_every and update % config.save_every == 0 and update < config.updates:
-            _save_state(tuner, config, folder, trace, nll)
+            save_gate_state(tuner, config.settings(), folder, trace, nll)
         step(1)
 
     tuner.run(after)
@@ -327,47 +359,3 @@ def _signature(
     if config.objective:
         entries["objective"] = config.objective
     return selection_signature(learner.method, opened, config, **entries)
-
-
-# Going on after a kill.
-
-
-def _save_state(
-    tuner: Tuner, config: LearnConfig, folder: Path, trace: list[dict[str, Any]], nll: dict[str, float]
-) -> None:
-    content = {"version": VERSION, "settings": _same(config), "trace": trace, "nll": nll, "tuner": tuner.state()}
-    content["digests"] = [tuner.checkpoint.digest, tuner.data.digest]
-    write_atomically(folder / STATE, lambda path: save_torch(content, path))
-
-
-def _same(config: LearnConfig) -> dict[str, Any]:
-    """Options that must not change within a run."""
-    free = {"out", "resume", "force", "save_every", "remove", "export", "tune_updates", "checkpoint", "device"}
-    return {name: value for name, value in config.settings().items() if name not in free | TEXTS | COMPANIONS}
-
-
-def read_gate_state(folder: Path) -> dict[str, Any] | None:
-    """What a run that was killed has saved; None where there is nothing. CheckpointError for a broken file."""
-    if not (folder / STATE).is_file():
-        return None
-    state = load_record(folder / STATE, advice=ANEW)
-    if state.get("version") != VERSION:
-        raise CheckpointError(f"{folder / STATE} is of another version of headscope; learn anew with --force")
-    return state
-
-
-def _go_on(
-    tuner: Tuner, state: Mapping[str, Any], config: LearnConfig
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    with restoring(config.out / STATE, advice=ANEW):
-        settings, saved = _same(config), dict(state["settings"])
-    if changed := [name for name in settings if saved.get(name) != settings[name]]:
-        raise ConfigError(
-            f"--resume: the run in {config.out} was begun with another --{changed[0].replace('_', '-')} "
-            f"({saved.get(changed[0])}, now {settings[changed[0]]}); give the same options, or another --out"
-        )
-    if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
-        raise ConfigError(f"--resume: the run in {config.out} was begun with another checkpoint or text; give the same")
-    with restoring(config.out / STATE, advice=ANEW):
-        tuner.restore(state["tuner"])
-        return dict(state["nll"]), [dict(row) for row in state["trace"]]
