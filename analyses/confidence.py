@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import reduce
 
+import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.engine.declarations import Measure
-from headscope.engine.fork.confidence import advanced, base, pairwise, without_last_cell
+from headscope.engine.fork.confidence import base, map_distances, mean_of_keys, without_last_cell
 
 LEAST_SURE = "they are the least sure where to look (Voita et al. 2019, §4)"
 
@@ -35,8 +37,11 @@ class Confidence(Analysis):
         return {"m": "confidence.voita"}
 
 
-def _weights(heads: HeadBatch) -> Tensor:
-    return without_last_cell(heads.weights, heads.query_side.real, heads.key_side.real)
+def _weights(heads: HeadBatch) -> Iterator[Tensor]:
+    """The fork's weights [b h t s], block after block of queries (one block where the matrix is there)."""
+    for block in heads.in_blocks():
+        rows = slice(block.first_query, block.first_query + block.queries.shape[1])
+        yield without_last_cell(block.weights, heads.query_side.real, heads.key_side.real, rows=rows)
 
 
 @analysis
@@ -48,13 +53,14 @@ class ConfidenceBase(Analysis):
     """
 
     name = "confidence.base"
+    reads = "statistics"
     order = 11
     summary = "the MHR fork's `base`: mean over sentences of the single largest weight"
     measures = (Measure("confidence_base", range=(0, 1), keep="highest", why=LEAST_SURE),)
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        return {"confidence_base": _mean(base(_weights(heads)))}
+        return {"confidence_base": _mean(reduce(torch.maximum, map(base, _weights(heads))))}
 
 
 @analysis
@@ -66,6 +72,7 @@ class ConfidenceAdvanced(Analysis):
     """
 
     name = "confidence.advanced"
+    reads = "statistics"
     order = 12
     summary = "the MHR fork's `advanced`: mean over keys of the largest weight any query gives them"
     measures = (Measure("confidence_advanced", range=(0, 1), keep="highest", why=LEAST_SURE),)
@@ -74,7 +81,8 @@ class ConfidenceAdvanced(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         widths = heads.key_side.real.sum(dim=-1)  # [b]
         several = (widths > 1)[:, None]
-        values = advanced(_weights(heads), widths)  # [b h]
+        largest = reduce(torch.maximum, (weights.amax(dim=-2) for weights in _weights(heads)))  # [b h s]
+        values = mean_of_keys(largest, widths)  # [b h]
         return {"confidence_advanced": Ratio(values.where(several, 0.0), several.to(values.dtype))}
 
 
@@ -87,13 +95,15 @@ class ConfidencePairwise(Analysis):
     """
 
     name = "confidence.pairwise"
+    reads = "statistics"
     order = 13
     summary = "the MHR fork's `pairwise`: summed distance of a head's map to those of its layer"
     measures = (Measure("confidence_pairwise", keep="highest", why="their maps are most like those of their layer"),)
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        return {"confidence_pairwise": _mean(pairwise(_weights(heads)))}
+        distances = reduce(torch.hypot, map(map_distances, _weights(heads)))  # [b h h]: of the queries so far
+        return {"confidence_pairwise": _mean(distances.sum(dim=-1))}
 
 
 def _mean(values: Tensor) -> Ratio:

@@ -151,8 +151,9 @@ class Analysis:
 
     `reads` is what `observe` and `explain` need of attention, which decides what becomes of text too long for a matrix
     of weights: "contexts" alone; "statistics" of the rows (`entropy`, `max_weight`, `argmax_position`, `weight_on`,
-    `weight_on_pairs`), which need no matrix; whole "rows", for which `observe` is called with one block of queries
-    after the other, and what it returns is added up; or the "matrix" of all rows at once: such text is left out.
+    `weight_on_pairs`) and what `observe` makes of blocks of rows itself (`in_blocks`), which need no matrix; whole
+    "rows", for which `observe` is called with one block of queries after the other, and what it returns is added up;
+    or the "matrix" of all rows at once: such text is left out.
 
     `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
     that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,42 +14,78 @@ import pytest
 import torch
 from torch import Tensor
 
+from headscope.data import batching
 from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Side
+from headscope.engine import plan
 from headscope.engine.base import ANALYSES, READS, Analysis, Attention, HeadBatch
 from headscope.engine.heads import streamed_rows
 from headscope.engine.heads.observed import ObservedBatch
 from headscope.engine.plan import analyze
 from headscope.engine.result import AnalysisResult
 from headscope.errors import HeadscopeError
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall
+from headscope.model import attention
+from headscope.model.attention import AttentionCall, ScoreOptions, attention_scores, attention_weights, repeat_groups
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
 from headscope.model.streaming import context, lazy_mask, statistics, visibility
 from headscope.model.streaming.context import streaming
-from tests.contracts.architectures import ARCHITECTURES, Architecture, build, inputs_of, logits
+from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 
-KINDS = ("bert", "mistral", "gemma", "t5")
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 OPTIONS = run_options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=2)
+TEXTS = [architecture for architecture in ARCHITECTURES if architecture.task != "picture"]
+EXPLAINED = ("bert", "gpt_oss", "t5")
+"""Architectures on which analyses with passes of their own run too, which take most of the time."""
+FAMILIES = ("bert", "gpt2", "llama", "gpt_oss", "gemma2", "t5")
+"""Architectures whose analyses run in half precision, in one of its two types each; the rows of all do in both."""
+WITHIN = 1e-6
+"""Largest difference in float64: norms of most decoders compute in float32 whatever the type of the model."""
 LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest
-HALF = 0.1
-"""Largest difference of entropies (nats) and weights: only dense weights are rounded to the model's type."""
+EXACT = 1e-5
+"""Largest difference in half precision to a matrix that is made of the same queries and keys in float64."""
+HALF = {"bfloat16": 0.03, "float16": 0.004}
+"""Largest difference of a first layer to the matrix that the model makes, which is rounded to the model's type."""
+BACKWARD = 0.02
+"""The same of what comes from a backward pass, which rounds to that type, as a share of the largest value."""
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of three queries and five keys, so that tiny texts have many."""
+    _blocks(monkeypatch, queries=3, keys=5, masked=2)
+
+
+@pytest.fixture
+def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whole studies: blocks of seven queries and eleven keys, one batch of text, few random tokens."""
+    _blocks(monkeypatch, queries=7, keys=11, masked=5)
+    for name, number in (("RANDOM_SEQUENCES", 3), ("RANDOM_BLOCK", 5), ("FOLDS", 3), ("batches", _one_batch)):
+        monkeypatch.setattr(plan, name, number)
+    monkeypatch.setattr(batching, "FOLDS", 1)
+    monkeypatch.setattr(batching._EncodedSentence, "length", lambda sentence: 1)  # not sorted, not parted
+
+
+def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
+    (batch,) = batching.batches(*arguments, **options)
+    lengths = batch.source.real.sum(dim=1).tolist()
+    assert lengths[1] < min(lengths[0], lengths[2]), "padding in the middle"
+    yield batch
+
+
+def _blocks(monkeypatch: pytest.MonkeyPatch, *, queries: int, keys: int, masked: int) -> None:
     for module in (streamed_rows, statistics, context):
-        monkeypatch.setattr(module, "LEAST", 3)
+        monkeypatch.setattr(module, "LEAST", queries)
         monkeypatch.setattr(module, "CELLS", 1)
     for module in (lazy_mask, visibility):
         monkeypatch.setattr(module, "BLOCK", 1)
-    monkeypatch.setattr(statistics, "COLUMNS", 5)
-    monkeypatch.setattr(context, "QUERIES", 2)
+    monkeypatch.setattr(statistics, "COLUMNS", keys)
+    monkeypatch.setattr(context, "QUERIES", masked)
 
 
 def test_every_analysis_says_what_it_reads() -> None:
@@ -59,49 +96,111 @@ def test_every_analysis_says_what_it_reads() -> None:
 # Analyses.
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("small_blocks")
-def test_analyses_give_the_same_streamed_and_dense(kind: str) -> None:
-    checkpoint, corpus = tiny.checkpoint(kind, 7), tiny.corpus(7, count=9, target=tiny.KINDS[kind].two_sided)
-    passing = {name: cls for name, cls in ANALYSES if cls.passes}  # the others see no batch of text
-    tried = {name: cls for name, cls in passing.items() if kind == "bert" or cls.explain is Analysis.explain}
+def both_studies(architecture: Architecture, *, dtype: str, explained: bool) -> tuple[AnalysisResult, AnalysisResult]:
+    """All analyses that stream, of three sentences in one batch: streamed, and with matrices."""
+    two_sided = architecture.task == "seq2seq"
+    end = [] if architecture.task == "causal" else [tiny.END]
+    checkpoint = HuggingFaceCheckpoint(
+        path=architecture.name,
+        model=build(architecture, dtype=dtype),
+        tokenizer=tiny.tokenizer([] if two_sided else [tiny.START], end),
+        digest="0" * 64,
+    )
+    shortest, *_, long, longest = sorted(
+        tiny.corpus(7, count=6, target=two_sided), key=lambda sentence: len(sentence.source)
+    )
+    ordered = [sentence._replace(number=number) for number, sentence in enumerate((long, shortest, longest))]
+    corpus = Corpus("tiny", 3, "0" * 40, lambda: iter(ordered), has_target=two_sided, has_parses=True)
+    chosen = [
+        cls
+        for _, cls in ANALYSES
+        if cls.passes and cls.reads != "matrix" and (explained or cls.explain is Analysis.explain)
+    ]
 
-    def study(attention: Attention, *, without: frozenset[str] = frozenset()) -> AnalysisResult:
+    def study(attention: Attention) -> AnalysisResult:
         return analyze(
             checkpoint,
             corpus,
-            analyses=[cls for name, cls in tried.items() if name not in without],
+            analyses=chosen,
             options=replace(OPTIONS, attention=attention),
-            batching=BatchingOptions(tokens=61),
-            replicates=11,
+            replicates=3,
         )
 
-    streamed = study("streamed")
-    matrix = frozenset(name for name, cls in tried.items() if cls.reads == "matrix")
-    omitted = {left_out.analysis for left_out in streamed.left_out if "needs the matrix of weights" in left_out.why}
-    assert omitted == matrix != frozenset() and streamed.streamed == streamed.sentences == 9
-    dense = study("dense", without=matrix)
-    assert dense.streamed == 0
-    same_study(streamed, dense)
+    streamed, dense = study("streamed"), study("dense")
+    assert streamed.streamed == streamed.sentences == dense.sentences == 3 and dense.streamed == 0
+    return streamed, dense
 
 
-def same_study(found: AnalysisResult, expected: AnalysisResult) -> None:
-    """All numbers, labels and texts."""
-    assert found.labels == expected.labels and found.unsupported == expected.unsupported
-    assert found.tables.keys() == expected.tables.keys() and found.arrays.keys() == expected.arrays.keys()
-    pd.testing.assert_frame_equal(found.heads, expected.heads, check_exact=False, atol=1e-9, rtol=0)
-    for name, table in expected.tables.items():
-        pd.testing.assert_frame_equal(found.tables[name], table, check_exact=False, atol=1e-9, rtol=0, obj=name)
-    for name, array in expected.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, atol=1e-9, rtol=0, err_msg=name)
+texts = pytest.mark.parametrize("architecture", TEXTS, ids=lambda architecture: architecture.name)
+
+
+@texts
+@pytest.mark.usefixtures("one_batch")
+def test_analyses_give_the_same_streamed_and_dense(architecture: Architecture) -> None:
+    streamed, dense = both_studies(architecture, dtype="float64", explained=architecture.name in EXPLAINED)
+    assert streamed.labels == dense.labels and streamed.unsupported == dense.unsupported
+    assert streamed.tables.keys() == dense.tables.keys() and streamed.arrays.keys() == dense.arrays.keys()
+    pd.testing.assert_frame_equal(streamed.heads, dense.heads, check_exact=False, atol=WITHIN, rtol=0)
+    for name, table in dense.tables.items():
+        pd.testing.assert_frame_equal(streamed.tables[name], table, check_exact=False, atol=WITHIN, rtol=0, obj=name)
+    for name, array in dense.arrays.items():
+        np.testing.assert_allclose(streamed.arrays[name], array, atol=WITHIN, rtol=0, err_msg=name)
+
+
+def test_what_needs_the_matrix_is_left_out_by_name() -> None:
+    matrix = [cls for _, cls in ANALYSES if cls.passes and cls.reads == "matrix"]
+    assert [cls.name for cls in matrix] == ["lrp"]
+    result = analyze(
+        tiny.checkpoint("bert", 7),
+        tiny.corpus(7, count=3),
+        analyses=[*matrix, ANALYSES.get("confidence")],
+        options=replace(OPTIONS, attention="streamed"),
+        replicates=3,
+    )
+    assert [left_out.analysis for left_out in result.left_out if "needs the matrix of weights" in left_out.why] == [
+        "lrp"
+    ]
+
+
+@pytest.mark.parametrize(("name", "dtype"), list(zip(FAMILIES, cycle(HALF), strict=False)))
+@pytest.mark.usefixtures("one_batch")
+def test_analyses_in_half_precision(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against matrices of the same queries and keys in float64: what the model itself rounds is no difference."""
+    monkeypatch.setattr(attention, "_dense", exact_weights)
+    streamed, dense = both_studies(BY_NAME[name], dtype=dtype, explained=False)
+    assert streamed.labels == dense.labels
+    for column in map(str, dense.heads):
+        found, expected = streamed.heads[column], dense.heads[column]
+        if column.startswith(("gradient", "taylor")):
+            assert (found - expected).abs().max() <= BACKWARD * expected.abs().max(), column
+        elif pd.api.types.is_float_dtype(expected):
+            np.testing.assert_allclose(found, expected, atol=EXACT, rtol=0, err_msg=column)
+        else:
+            assert found.equals(expected), column
+
+
+def exact_weights(
+    module: object, query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """The contexts of the streamed path, with weights made in float64."""
+    bias, sinks = (None if part is None else part.double() for part in (options.position_bias, options.sinks))
+    scores = attention_scores(
+        query.double(),
+        repeat_groups(key.double(), query.shape[1]),
+        scaling=options.scaling,
+        softcap=options.softcap,
+        position_bias=bias,
+        mask=options.mask,
+    )
+    return context.streamed_context(query, key, value, options), attention_weights(scores, sinks=sinks).float()
 
 
 def test_long_sentences_are_streamed_and_short_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, corpus = tiny.checkpoint("mistral", 7), tiny.corpus(7, count=9)
     monkeypatch.setattr("headscope.engine.runner.LONG", 11)
-    chosen = [ANALYSES.get(name) for name in ("confidence", "confidence.pairwise")]
-    batching = BatchingOptions(tokens=1)
-    auto = analyze(checkpoint, corpus, analyses=chosen, options=OPTIONS, batching=batching, replicates=11)
+    chosen = [ANALYSES.get("confidence"), Matrix]
+    single = BatchingOptions(tokens=1)
+    auto = analyze(checkpoint, corpus, analyses=chosen, options=OPTIONS, batching=single, replicates=11)
     lengths = [len(ids) for ids in checkpoint.tokenizer([sentence.source for sentence in corpus])["input_ids"]]
     long = sum(length > 11 for length in lengths)
     assert 0 < auto.streamed == long < auto.sentences
@@ -110,20 +209,24 @@ def test_long_sentences_are_streamed_and_short_ones_are_not(monkeypatch: pytest.
         corpus,
         analyses=chosen,
         options=replace(OPTIONS, attention="dense"),
-        batching=batching,
+        batching=single,
         replicates=11,
     )
     np.testing.assert_allclose(auto.heads["confidence"], dense.heads["confidence"], atol=1e-12)
     assert any(f"has none of {long} sentences" in remark for remark in auto.remarks)
-    assert not np.allclose(auto.heads["confidence_pairwise"], dense.heads["confidence_pairwise"])
+    assert not np.allclose(auto.heads["matrix"], dense.heads["matrix"])
+
+
+class Matrix(Analysis):
+    name, summary = "matrix", "reads the matrix"
+
+    def observe(self, heads: HeadBatch) -> Any:
+        return {"matrix": heads.over_queries(heads.weights.amax(dim=-1))}
 
 
 def test_an_analysis_that_declares_too_little_is_refused() -> None:
-    class Greedy(Analysis):
-        name, summary, reads = "greedy", "reads the matrix", "statistics"
-
-        def observe(self, heads: HeadBatch) -> Any:
-            return {"greedy": heads.over_queries(heads.weights.amax(dim=-1))}
+    class Greedy(Matrix):
+        reads = "statistics"
 
     checkpoint, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=3)
     options = replace(OPTIONS, attention="streamed")
@@ -177,19 +280,13 @@ def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
         yield name, value.transpose(1, 2)[heads.queries].double()
 
 
-def assert_same_answers(found: HeadBatch, expected: HeadBatch, *, within: float) -> None:
-    half = within > 1e-3
+def assert_same_answers(found: HeadBatch, expected: HeadBatch, *, within: float, rounded: bool = False) -> None:
     for (name, streamed), (_, dense) in zip(answers(found), answers(expected), strict=True):
         if name == "context":
             scale = max(1.0, dense.abs().max().item())
             assert (streamed - dense).abs().max() <= scale * within, name
-        elif not (half and name == "argmax_position"):  # rounded weights tie where others do not
+        elif not (rounded and name == "argmax_position"):  # rounded weights tie where others do not
             assert (streamed - dense).abs().max() <= within, name
-
-
-texts = pytest.mark.parametrize(
-    "architecture", [a for a in ARCHITECTURES if a.task != "picture"], ids=lambda architecture: architecture.name
-)
 
 
 @texts
@@ -205,12 +302,16 @@ def test_rows_of_every_architecture(architecture: Architecture) -> None:
             assert_same_answers(heads, dense[place], within=1e-5)
 
 
+@pytest.mark.parametrize("dtype", HALF)
 @texts
-def test_rows_in_half_precision(architecture: Architecture) -> None:
+def test_rows_in_half_precision(architecture: Architecture, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of(architecture, lengths=LENGTHS, targets=TARGETS)
     first = min(architecture.layout, key=lambda place: place[1])  # later layers see other states, which differ by more
-    streamed, dense = (observed(architecture, inputs, dtype="bfloat16", streamed=each) for each in (True, False))
-    assert_same_answers(streamed[first], dense[first], within=HALF)
+    streamed, dense = (observed(architecture, inputs, dtype=dtype, streamed=each) for each in (True, False))
+    assert_same_answers(streamed[first], dense[first], within=HALF[dtype], rounded=True)
+    monkeypatch.setattr(attention, "_dense", exact_weights)
+    for place, heads in observed(architecture, inputs, dtype=dtype, streamed=False).items():
+        assert_same_answers(streamed[place], heads, within=EXACT)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "t5"])

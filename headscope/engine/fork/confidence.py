@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 
-def without_last_cell(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+def without_last_cell(weights: Tensor, queries: Tensor, keys: Tensor, *, rows: slice = slice(None)) -> Tensor:
     """Weights [b h t s] of real queries [b t] on real keys [b s], the last of them on the last set to 0.
 
     The fork zeroes the last cell of the padded batch and masks no padding; with padding left out, a batch of N
-    gives what N batches of one give there. Padding may stand on either side.
+    gives what N batches of one give there. Padding may stand on either side. `rows` are the queries whose weights
+    these are, where they are not all.
     """
-    last = _last(queries)[:, :, None] & _last(keys)[:, None, :]
-    outside = ~(queries[:, :, None] & keys[:, None, :]) | last  # [b t s]
+    last = _last(queries)[:, rows, None] & _last(keys)[:, None, :]
+    outside = ~(queries[:, rows, None] & keys[:, None, :]) | last  # [b t s]
     return weights.masked_fill(outside[:, None], 0.0)
 
 
@@ -28,13 +29,23 @@ def base(weights: Tensor) -> Tensor:
 
 def advanced(weights: Tensor, widths: Tensor) -> Tensor:
     """Σ_s max_t weights / (S − 1) [b h], S the number of keys `widths` [b]; no finite number for a single key."""
-    return weights.amax(dim=-2).sum(dim=-1) / (widths - 1)[:, None]
+    return mean_of_keys(weights.amax(dim=-2), widths)
+
+
+def mean_of_keys(largest: Tensor, widths: Tensor) -> Tensor:
+    """`advanced` from the largest weight that any query gives to each key, [b h s]."""
+    return largest.sum(dim=-1) / (widths - 1)[:, None]
 
 
 def pairwise(weights: Tensor) -> Tensor:
     """Σ_j ‖W_i − W_j‖ [b h], the weights of a head in a sentence as one vector (t · s long), not divided by h − 1."""
+    return map_distances(weights).sum(dim=-1)
+
+
+def map_distances(weights: Tensor) -> Tensor:
+    """‖W_i − W_j‖ [b h h] of the maps W [t s] of all heads."""
     flat = weights.flatten(2)  # [b h t·s]
-    return torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)
+    return torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _last(real: Tensor) -> Tensor:
