@@ -16,8 +16,9 @@ from headscope.files.folders import Build
 from headscope.files.output_checks import Input
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
+from headscope.formats.card import Card, write_card
 from headscope.formats.huggingface.from_native import special_ids
-from headscope.formats.probe import Probe
+from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.version import VERSION
 
@@ -61,6 +62,7 @@ def convert(
             probe = _probe(native)
             written = FORMATS.get(goal).convert(native, temporary, probe)
             difference = _difference(native, written.logits, probe)
+            write_card(_card(checkpoint, written, goal, difference), temporary)
         done = Converted(folder, goal, written.architecture, difference, written.notes)
         build.finish(_record(checkpoint, done))
     return done
@@ -69,6 +71,20 @@ def convert(
 def goals() -> list[str]:
     """Names of the formats that checkpoints can be converted to, headscope's own first."""
     return sorted((name for name, format in FORMATS if format.converts), key=lambda name: name != "native")
+
+
+def _card(checkpoint: Checkpoint, written: Conversion, goal: str, difference: float) -> Card:
+    """What the folder's README says."""
+    name = Path(checkpoint.path).name
+    made = f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})"
+    proof = f"{written.architecture}: logits of random ids differ by at most {difference:.1e} from the original's"
+    return Card(
+        title=f"{name} as {goal}",
+        command=f"convert --to {goal}",
+        facts=(made, proof, *written.notes),
+        opens=written.opens,
+        limits=written.limits,
+    )
 
 
 def _record(checkpoint: Checkpoint, done: Converted) -> dict[str, Any]:

@@ -73,6 +73,9 @@ class File:
     checksum: str | None = None
 
 
+_OTHERS = "other programs: `headscope convert` makes a Hugging Face folder of it, as far as transformers has a class"
+
+
 class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
     """A directory with config.toml and model.safetensors."""
 
@@ -126,16 +129,13 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             "files": {path.name: file_digest([path]) for path in sorted(folder.iterdir())},
         }
         (folder / CONFIG).write_text(to_toml(content | {"checksum": _checksum(content)}), encoding="utf-8")
-        limits = (
-            "other programs: `headscope convert` makes a Hugging Face folder of it, as far as transformers has a class"
-        )
-        return SavedFiles(folder, self.name, (), ("headscope",), (limits,))
+        return SavedFiles(folder, self.name, (), ("headscope",), (_OTHERS,))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
         self.write(checkpoint, folder, Companions())
         again = self.load(str(folder), device="cpu", dtype="float64", companions=Companions())
         notes = () if checkpoint.target is not None else ("no vocabulary: the checkpoint came without",)
-        return Conversion("Transformer", probe_logits(again.model, probe), notes)
+        return Conversion("Transformer", probe_logits(again.model, probe), notes, ("headscope",), (_OTHERS,))
 
 
 NATIVE = NativeFormat()

@@ -18,8 +18,13 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a format made of a native model: its class there, and logits [2 t V] of the probe from the files."""
+    """What a format made of a native model: its class there, and logits [2 t V] of the probe from the files.
+
+    `opens` and `limits` are lines of the card: which programs open it, and which do not.
+    """
 
     architecture: str
     logits: Tensor
     notes: tuple[str, ...] = ()
+    opens: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()

@@ -1,15 +1,13 @@
 """Native Transformers as Hugging Face directories that transformers loads without headscope.
 
-Each class of transformers that grew out of fairseq expresses one corner of what a `TransformerConfig` can
-say. The first that expresses the model exactly is taken; where none does, the reasons are named. Mixings
-that are fixed and linear are folded into the output projections first.
+The first class that expresses the model exactly is taken (see `targets`). Mixings that are fixed and linear are folded
+into the output projections first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError
 from headscope.formats.fairseq.keys import key_table
+from headscope.formats.huggingface.targets import DEFAULT_LENGTH, Ids, Target, choose_architecture, stacks_of
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
 from headscope.model.native.folding import folded_weights, unmixed
@@ -25,160 +24,6 @@ from headscope.model.native.positions import sinusoids
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh"}
-DEFAULT_LENGTH = 1024  # for sinusoids without a limit; transformers lets them grow
-
-
-@dataclass(frozen=True)
-class Ids:
-    """The special ids that a Hugging Face config wants."""
-
-    start: int
-    end: int
-    pad: int
-    begin: int
-
-
-@dataclass(frozen=True)
-class Target:
-    """A class of transformers and what it demands; `prefix` replaces the name of each stack in its keys."""
-
-    name: str
-    prefix: Mapping[str, str]
-    output: str
-    norm: tuple[str, ...]
-    embedding_norm: bool
-    positions: tuple[str, ...]
-    scale: tuple[bool, ...] = (False, True)
-    shared: str | None = None
-    bias: bool = False
-    one_vocabulary: bool = False
-    final_norm: str = "layer_norm"
-
-    @property
-    def config(self) -> str:
-        """Name of the config class."""
-        return self.name.removesuffix("ForConditionalGeneration").removesuffix("ForCausalLM") + "Config"
-
-
-_SIDES = {"encoder": "model.encoder", "decoder": "model.decoder"}
-_ONE: dict[str, Any] = dict(prefix=_SIDES, output="lm_head.weight", shared="model.shared.weight", one_vocabulary=True)
-TARGETS = (
-    Target(
-        "FSMTForConditionalGeneration",
-        _SIDES,
-        "model.decoder.output_projection.weight",
-        norm=("post",),
-        embedding_norm=False,
-        positions=("sinusoidal",),
-    ),
-    Target("M2M100ForConditionalGeneration", **_ONE, norm=("pre",), embedding_norm=False, positions=("sinusoidal",)),
-    Target(
-        "BartForConditionalGeneration",
-        **_ONE,
-        norm=("post",),
-        embedding_norm=True,
-        positions=("learned", "sinusoidal"),
-        bias=True,
-    ),
-    Target(
-        "MBartForConditionalGeneration",
-        **_ONE,
-        norm=("pre",),
-        embedding_norm=True,
-        positions=("learned", "sinusoidal"),
-        bias=True,
-    ),
-    Target(
-        "XGLMForCausalLM",
-        {"decoder": "model"},
-        "lm_head.weight",
-        norm=("pre",),
-        embedding_norm=False,
-        positions=("sinusoidal",),
-    ),
-    Target(
-        "OPTForCausalLM",
-        {"decoder": "model.decoder"},
-        "lm_head.weight",
-        norm=("pre", "post"),
-        embedding_norm=False,
-        positions=("learned",),
-        scale=(False,),
-        final_norm="final_layer_norm",
-    ),
-    Target(
-        "BioGptForCausalLM",
-        {"decoder": "biogpt"},
-        "output_projection.weight",
-        norm=("pre",),
-        embedding_norm=False,
-        positions=("learned",),
-        scale=(True,),
-    ),
-)
-
-
-def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
-    """The class that expresses a model; CheckpointError that says why none does."""
-    if reasons := _never(config):
-        raise CheckpointError(f"no class of transformers expresses this model: {'; '.join(reasons)}")
-    sided = [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
-    reasons_of = {target.name: _reasons(target, config, ids) for target in sided}
-    for target in sided:
-        if not reasons_of[target.name]:
-            return target
-    explained = "; ".join(f"{name} not, because {' and '.join(phrases)}" for name, phrases in reasons_of.items())
-    raise CheckpointError(f"no class of transformers expresses this model: {explained}")
-
-
-def _stacks(config: TransformerConfig) -> list[StackConfig]:
-    return [config.decoder] if config.encoder is None else [config.encoder, config.decoder]
-
-
-def _never(config: TransformerConfig) -> list[str]:
-    """What none of the classes has."""
-    stacks = _stacks(config)
-    reasons = {
-        "its decoder starts with a zero vector": config.start == "zero",
-        "its output has a projection before it (d_output)": config.d_output is not None,
-        "its embeddings have another width (d_embedding)": any(s.d_embedding not in (None, s.d_model) for s in stacks),
-        "its values have a width of their own (d_value)": any(s.d_value not in (None, s.d_head) for s in stacks),
-        "its heads read slices of the input (head_input)": any(s.head_input == "slice" for s in stacks),
-        "its embeddings have a bias (embedding_bias)": any(s.embedding_bias for s in stacks),
-        "its norms have another epsilon (norm_epsilon)": any(s.norm_epsilon != 1e-5 for s in stacks),
-        "its layers have different numbers of heads": any(len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks),
-        "its heads do not fill its width": any(
-            count * s.d_head != s.d_model for s in stacks for count in (*s.self_heads, *s.cross_heads)
-        ),
-    }
-    for name in ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm"):
-        reasons[f"its encoder and decoder differ in {name}"] = len({getattr(s, name) for s in stacks}) > 1
-    if stacks[-1].positions == "learned":
-        reasons["its encoder and decoder differ in max_positions"] = len({s.max_positions for s in stacks}) > 1
-    return [reason for reason, holds in reasons.items() if holds]
-
-
-def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
-    """Why a class does not express a model."""
-    decoder = config.decoder
-    size = None if config.encoder is None else config.encoder.vocabulary
-    final = {stack.final_norm for stack in _stacks(config)}
-    reasons = {
-        f"its norm is {decoder.norm}": decoder.norm not in target.norm,
-        "it has no norm after each stack": decoder.norm == "pre" and final != {True},
-        "it has a norm after a stack": decoder.norm == "post" and final != {False},
-        f"embedding_norm is {decoder.embedding_norm}": decoder.embedding_norm != target.embedding_norm,
-        f"its positions are {decoder.positions}": decoder.positions not in target.positions,
-        f"scale_embedding is {decoder.scale_embedding}": decoder.scale_embedding not in target.scale,
-        "its output has a bias": config.output_bias and not target.bias,
-        f"positions begin at {decoder.position_offset} and the padding id is {ids.pad}": (
-            "learned" not in target.positions and decoder.position_offset != ids.pad + 1
-        ),
-        "its source vocabulary is the larger one": (
-            target.one_vocabulary and size is not None and size > decoder.vocabulary
-        ),
-    }
-    return [reason for reason, holds in reasons.items() if holds]
 
 
 @contextmanager
@@ -204,6 +49,8 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     ids = special_ids(checkpoint)
     target = choose_architecture(config, ids)
     state = _weights(target, config, folded_weights(checkpoint.model))
+    if target.folds_scale and config.decoder.scale_embedding:
+        _fold_scale(target, config, state)
     with quiet_transformers():
         model: Any = getattr(transformers, target.name)(_config(target, config, ids))
         model = model.to(checkpoint.dtype)
@@ -233,7 +80,7 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
     decoder, encoder = config.decoder, config.encoder
     values: dict[str, Any] = {
         "activation_function": ACTIVATIONS.get(decoder.activation, decoder.activation),
-        "scale_embedding": decoder.scale_embedding,
+        **({} if target.folds_scale else {"scale_embedding": decoder.scale_embedding}),
         "max_position_embeddings": _length(config),
         "tie_word_embeddings": _all_tied(config),
         "dropout": decoder.dropout,
@@ -288,7 +135,7 @@ def _act(stack: StackConfig) -> str:
 
 
 def _length(config: TransformerConfig) -> int:
-    return max(stack.max_positions or DEFAULT_LENGTH for stack in _stacks(config))
+    return max(stack.max_positions or DEFAULT_LENGTH for stack in stacks_of(config))
 
 
 def _all_tied(config: TransformerConfig) -> bool:
@@ -318,7 +165,7 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
 
 
 def _deep(config: TransformerConfig) -> int:
-    return max(stack.layers for stack in _stacks(config))
+    return max(stack.layers for stack in stacks_of(config))
 
 
 def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
@@ -346,14 +193,33 @@ def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor])
         weights.setdefault("final_logits_bias", like.new_zeros(1, len(like)))
 
 
+def _fold_scale(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
+    """√d into the embeddings, and 1/√d into the last norm where the output matrix is the same table."""
+    decoder, prefix = config.decoder, target.prefix["decoder"]
+    scale = decoder.d_model**0.5
+    table = weights[f"{prefix}.embed_tokens.weight"] * scale
+    weights[f"{prefix}.embed_tokens.weight"] = table
+    if not _all_tied(config):
+        return
+    weights[target.output] = table
+    last = target.final_norm if decoder.norm == "pre" else f"layers.{decoder.layers - 1}.final_layer_norm"
+    for part in ("weight", "bias"):
+        weights[f"{prefix}.{last}.{part}"] = weights[f"{prefix}.{last}.{part}"] / scale
+
+
 def _positions(stack: StackConfig, learned: Tensor | None, like: Tensor) -> Tensor:
     """A table for classes whose first token reads row 2."""
     rows = learned
-    if rows is None:
-        length = (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
-        rows = sinusoids(length, stack.d_model, dtype=like.dtype, device=like.device)
+    if stack.positions == "none":
+        rows = like.new_zeros(_rows(stack), stack.d_model)
+    elif rows is None:
+        rows = sinusoids(_rows(stack), stack.d_model, dtype=like.dtype, device=like.device)
     used = rows[stack.position_offset :]
     return torch.cat([used.new_zeros(2, used.shape[1]), used])
+
+
+def _rows(stack: StackConfig) -> int:
+    return (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
 
 
 def _generation(checkpoint: TransformerCheckpoint, config: TransformerConfig, ids: Ids) -> Any:

@@ -22,6 +22,8 @@ from headscope.model.nonfinite import is_finite
 from headscope.model.threads import threads_for_pass
 
 _HEADS: Mapping[str, Predicts] = {"ForSequenceClassification": "classes", "ForTokenClassification": "tags"}
+CLOSED = "texts_end_with_eos"
+"""Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
 
 
@@ -94,12 +96,18 @@ class Predicting(Checkpoint):
         return scores
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """The tokenizer's own ids of a target text; a decoder-only model says each id after the one before."""
+        """The tokenizer's own ids of a target text; a decoder-only model says each id after the one before.
+
+        The end of a text counts where the model learnt it (`CLOSED`).
+        """
         tokenizer = self._tokenizer()
         arguments = {"text_target" if self.two_sided else "text": list(texts)}
         uncut = tokenizer(**arguments, verbose=False)["input_ids"]
         ids = tokenizer(**arguments, truncation=True, max_length=limit, verbose=False)["input_ids"]
         if not self.two_sided:
+            end = tokenizer.eos_token_id
+            if tokenizer.init_kwargs.get(CLOSED) is True:
+                return [[*full, end][1 : len(row) + 1] for row, full in zip(ids, uncut, strict=True)]
             return [[*row[1:], IGNORED] for row in ids]
         # the end that truncation puts behind a cut text is not what comes next there
         return [row if len(row) == len(full) else [*row[:-1], IGNORED] for row, full in zip(ids, uncut, strict=True)]

@@ -1,0 +1,224 @@
+"""Language models that are trained here, as Hugging Face models: the same ids, likelihoods, heads and continuations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headscope.assets import captions, sample
+from headscope.data.vocabulary import Vocabulary
+from headscope.errors import CheckpointError
+from headscope.formats.base import open_checkpoint
+from headscope.formats.convert import Converted, convert
+from headscope.formats.huggingface.sentencepiece_tokenizer import tokenizer_of
+from headscope.formats.native import NATIVE
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.heads import select_heads
+from headscope.model.gating import masked
+from headscope.model.native.transformer import Transformer
+from headscope.training.architecture import fresh_config
+from headscope.training.config import TrainConfig
+from headscope.training.data import tokenizers
+
+LINES = [line for kind in ("en", "de") for line in captions(kind).read_text(encoding="utf-8").splitlines()]
+VIETNAMESE = "Tiếng Việt là ngôn ngữ của người Việt"
+ODD = [
+    *("", " ", "  two  spaces ", "tabs\tand\r\nlines\n", "a\u00a0b\u200bc\u2028d\ufeffe", "x\x07y"),
+    *("Straße 1½ ™️ ①️ ﬁne ＡＢＣ～", "ΣΊΣΥΦΟΣ ς", "世界 ガギグ 한국어", "👩‍👩‍👧 🇩🇪 😀😀", "हिन्दी العَرَبِيَّة שָׁלוֹם", "☃☃ ☃"),
+    *("▁a▁ b ▁", "aaaaaaaaaaa ababababab ------- ........", "N'T I'd don’t „Zitat“ …", "x" * 300),
+    *(unicodedata.normalize("NFD", text) for text in (VIETNAMESE, "Äpfel für die Überschwemmung, café")),
+]
+SPECIAL = "<s> </s><pad> <unk> </s"
+
+
+def learnt(kind: str = "bpe", normalise: Any = "none", size: int = 500) -> Vocabulary:
+    return tokenizers.learn([*LINES, VIETNAMESE], size=size, kind=kind, normalise=normalise)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("normalise", ["none", "lowercase", "moses"])
+def test_the_tokenizer_gives_the_ids_of_sentencepiece(kind: str, normalise: str) -> None:
+    """On real text, on decomposed text, and on what no caption has."""
+    vocabulary = learnt(kind, normalise, size=1500)
+    tokenizer = tokenizer_of(vocabulary)
+    texts = [*LINES, *ODD, *(unicodedata.normalize("NFD", line) for line in LINES[240:])]
+    texts += [f"a{chr(code)}b" for code in range(1, 0x3400) if chr(code) != "\u0344"]
+    texts += [SPECIAL] if kind == "bpe" else []
+    found = tokenizer.encode_batch(texts, add_special_tokens=False)
+    different = [text for text, ids in zip(texts, found, strict=True) if ids.ids != vocabulary.encode(text)]
+    assert different == []
+    written = [tokenizer.decode(vocabulary.encode(line)) for line in LINES]
+    assert written == [vocabulary.decode(vocabulary.encode(line)) for line in LINES]
+
+
+def test_special_subwords_that_are_written_out_are_text() -> None:
+    vocabulary = learnt("unigram")
+    ids = tokenizer_of(vocabulary).encode(SPECIAL, add_special_tokens=False).ids
+    assert not set(ids) & vocabulary.special_ids
+
+
+def test_no_tokenizer_is_better_than_another() -> None:
+    """Subwords in another order than the model's pieces, and pieces of the user's own."""
+    import sentencepiece.sentencepiece_model_pb2
+
+    messages: Any = sentencepiece.sentencepiece_model_pb2
+    vocabulary = learnt()
+    assert tokenizer_of(replace(vocabulary, subwords=(*vocabulary.subwords[:4], *vocabulary.subwords[:3:-1]))) is None
+    assert vocabulary.splitter.codes is not None
+    model = messages.ModelProto.FromString(vocabulary.splitter.codes)
+    model.pieces[9].type = 4
+    splitter = replace(vocabulary.splitter, codes=model.SerializeToString())
+    assert tokenizer_of(replace(vocabulary, splitter=splitter)) is None
+
+
+def saved(folder: Path, vocabulary: Vocabulary, **options: Any) -> Path:
+    """A language model with the options of `headscope train --kind lm`, a little smaller, and random weights."""
+    torch.manual_seed(0)
+    config = TrainConfig(kind="lm", source=captions("en"), **{"d_model": 24, "d_ffn": 20, "heads": 3} | options)
+    model = Transformer(fresh_config(config, None, vocabulary))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.tie()
+    made = TransformerCheckpoint(
+        path="memory", format="native", model=model, model_type="t", digest="", source=None, target=vocabulary
+    )
+    NATIVE.save(made, folder)
+    return folder
+
+
+def converted(folder: Path, out: Path) -> Converted:
+    return convert(open_checkpoint(str(folder), device="cpu"), out, goal="huggingface")
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return learnt()
+
+
+@pytest.fixture(scope="module")
+def folders(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model with default settings, and what it was converted to."""
+    root = tmp_path_factory.mktemp("lm")
+    done = converted(saved(root / "native", vocabulary), root / "hf")
+    assert done.architecture == "OPTForCausalLM" and done.difference is not None and done.difference < 1e-5
+    assert done.notes == (
+        "the tokenizer gives the ids of the SentencePiece model, without SentencePiece",
+        "OPTForCausalLM keeps positions in a table, which ends at 1024 tokens",
+    )
+    return root / "native", root / "hf"
+
+
+@pytest.mark.parametrize(
+    ("options", "architecture"),
+    [
+        ({"norm": "pre"}, "OPTForCausalLM"),
+        ({"tie_output": False, "activation": "gelu-tanh"}, "OPTForCausalLM"),
+        ({"positions": "learned", "max_length": 40}, "OPTForCausalLM"),
+        ({"positions": "learned", "norm": "pre", "max_length": 40}, "BioGptForCausalLM"),
+        ({"positions": "none", "norm": "pre", "activation": "silu"}, "OPTForCausalLM"),
+    ],
+)
+def test_other_settings_too(tmp_path: Path, vocabulary: Vocabulary, options: dict[str, Any], architecture: str) -> None:
+    done = converted(saved(tmp_path / "native", vocabulary, **options), tmp_path / "hf")
+    assert done.architecture == architecture and done.difference is not None and done.difference < 1e-5
+
+
+def test_a_model_whose_heads_do_not_fill_it_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    made = open_checkpoint(str(saved(tmp_path / "native", vocabulary)), device="cpu")
+    assert isinstance(made, TransformerCheckpoint)
+    config = made.model.config
+    wide = made.with_model(Transformer(replace(config, decoder=replace(config.decoder, d_head=24))))
+    with pytest.raises(CheckpointError, match="its heads do not fill its width"):
+        convert(wide, tmp_path / "hf", goal="huggingface")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_the_card_says_what_opens_it(folders: tuple[Path, Path]) -> None:
+    card = (folders[1] / "README.md").read_text(encoding="utf-8")
+    assert "class OPTForCausalLM" in card and "## What does not" in card
+
+
+def test_evaluate_gives_the_same_numbers(
+    folders: tuple[Path, Path], command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """Per line, with the end of each text, and of lines that are cut."""
+    found = []
+    for folder in folders:
+        status, out, said = command(
+            "evaluate", folder, "--source", sample("en"), "--max-length", 30, "--json", "--max-sentences", 40
+        )
+        assert status == 0, said
+        answer = json.loads(out)
+        found.append([answer["tokens"], answer["nll"], *(score["value"] for score in answer["scores"])])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+ALONE = """
+import json, sys
+sys.modules["headscope"] = None
+import torch, transformers
+torch.set_num_threads(1)
+found = {}
+for name in ("hf", "small"):
+    folder = f"{sys.argv[1]}/{name}"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    texts = json.loads(open(f"{sys.argv[1]}/texts.json").read())
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    more = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    found[name] = {"ids": ids, "said": model.generate(**batch, **more).tolist()}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_greedy_continuations_without_headscope(
+    folders: tuple[Path, Path], command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """Of a batch that is padded on the left; then without three heads, which are masked in the original."""
+    native, hf = folders
+    heads = "decoder-self.0.0,decoder-self.1.1,decoder-self.1.2"
+    arguments = ("--heads", heads, "--source", sample("en"), "--max-sentences", 8, "--out", tmp_path / "small")
+    status, _, said = command("prune", "remove", hf, *arguments)
+    assert status == 0, said
+    (tmp_path / "hf").symlink_to(hf)
+    texts = [*LINES[:3], "Ein ☃ </s> Mann"]
+    (tmp_path / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    script = [sys.executable, "-W", "ignore", "-c", ALONE, str(tmp_path)]
+    ran = subprocess.run(script, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found = json.loads(ran.stdout)
+    opened = open_checkpoint(str(native), device="cpu")
+    assert isinstance(opened, TransformerCheckpoint)
+    ids = [encoded.ids for encoded in opened.encode(texts, side="source", limit=200)]
+    for name, without in (("hf", []), ("small", select_heads(heads, opened.layout))):
+        with masked(opened.model, without):
+            wanted = [greedy(opened, row, 8) for row in ids]
+        assert found[name]["ids"] == ids
+        assert [row[-8:] for row in found[name]["said"]] == wanted
+
+
+def greedy(checkpoint: TransformerCheckpoint, ids: list[int], length: int) -> list[int]:
+    """The likeliest ids after `ids`, one by one; the end is never said."""
+    said = list(ids)
+    for _ in range(length):
+        with torch.no_grad():
+            scores = checkpoint.model(target=torch.tensor([said]))[0, -1]
+        assert checkpoint.target is not None
+        scores[checkpoint.target.end] = -torch.inf
+        said.append(int(scores.argmax()))
+    return said[len(ids) :]
