@@ -21,7 +21,7 @@ COMMANDS = {
     "prune": "Take heads out of a model, and prove that nothing else changed.",
     "evaluate": "Score translations, how well the model predicts a text, or how near it is to the intact one.",
     "translate": "Translate: headscope translate CKPT < text > text. Empty lines stay empty.",
-    "convert": "Write a fairseq, MHR, story-of-heads or native Transformer as a native or Hugging Face directory.",
+    "convert": "Write a fairseq, MHR, story-of-heads or native Transformer for Hugging Face, fairseq or headscope.",
     "demo": "See what headscope does, on a pretrained BERT and a small translation model; needs no network.",
 }
 """The first line of each command's help. Its module in this folder has a function of its name, or a typer `app`."""

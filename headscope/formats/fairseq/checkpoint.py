@@ -25,35 +25,46 @@ from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
 from headscope.formats.digest import file_digest
 from headscope.formats.fairseq.config import Settings, read_settings, transformer_config
+from headscope.formats.fairseq.from_native import (
+    SPECIAL,
+    end_difference,
+    fairseq_model,
+    logits_in_our_order,
+    vocabulary_files,
+)
 from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgraded
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import native_state
+from headscope.formats.probe import Conversion, Probe
 from headscope.formats.torch_files import is_torch_file, read_tensors, read_torch
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 START, PAD, END, UNKNOWN = range(4)
 OVERWRITE = " #fairseq:overwrite"
+FILE = "checkpoint_best.pt"
+TOLERANCE = 1e-5  # of the largest logit
 LANGUAGE = re.compile(r"[\w-]{1,32}")
 
 
 @dataclass(frozen=True)
 class Dictionaries:
-    """The vocabulary of each side that was found, and the sentence about each one that was not."""
+    """The vocabulary of each side that was found, its file, and the sentence about each one that was not."""
 
     vocabularies: Mapping[SideName, Vocabulary] = field(default_factory=dict)
     missing: Mapping[SideName, str] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
 
 
 class FairseqCheckpoint(TransformerCheckpoint):
-    """A fairseq model; `origin` and `options` are what `FAIRSEQ.write` needs to write such a file again."""
+    """A fairseq model; `origin`, `options` and the dictionaries are what `FAIRSEQ.write` writes such a file with."""
 
     def __init__(
-        self, *, origin: Origin, options: Mapping[str, Any], missing: Mapping[SideName, str], **arguments: Any
+        self, *, origin: Origin, options: Mapping[str, Any], dictionaries: Dictionaries, **arguments: Any
     ) -> None:
         super().__init__(**arguments)
-        self.origin, self.options, self.missing = origin, options, missing
+        self.origin, self.options = origin, options
+        self.missing, self.dictionary_files = dictionaries.missing, dictionaries.files
 
     def with_model(self, model: nn.Module) -> FairseqCheckpoint:
         """Around a model without mixings the file's matrices `alphas` go."""
@@ -75,6 +86,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
     name = "fairseq"
     summary = "a .pt file of fairseq or of its fork MHR, with dict.*.txt beside it or in --dicts"
     takes = frozenset({"dicts", "bpe"})
+    converts = True
 
     def recognise(self, path: Path) -> bool:
         return path.is_file() and is_torch_file(path)
@@ -102,7 +114,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             stored=stored if dtype == "auto" else {},
             origin=origin(raw),
             options=_plain(settings, config),
-            missing=dictionaries.missing,
+            dictionaries=dictionaries,
         )
 
     def write(self, checkpoint: FairseqCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
@@ -114,18 +126,75 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         path = folder / Path(checkpoint.path).name
         state = native_state(checkpoint.model, checkpoint.stored)
         state |= {tied: state[original] for tied, original in checkpoint.model.tied().items()}
-        content = {
-            "args": argparse.Namespace(**checkpoint.options),
-            "model": fairseq_weights(state, checkpoint.origin),
-            "optimizer_history": [],
-            "extra_state": {},
-        }
-        write_atomically(path, lambda target: save_torch(content, target))
-        for dictionary in _dictionary_files(checkpoint, companions):
-            shutil.copyfile(dictionary, folder / dictionary.name)
+        _write_file(path, checkpoint.options, fairseq_weights(state, checkpoint.origin))
+        for file in checkpoint.dictionary_files:
+            shutil.copyfile(file, folder / file.name)
         notes = _notes(checkpoint)
-        limits = notes or ("fairseq itself, where heads were removed: its layers have one number of heads",)
-        return SavedFiles(path, self.name, notes, ("headscope",), limits)
+        if _pruned(checkpoint):
+            return SavedFiles(path, self.name, notes, ("headscope",), (_ONE_NUMBER, *notes))
+        of_fork = checkpoint.origin.of_fork
+        return SavedFiles(path, self.name, notes, ("headscope", _OPENS[of_fork]), (_LIMITS[of_fork], *notes))
+
+    def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
+        if isinstance(checkpoint, FairseqCheckpoint):
+            if _pruned(checkpoint):
+                raise CheckpointError(
+                    f"{checkpoint.path} has layers with fewer heads than the others, and fairseq has one number of "
+                    "heads; `prune remove --export masked` leaves zeros in their place"
+                )
+            written = self.write(checkpoint, folder, Companions())
+            again = self.load(str(written.path), device="cpu", dtype="float64", companions=Companions())
+            logits = probe_logits(again.model, probe)
+            return Conversion(checkpoint.model_type, logits, written.notes, written.opens, written.limits)
+        made = fairseq_model(checkpoint)
+        _write_file(folder / FILE, made.options, made.weights)
+        for name, content in vocabulary_files(checkpoint).items():
+            (folder / name).write_bytes(content)
+        again = self.load(str(folder / FILE), device="cpu", dtype="float64", companions=Companions())
+        if not (difference := end_difference(checkpoint, made, again)) <= TOLERANCE:
+            raise CheckpointError(
+                f"{checkpoint.path} was converted, but its first logits differ by {difference:.1e}; nothing was left "
+                "behind. Please report this with the output of `headscope show`"
+            )
+        logits = logits_in_our_order(again.model, made, probe)
+        opens, limits = ("headscope", _OPENS[made.of_fork]), (_LIMITS[made.of_fork],)
+        return Conversion(made.options["arch"], logits, made.notes, opens, limits)
+
+
+_ONE_NUMBER = "fairseq itself: heads were removed, and its layers have one number of heads"
+# By whether a file has the fork's matrices.
+_OPENS = {
+    False: "fairseq (`--path`, with the folder of the dictionaries as data)",
+    True: "the fork MHR of fairseq, with its matrices `alphas`",
+}
+_LIMITS = {
+    False: "the fork MHR of fairseq, which wants a matrix `alphas` in every attention module",
+    True: "fairseq itself, which has no matrices `alphas`",
+}
+
+
+def _write_file(path: Path, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Options and weights with as much of a trainer's state as fairseq looks up when it opens a file."""
+    history = {
+        "criterion_name": "LabelSmoothedCrossEntropyCriterion",
+        "optimizer_name": "FairseqAdam",
+        "lr_scheduler_state": {"best": None},
+        "num_updates": 0,
+    }
+    content = {
+        "args": argparse.Namespace(**options),
+        "model": dict(weights),
+        "optimizer_history": [history],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, "val_loss": None},
+    }
+    write_atomically(path, lambda target: save_torch(content, target))
+
+
+def _pruned(checkpoint: FairseqCheckpoint) -> bool:
+    """Whether some layers have fewer heads than the options say."""
+    config = checkpoint.model.config
+    full = {stack.d_model // stack.d_head for stack in (config.encoder, config.decoder) if stack is not None}
+    return bool(set(checkpoint.layout.values()) - full)
 
 
 FAIRSEQ = FairseqFormat()
@@ -137,9 +206,7 @@ def _notes(checkpoint: FairseqCheckpoint) -> tuple[str, ...]:
     notes = []
     if checkpoint.origin.folded:
         notes.append("the matrices that mix heads are folded into the output projections: no longer a file of the fork")
-    config = checkpoint.model.config
-    full = {stack.d_model // stack.d_head for stack in (config.encoder, config.decoder) if stack is not None}
-    if set(checkpoint.layout.values()) - full:
+    if _pruned(checkpoint):
         notes.append("fairseq itself has no layers with fewer heads than its options say: open it with headscope")
     return tuple(notes)
 
@@ -207,23 +274,12 @@ def _plain(settings: Settings, config: TransformerConfig) -> dict[str, Any]:
 # Dictionaries.
 
 
-def _dictionary_files(checkpoint: FairseqCheckpoint, companions: Companions) -> list[Path]:
-    """The dictionaries that were read with a file."""
-    beside = Path(checkpoint.path).parent
-    data = Path(str(checkpoint.options.get("data") or ".").split(":")[0])
-    folders = [companions.dicts] if companions.dicts else [beside, beside / data.name, data]
-    languages = [checkpoint.options.get(f"{side}_lang") for side in ("source", "target")]
-    names = dict.fromkeys(f"dict.{language}.txt" if language else "dict.txt" for language in languages)
-    paths = [next((path for folder in folders if (path := folder / name).is_file()), None) for name in names]
-    return [path for path in paths if path is not None]
-
-
 def _dictionaries(settings: Settings, config: TransformerConfig, companions: Companions) -> Dictionaries:
     """The dictionary of each side: in --dicts, beside the checkpoint, or in the folder it was trained from."""
     vocabularies: dict[SideName, Vocabulary] = {}
     missing: dict[SideName, str] = {}
     sides: tuple[SideName, ...] = ("target",) if config.encoder is None else ("source", "target")
-    codes = _codes(companions.bpe)
+    codes, files = _codes(companions.bpe), list[Path]()
     for side in sides:
         stack = config.encoder if side == "source" and config.encoder else config.decoder
         name = _file_name(settings, side, lm=config.encoder is None)
@@ -234,9 +290,10 @@ def _dictionaries(settings: Settings, config: TransformerConfig, companions: Com
         else:
             start = START if config.encoder is None and settings.on("add_bos_token") else END
             vocabularies[side] = read_dictionary(path, stack.vocabulary, codes, owner=settings.path, start=start)
+            files.append(path)
     if companions.dicts is not None and missing:
         raise CheckpointError(f"{settings.path}: {next(iter(missing.values()))}")
-    return Dictionaries(vocabularies, missing)
+    return Dictionaries(vocabularies, missing, tuple(dict.fromkeys(files)))
 
 
 def _file_name(settings: Settings, side: SideName, *, lm: bool) -> str | None:

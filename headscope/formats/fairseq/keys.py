@@ -72,6 +72,11 @@ class Origin:
     dropped: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     folded: bool = False
 
+    @property
+    def of_fork(self) -> bool:
+        """Whether it has the fork's matrices."""
+        return any(key.endswith(".alphas") for key in self.keys)
+
     def without_alphas(self) -> Origin:
         """The same without the fork's matrices."""
         keys = tuple(key for key in self.keys if "alphas" not in key)

@@ -1,0 +1,356 @@
+"""Native Transformers as fairseq writes its own: options, weights under its names, dictionaries.
+
+fairseq (and its fork MHR, which has a matrix `alphas` in every attention module) begins ids with `<s>`, `<pad>`,
+`</s>`, `<unk>`, counts positions from 2, and starts every translation with `</s>`. So rows of embeddings are put in
+that order; sinusoids that begin elsewhere become a learned table; and where a model starts with another id, the
+decoder's input table has that id's row at `</s>`, which nothing else reads there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.data.vocabulary import Vocabulary
+from headscope.errors import CheckpointError
+from headscope.formats.fairseq.config import ACTIVATIONS, OFFSET
+from headscope.formats.fairseq.keys import ATTENTION, BOTH, SITES, Origin, fairseq_weights
+from headscope.formats.probe import Probe
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
+from headscope.model.native.folding import folded_weights
+from headscope.model.native.positions import sinusoids
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+
+VERSION = 3.0  # of fairseq's encoder and decoder, which their files hold
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+DEFAULT_LENGTH = 1024  # fairseq's own max_source_positions and max_target_positions
+NAMES = {"gelu-tanh": "gelu_fast", "silu": "swish"}
+LANGUAGES = {"encoder": "source", "decoder": "target"}
+# What fairseq's tasks and trainer look up in a file's options, with their defaults.
+DEFAULTS: Mapping[str, Any] = {
+    "criterion": "label_smoothed_cross_entropy",
+    "optimizer": "adam",
+    "lr_scheduler": "inverse_sqrt",
+    "data": ".",
+    "seed": 1,
+    "left_pad_source": True,
+    "left_pad_target": False,
+    "load_alignments": False,
+    "truncate_source": False,
+    "upsample_primary": 1,
+    "num_batch_buckets": 0,
+    "eval_bleu": False,
+    "dataset_impl": None,
+    "no_cross_attention": False,
+    "cross_self_attention": False,
+    "adaptive_softmax_cutoff": None,
+    "adaptive_softmax_dropout": 0,
+    "adaptive_input": False,
+    "tie_adaptive_weights": False,
+    "encoder_layerdrop": 0,
+    "decoder_layerdrop": 0,
+    "encoder_layers_to_keep": None,
+    "decoder_layers_to_keep": None,
+    "quant_noise_pq": 0,
+    "quant_noise_pq_block_size": 8,
+    "quant_noise_scalar": 0,
+}
+LM: Mapping[str, Any] = {"task": "language_modeling", "arch": "transformer_lm", "self_target": False}
+LM_TASK: Mapping[str, Any] = {"future_target": False, "past_target": False, "sample_break_mode": "eos"}
+
+
+@dataclass(frozen=True)
+class FairseqModel:
+    """What a file holds; `orders` are our ids by side, in the order of fairseq's."""
+
+    options: dict[str, Any]
+    weights: dict[str, Tensor]
+    orders: dict[str, list[int]]
+    notes: tuple[str, ...]
+    of_fork: bool
+
+    def renumbered(self, ids: Tensor, side: str) -> Tensor:
+        """fairseq's ids of our ids."""
+        return torch.tensor(self.orders[side]).argsort()[ids]
+
+
+def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
+    """The file that fairseq opens; CheckpointError with all reasons where it can express no such model."""
+    mixings = {module.mixing for *_, module in checkpoint.model.attention_modules() if module.mixing is not None}
+    config = checkpoint.model.config
+    mixed = {
+        stack_mixing for stack in _sides(config).values() for stack_mixing in (stack.self_mixing, stack.cross_mixing)
+    }
+    of_fork = "alpha.v1" in mixed and mixed <= {"alpha.v1", None}
+    reasons = _reasons(config, foldable=all(mixing.foldable for mixing in mixings))
+    vocabularies = {side: _vocabulary(checkpoint, side) for side in _sides(config)}
+    reasons += [reason for side, own in vocabularies.items() for reason in _lacking(own, side)]
+    if reasons:
+        raise CheckpointError(f"fairseq has no such model: {'; '.join(dict.fromkeys(reasons))}")
+    state = checkpoint.model.state_dict() if of_fork else folded_weights(checkpoint.model)
+    orders = {side: fairseq_order(own) for side, own in vocabularies.items()}
+    restarted = config.encoder is not None and vocabularies["decoder"].start != vocabularies["decoder"].end
+    weights = {key: values.detach().cpu() for key, values in state.items()}
+    _renumber(weights, config, orders)
+    if restarted:
+        _restart(weights, orders["decoder"], vocabularies["decoder"])
+    for side, stack in _sides(config).items():
+        _fill(weights, side, stack, alphas=of_fork)
+    one_table = not restarted and orders.get("encoder", orders["decoder"]) == orders["decoder"]
+    options = _options(config, vocabularies["decoder"], tied=not restarted, one_table=one_table)
+    notes = _notes(config, restarted=restarted, of_fork=of_fork, folded=bool(mixings) and not of_fork)
+    return FairseqModel(options, fairseq_weights(weights, _origin(config, weights)), orders, notes, of_fork)
+
+
+def fairseq_order(vocabulary: Vocabulary) -> list[int]:
+    """Our ids in the order of fairseq's: `<s>`, `<pad>`, `</s>`, `<unk>`, then the others as they come."""
+    special = [_begin(vocabulary), vocabulary.pad, vocabulary.end, vocabulary.unknown]
+    first = [number for number in special if number is not None]
+    return first + sorted(set(range(len(vocabulary))) - set(first))
+
+
+def vocabulary_files(checkpoint: TransformerCheckpoint) -> dict[str, bytes]:
+    """Dictionaries (`subword count` a line; counts are not known, so 1), and the codes that split text."""
+    files = {}
+    for side in _sides(checkpoint.model.config):
+        own, language = _vocabulary(checkpoint, side), LANGUAGES[side]
+        lines = "".join(f"{own.subwords[number]} 1\n" for number in fairseq_order(own)[len(SPECIAL) :])
+        name = "dict.txt" if checkpoint.model.config.encoder is None else f"dict.{language}.txt"
+        files[name] = lines.encode()
+        if own.splitter.codes is not None:
+            kind = "model" if own.splitter.kind == "sentencepiece" else "codes"
+            files[f"{language}.{kind}"] = own.splitter.codes
+    return files
+
+
+def logits_in_our_order(model: Transformer, made: FairseqModel, probe: Probe) -> Tensor:
+    """Logits [2 t V] that the opened file gives of a probe, by our ids."""
+    source = made.renumbered(probe.source, "encoder") if model.encoder is not None else probe.source
+    logits = probe_logits(model, Probe(source, probe.real, made.renumbered(probe.target, "decoder")))
+    return logits[..., made.renumbered(torch.arange(logits.shape[-1]), "decoder")]
+
+
+@torch.no_grad()
+def end_difference(checkpoint: TransformerCheckpoint, made: FairseqModel, again: TransformerCheckpoint) -> float:
+    """The largest difference of logits where a text starts, after a source that ends, as a share of the largest."""
+    assert checkpoint.target is not None and again.target is not None
+    mine, ids = copy.deepcopy(checkpoint.model).cpu().double().eval(), torch.tensor([[checkpoint.target.start]])
+    source = None if checkpoint.source is None else torch.tensor([[checkpoint.source.end]])
+    expected = mine(source, ids)
+    source = None if source is None else made.renumbered(source, "encoder")
+    found = again.model(source, torch.tensor([[again.target.start]]))
+    found = found[..., made.renumbered(torch.arange(found.shape[-1]), "decoder")]
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+
+def _sides(config: TransformerConfig) -> dict[str, StackConfig]:
+    return (
+        {"decoder": config.decoder}
+        if config.encoder is None
+        else {"encoder": config.encoder, "decoder": config.decoder}
+    )
+
+
+def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
+    own = checkpoint.source if side == "encoder" else checkpoint.target
+    if own is None:
+        raise CheckpointError(
+            f"{checkpoint.path} has no {LANGUAGES[side]} vocabulary, so fairseq's dictionaries cannot be written"
+        )
+    return own
+
+
+def _begin(vocabulary: Vocabulary) -> int | None:
+    """The id that becomes `<s>`: the start, or where a text starts with its end another special id."""
+    if vocabulary.start != vocabulary.end:
+        return vocabulary.start
+    return min(vocabulary.special - {vocabulary.pad, vocabulary.end, vocabulary.unknown}, default=None)
+
+
+def _lacking(own: Vocabulary, side: str) -> list[str]:
+    """Why the subwords of a side are no dictionary of fairseq's."""
+    special = {"<s>": _begin(own), "<pad>": own.pad, "<unk>": own.unknown, "</s>": own.end}
+    reasons = [f"its {LANGUAGES[side]} vocabulary has no id for {name}" for name, id_ in special.items() if id_ is None]
+    if reasons:
+        return reasons
+    subwords = [own.subwords[number] for number in fairseq_order(own)[len(SPECIAL) :]]
+    odd = [text for text in subwords if not text.strip() or "\n" in text or "\r" in text or text in SPECIAL]
+    if odd or len(set(subwords)) < len(subwords):
+        reasons.append(
+            f"its {LANGUAGES[side]} vocabulary has subwords that no dictionary can list ({(odd or ['two alike'])[0]!r})"
+        )
+    if own.prefix or own.suffix not in (None, (own.end,)):
+        reasons.append(f"its {LANGUAGES[side]} texts have other ids around them than an end")
+    return reasons
+
+
+def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
+    """What fairseq's Transformer has not."""
+    sides = _sides(config)
+    stacks = list(sides.values())
+    reasons = {
+        "heads were removed from some of its layers, and fairseq has one number of heads in all (`prune remove "
+        "--export masked` leaves zeros in their place)": any(len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks),
+        "its heads do not fill its width": any(s.most_heads * s.d_head != s.d_model for s in stacks),
+        "its decoder starts with a zero vector": config.start == "zero",
+        "its output has a bias": config.output_bias,
+        "its values have a width of their own (d_value)": any(s.d_value not in (None, s.d_head) for s in stacks),
+        "its heads read slices of the input (head_input)": any(s.head_input == "slice" for s in stacks),
+        "its embeddings have a bias (embedding_bias)": any(s.embedding_bias for s in stacks),
+        "its norms have another epsilon (norm_epsilon)": any(s.norm_epsilon != 1e-5 for s in stacks),
+        "its encoder's embeddings have another width": (
+            config.encoder is not None and config.encoder.d_embedding not in (None, config.encoder.d_model)
+        ),
+        "it is a language model with post-norm layers, and fairseq makes them all pre-norm (train with --norm pre)": (
+            config.encoder is None and config.decoder.norm == "post"
+        ),
+        "its heads are mixed by what they read": not foldable,
+        "it has a norm after a post-norm stack": any(s.norm == "post" and s.final_norm for s in stacks),
+        "it has no norm after its encoder": (
+            config.encoder is not None and config.encoder.norm == "pre" and not config.encoder.final_norm
+        ),
+    }
+    for name in ("activation", "scale_embedding", "embedding_norm"):
+        reasons[f"its encoder and decoder differ in {name}"] = len({getattr(s, name) for s in stacks}) > 1
+    places = {s.positions == "none" for s in stacks}
+    reasons["only one of its stacks has positions"] = len(places) > 1
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def _renumber(weights: dict[str, Tensor], config: TransformerConfig, orders: Mapping[str, Sequence[int]]) -> None:
+    """Rows of embeddings and of the output matrix in fairseq's order."""
+    for side in _sides(config):
+        key = f"{side}.embeddings.tokens.weight"
+        weights[key] = weights[key][list(orders[side])]
+    weights["output.weight"] = weights["output.weight"][list(orders["decoder"])]
+
+
+def _restart(weights: dict[str, Tensor], order: Sequence[int], vocabulary: Vocabulary) -> None:
+    """The decoder's input table says at `</s>`, where fairseq starts, what the model starts with."""
+    table = weights["decoder.embeddings.tokens.weight"].clone()
+    table[order.index(vocabulary.end)] = table[order.index(vocabulary.start)]
+    weights["decoder.embeddings.tokens.weight"] = table
+
+
+def _fill(weights: dict[str, Tensor], side: str, stack: StackConfig, *, alphas: bool) -> None:
+    """Tables of positions, biases of zero, and matrices of the fork where a module has none."""
+    key = f"{side}.embeddings.positions.weight"
+    like = weights[f"{side}.embeddings.tokens.weight"]
+    if _tabled(stack):
+        rows = weights.get(key)
+        if rows is None:
+            length = (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
+            rows = sinusoids(length, stack.d_model, dtype=like.dtype, device=like.device)
+        used = rows[stack.position_offset :]
+        before = used.new_zeros(OFFSET, used.shape[1])
+        if stack.positions == "learned" and stack.position_offset:
+            before[-1] = rows[stack.position_offset - 1]  # what padding reads
+        weights[key] = torch.cat([before, used])
+    for layer in range(stack.layers):
+        for site, heads in (("self_attention", stack.self_heads), ("cross_attention", stack.cross_heads)):
+            if not heads:
+                continue
+            name = f"{side}.layers.{layer}.{site}"
+            for part in ("query", "key", "value", "output"):
+                matrix = weights[f"{name}.{part}.weight"]
+                weights.setdefault(f"{name}.{part}.bias", matrix.new_zeros(len(matrix)))
+            if alphas:
+                weights.setdefault(f"{name}.mixing.alpha", torch.eye(heads[layer], dtype=like.dtype))
+
+
+def _tabled(stack: StackConfig) -> bool:
+    """Whether positions are a table in fairseq: learned, or sinusoids that do not begin where fairseq's do."""
+    return stack.positions == "learned" or (stack.positions == "sinusoidal" and stack.position_offset != OFFSET)
+
+
+def _origin(config: TransformerConfig, weights: Mapping[str, Tensor]) -> Origin:
+    """fairseq's keys in the order of its modules, and the tensors that only its files hold."""
+    keys, dropped = list[str](), dict[str, Tensor]()
+    for side, stack in _sides(config).items():
+        dropped[f"{side}.version"] = torch.tensor([VERSION])
+        keys += [f"{side}.version", f"{side}.embed_tokens.weight"]
+        if _tabled(stack):
+            keys.append(f"{side}.embed_positions.weight")
+        elif stack.positions == "sinusoidal":
+            dropped[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+            keys.append(f"{side}.embed_positions._float_tensor")
+        keys += [f"{side}.project_in_dim.weight"] if side == "decoder" else []
+        for layer in range(stack.layers):
+            keys += _layer_keys(f"{side}.layers.{layer}", cross=bool(stack.cross_heads))
+        keys += [f"{side}.{norm}.{part}" for norm in ("layer_norm", "layernorm_embedding") for part in BOTH]
+    keys += ["decoder.project_out_dim.weight", "decoder.output_projection.weight"]
+    for site in (key.removesuffix("_bias") for key in keys if key.endswith("alphas_bias")):
+        side, _, layer, attention, _ = site.split(".")
+        alpha = weights.get(f"{side}.layers.{layer}.{SITES[attention]}.mixing.alpha")
+        if alpha is not None:
+            dropped[f"{site}_bias"] = alpha.new_zeros(len(alpha), 1)
+    return Origin(tuple(keys), dropped)
+
+
+def _layer_keys(name: str, *, cross: bool) -> list[str]:
+    keys = []
+    for site in ("self_attn", "encoder_attn") if cross else ("self_attn",):
+        parts = [key for key, _ in ATTENTION if "alphas" in key]
+        parts += [f"{part}_proj.{w}" for part in "kvq" for w in BOTH] + [f"out_proj.{w}" for w in BOTH]
+        keys += [f"{name}.{site}.{part}" for part in parts] + [f"{name}.{site}_layer_norm.{w}" for w in BOTH]
+    return keys + [f"{name}.{part}.{w}" for part in ("fc1", "fc2", "final_layer_norm") for w in BOTH]
+
+
+def _options(config: TransformerConfig, target: Vocabulary, *, tied: bool, one_table: bool) -> dict[str, Any]:
+    """fairseq's options of the architecture, over the defaults of its tasks."""
+    decoder, options = config.decoder, dict[str, Any](DEFAULTS)
+    for side, stack in _sides(config).items():
+        options |= {
+            f"{side}_layers": stack.layers,
+            f"{side}_embed_dim": stack.d_model,
+            f"{side}_ffn_embed_dim": stack.d_ffn,
+            f"{side}_attention_heads": stack.d_model // stack.d_head,
+            f"{side}_normalize_before": stack.norm == "pre",
+            f"{side}_learned_pos": _tabled(stack),
+            f"{side}_embed_path": None,
+            f"{LANGUAGES[side]}_lang": LANGUAGES[side],
+            f"max_{LANGUAGES[side]}_positions": stack.max_positions or DEFAULT_LENGTH,
+        }
+    options |= {name: getattr(decoder, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
+    options |= {
+        "task": "translation",
+        "arch": "transformer",
+        "activation_fn": NAMES.get(decoder.activation, decoder.activation),
+        "share_decoder_input_output_embed": config.tie_output and tied,
+        "share_all_embeddings": config.share_embeddings and config.tie_output and one_table,
+        "no_token_positional_embeddings": decoder.positions == "none",
+        "no_scale_embedding": not decoder.scale_embedding,
+        "layernorm_embedding": decoder.embedding_norm,
+        "decoder_input_dim": decoder.d_embedding or decoder.d_model,
+        "decoder_output_dim": config.d_output or decoder.d_model,
+    }
+    assert options["activation_fn"] in ACTIVATIONS
+    options |= {"no_decoder_final_norm": True} if decoder.norm == "pre" and not decoder.final_norm else {}
+    if config.encoder is None:
+        options |= {**LM, **LM_TASK, "add_bos_token": target.start != target.end}
+        options["tokens_per_sample"] = options["max_target_positions"]
+    return options
+
+
+def _notes(config: TransformerConfig, *, restarted: bool, of_fork: bool, folded: bool) -> tuple[str, ...]:
+    """What a user of the file should know."""
+    notes = []
+    if of_fork:
+        notes.append("it has the matrices `alphas` of the fork MHR, which opens it; fairseq itself does not")
+    if folded:
+        notes.append("the matrices that mix heads are folded into the output projections")
+    if restarted and config.tie_output:
+        notes.append(
+            "fairseq starts translations with </s>, so the decoder reads a table of its own: the file is larger"
+        )
+    if any(stack.positions == "sinusoidal" and _tabled(stack) for stack in _sides(config).values()):
+        notes.append(
+            f"positions begin elsewhere than fairseq's, so they are a table of at least {DEFAULT_LENGTH:,} rows"
+        )
+    return tuple(notes)
