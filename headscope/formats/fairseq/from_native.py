@@ -285,11 +285,12 @@ def _origin(config: TransformerConfig, weights: Mapping[str, Tensor]) -> Origin:
             keys += _layer_keys(f"{side}.layers.{layer}", cross=bool(stack.cross_heads))
         keys += [f"{side}.{norm}.{part}" for norm in ("layer_norm", "layernorm_embedding") for part in BOTH]
     keys += ["decoder.project_out_dim.weight", "decoder.output_projection.weight"]
-    for site in (key.removesuffix("_bias") for key in keys if key.endswith("alphas_bias")):
-        side, _, layer, attention, _ = site.split(".")
-        alpha = weights.get(f"{side}.layers.{layer}.{SITES[attention]}.mixing.alpha")
-        if alpha is not None:
-            dropped[f"{site}_bias"] = alpha.new_zeros(len(alpha), 1)
+    for key in keys:
+        if key.endswith("alphas_bias"):
+            name, attention, _ = key.rsplit(".", 2)
+            alpha = weights.get(f"{name}.{SITES[attention]}.mixing.alpha")
+            if alpha is not None:
+                dropped[key] = alpha.new_zeros(len(alpha), 1)
     return Origin(tuple(keys), dropped)
 
 
