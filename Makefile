@@ -6,6 +6,10 @@ BIN = $(VENV)/bin
 # The CPU build of torch is enough here; this range is the one pyproject.toml asks for.
 TORCH = torch>=2.9,<2.14
 
+# Packages are installed without bytecode, and every process that imports one keeps it for the next: torch and
+# transformers alone take a process five seconds to compile, and the tests start dozens.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-fast lint types unit docs browser clean
 
 demo: $(VENV)/demo.stamp

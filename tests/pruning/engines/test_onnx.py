@@ -18,8 +18,6 @@ from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.makers import decoders
 from tests.oracles import checkpoints, tiny
 
-pytest.importorskip("onnxruntime")
-pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.slow
 
 RAGGED = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"
@@ -44,6 +42,13 @@ for _ in range(8):
     ids = np.concatenate([ids, new], 1)
 print(json.dumps({"ids": ids.tolist(), "inputs": inputs}))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Imported when a test runs: every process that collects the tests would wait for it otherwise."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
 
 
 def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path) -> None:
