@@ -78,9 +78,9 @@ class TrainConfig:
     positions: Literal["sinusoidal", "learned", "none"] = option(
         "sinusoidal", "sinusoidal, learned or none.", panel=MODEL
     )
-    initial: Literal["glorot", "fairseq"] = option(
-        "glorot",
-        "How new weights are drawn: glorot, or fairseq (as fairseq does since 0.10; docs/training.md).",
+    initial: Literal["fairseq", "glorot"] = option(
+        "fairseq",
+        "How new weights are drawn: fairseq (as fairseq does since 0.10), or glorot (docs/training.md).",
         panel=MODEL,
     )
     tie_output: bool = option(True, "The output projection is the decoder's embeddings.", panel=MODEL)
@@ -227,7 +227,6 @@ TINY: Mapping[str, Any] = {
     "d_ffn": 256,
     "heads": 4,
     "norm": "post",
-    "initial": "fairseq",
     "vocab_size": 10000,
     "dropout": 0.3,
     "lr": 0.005,

@@ -17,7 +17,7 @@ def as_fairseq(model: Transformer) -> None:
     """The same, but feed-forward layers and biases of query, key and value as torch draws them (fairseq since 0.10).
 
     torch's `Linear` draws weights and biases from U(−1/√n, 1/√n) with n inputs: feed-forward weights are smaller than
-    Glorot's, and a post-norm model learns faster (seed 1 of benchmarks/variants_study.py, validation loss).
+    Glorot's, and a post-norm model learns faster (benchmarks/RESULTS.md).
     """
     from torch import nn
 

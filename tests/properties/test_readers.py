@@ -217,14 +217,13 @@ def test_what_a_training_goes_on_from(name: str, stage: Stage, tmp_path: Path) -
 
 def test_states_of_gates(tmp_path: Path) -> None:
     """What `prune l0 --resume` goes on from; a record of another kind is none."""
-    record = {"version": 1, "settings": {"a": [1, 2.5]}, "nll": {"before": 1.0}, "weights": torch.ones(3, 5)}
+    record = {"version": gate_state.VERSION, "settings": {"a": [1, 2.5]}, "nll": {"before": 1.0}, "weights": torch.ones(3, 5)}
     torch.save(record, tmp_path / "state.pt")
     holds(tmp_path / "state.pt", lambda path: gate_state.read_gate_state(path.parent), examples=60)
-    for other in ([1], {"version": 1, "settings": 3}, {"version": [1]}, torch.ones(2)):
+    for other in ([1], {"version": gate_state.VERSION - 1, "settings": {}}, {"version": [1]}, torch.ones(2)):
         torch.save(other, tmp_path / "state.pt")
-        if not isinstance(other, dict) or other["version"] != 1:
-            with pytest.raises(CheckpointError, match=r"state\.pt"):
-                gate_state.read_gate_state(tmp_path)
+        with pytest.raises(CheckpointError, match=r"state\.pt"):
+            gate_state.read_gate_state(tmp_path)
 
 
 PICKLE = {"encoder": [{"self_attn": np.array([[0.5, 0.25, 0.75, 4.0], [0.5, 0.5, 0.5, 3.0]])}], "decoder": []}
