@@ -260,7 +260,11 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
         for site_layer in layer_index.of:
             gate = all_open[site_layer].clone()
             gate[0] = 0.0
-            output, expected = (cache.value({**all_open, site_layer: gate}) for cache in (partly, wholly))
+            expected = wholly.value({**all_open, site_layer: gate})
+            try:
+                output = partly.value({**all_open, site_layer: gate})
+            except Exception:  # a layer reads what a layer below would have left for it (keys and values in Gemma3n)
+                return None
             if not (output - expected).abs().max() <= tolerance * expected.abs().max():
                 return None
     return layer_index

@@ -128,13 +128,19 @@ class HuggingFaceCheckpoint(Predicting):
     def _shifted(self, labels: list[int]) -> list[int]:
         """The decoder's inputs: labels moved right by one, as the model itself does it."""
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
-        start = self.config.decoder_start_token_id
+        start = self._start_id()
         if shift is not None and (start is not None or self.model_type == "mbart"):
             inputs: list[int] = shift(labels=torch.tensor([labels]))[0].tolist()
             return inputs
         if start is None:
             raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
         return [start, *labels[:-1]]
+
+    def _start_id(self) -> int | None:
+        """What the decoder reads first; a config of two parts (T5Gemma) may say it in its decoder's alone."""
+        decoder = getattr(self.config, "decoder", None)
+        named = (self.config, "decoder_start_token_id"), (decoder, "decoder_start_token_id"), (decoder, "bos_token_id")
+        return next((number for of, name in named if (number := getattr(of, name, None)) is not None), None)
 
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
         return subword_spans(self._tokenizer(), text, ids)

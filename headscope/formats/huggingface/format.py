@@ -100,6 +100,8 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
                 **options,
             )
         _check_weights(path, info)
+        if model.dtype == torch.float64:
+            model.set_experts_implementation("eager")  # the others' matrix products have no double precision
         tokenizer, without = _open_tokenizer(path, options)
         return HuggingFaceCheckpoint(
             path=path,

@@ -15,7 +15,7 @@ from headscope.data.encoded import Side, pad_side
 from headscope.errors import CheckpointError, DataError
 from headscope.files.lines import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint
-from headscope.model.discovery import probe_inputs, text_config
+from headscope.model.discovery import base_of, probe_inputs, text_config
 from headscope.model.native.transformer import Transformer
 from headscope.model.threads import threads_for_pass
 
@@ -103,6 +103,8 @@ def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> ModelInpu
 
 def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
     """Logits (or the final states of a model without a head): [n V] of the real positions, else as they come."""
+    if type(model).__name__.endswith("ForMultipleChoice"):  # it takes several texts for one answer
+        model = base_of(model)
     with torch.no_grad(), threads_for_pass(model, batch.positions):
         result: Any = model(**batch.given)
     if not isinstance(result, Tensor):

@@ -71,17 +71,24 @@ class Operations(TorchFunctionMode):
     ) -> Any:
         """Called by torch in place of each of its functions."""
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if "modified inplace" in str(error):  # torch forbids it for what autograd functions return
+                self._refuse(f"{name}, in place")
+            raise
         if name in LINEAR or self.within or not self.strict or not torch.is_grad_enabled() or not _depends(result):
             return result
         return self._ruled(name, result, args, kwargs)
 
     def with_module_rule(self, module: nn.Module, rule: ModuleRule) -> Callable[..., Tensor]:
-        """The forward function of a module that has one rule for all that it computes."""
+        """The forward function of a module that has one rule for all that it computes from one tensor."""
         forward = module.forward
 
-        def ruled(x: Tensor) -> Tensor:
+        def ruled(x: Tensor, *others: Any, **named: Any) -> Tensor:
+            if others or named:  # a norm that is gated besides: its operations have rules of their own
+                return forward(x, *others, **named)  # type: ignore[no-any-return]
             outer = self.within
             with self.one_rule():
                 output: Tensor = forward(x)
