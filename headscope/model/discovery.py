@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 from headscope.heads import SITES, Layout, Site
+from headscope.model import interface
 from headscope.model.attention import AttentionCall, replace_contexts, tapped
-from headscope.model.interface import is_half, refuse_head_masks, suppress_warnings, through_attend
+from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.nonfinite import first_non_finite, is_finite
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
@@ -46,15 +47,23 @@ class AttentionSites:
     """All attention calls of a model, in the order of a forward pass.
 
     `calls` maps the id of an attention module to the sites of its successive calls (several where layers share it).
+    `tied` are sites whose modules are several but have the same weights (Zamba2).
     """
 
     order: tuple[AttentionSite, ...]
     calls: dict[int, tuple[AttentionSite, ...]]
+    tied: tuple[tuple[AttentionSite, ...], ...] = ()
 
     @property
     def layout(self) -> Layout:
         """Number of heads of every (site, layer)."""
         return {(attention_site.site, attention_site.layer): attention_site.heads for attention_site in self.order}
+
+    @property
+    def modules(self) -> list[tuple[AttentionSite, ...]]:
+        """The sites of every set of weights: those of one module, or of several that are tied."""
+        tied = {attention_site for sites in self.tied for attention_site in sites}
+        return [*self.tied, *(calls for calls in self.calls.values() if calls[0] not in tied)]
 
     def at(self, site: Site) -> list[AttentionSite]:
         """The attention of one site, by layer."""
@@ -82,7 +91,7 @@ class CallTracker:
 
     def restart(self, _: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
         """A forward pre-hook: the next call of each module is its first of a new pass."""
-        refuse_head_masks(arguments)
+        interface.refuse_head_masks(arguments)
         self.turns.clear()
 
 
@@ -90,22 +99,13 @@ class CallTracker:
 def track_calls(model: nn.Module) -> Iterator[CallTracker]:
     """Within the block `model` computes attention with `attend`, and the tracker maps each call to its site."""
     attention_sites = find_attention(model)
-    refuse_recomputation(model)
+    interface.refuse_recomputation(model)
     tracker = CallTracker(attention_sites)
     with ExitStack() as stack:
         stack.enter_context(through_attend(model))
         for part in {id(part): part for part in (model, base_of(model))}.values():
             stack.callback(part.register_forward_pre_hook(tracker.restart, with_kwargs=True).remove)
         yield tracker
-
-
-def refuse_recomputation(model: nn.Module) -> None:
-    """CheckpointError for gradient checkpointing: layers would run again in a backward pass after the block."""
-    if any(getattr(part, "gradient_checkpointing", False) and part.training for part in model.modules()):
-        raise CheckpointError(
-            "gradient checkpointing runs layers a second time, out of sight of capture and gates; "
-            "turn it off, or call model.eval() first"
-        )
 
 
 @runtime_checkable
@@ -355,7 +355,12 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
             )
             order.append(attention_site)
             by_module.setdefault(id(call.module), []).append(attention_site)
-    return AttentionSites(tuple(order), {key: tuple(sites) for key, sites in by_module.items()})
+    by_weight: dict[int, list[AttentionSite]] = {}
+    for module in {id(call.module): call.module for call in calls}.values():
+        matrix = next((parameter for parameter in module.parameters() if parameter.ndim == 2), None)
+        by_weight.setdefault(id(module if matrix is None else matrix), []).extend(by_module[id(module)])
+    tied = tuple(tuple(sites) for sites in by_weight.values() if len({site.name for site in sites}) > 1)
+    return AttentionSites(tuple(order), {key: tuple(sites) for key, sites in by_module.items()}, tied)
 
 
 def _site(call: AttentionCall, two_sided: bool, kind: str) -> Site:

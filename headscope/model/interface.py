@@ -114,6 +114,15 @@ def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_recomputation(model: nn.Module) -> None:
+    """CheckpointError for gradient checkpointing: layers would run again in a backward pass after the block."""
+    if any(getattr(part, "gradient_checkpointing", False) and part.training for part in model.modules()):
+        raise CheckpointError(
+            "gradient checkpointing runs layers a second time, out of sight of capture and gates; "
+            "turn it off, or call model.eval() first"
+        )
+
+
 def mask_interface(**arguments: Any) -> Tensor | None:
     """The mask of eager attention, with the arguments that transformers gives; lazy where no weights are made."""
     if makes_weights():

@@ -87,13 +87,13 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
             flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
             is_linear = isinstance(module, nn.Linear | Conv1D)
             if is_linear and inputs[0].shape == flat.shape and torch.equal(inputs[0], flat):
-                outputs[site_layer] = _columns(module, context.shape[1], context.shape[3])
+                outputs[site_layer] = columns_of(module, context.shape[1], context.shape[3])
                 waiting.clear()
 
     with (
         eval_mode(model),
         through_attend(model),
-        _hooked(model, receive),
+        hooked_matrices(model, receive),
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
         tapped(tap),
@@ -108,7 +108,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
 def _slices(states: Tensor) -> Slices | None:
     """Rows of the projection that computed states [1 h t k]; None unless each head has k rows of its own."""
     product = _product(states.grad_fn)
-    source = None if product is None else _weight([parent for parent, _ in product.next_functions])
+    source = None if product is None else weight_of(product)
     if source is None:
         return None
     units = []
@@ -132,10 +132,20 @@ def _product(node: Any) -> Any:
         if current is None or current in visited:
             continue
         visited.add(current)
-        if type(current).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0"):
+        if is_product(current):
             return current
         queue.extend(parent for parent, _ in current.next_functions)
     return None
+
+
+def is_product(node: Any) -> bool:
+    """Whether a node of the autograd graph is the product of a linear layer."""
+    return type(node).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0")
+
+
+def weight_of(product: Any) -> tuple[Tensor, int] | None:
+    """The weight matrix of a product and its axis of outputs; None where that is no parameter."""
+    return _weight([parent for parent, _ in product.next_functions])
 
 
 def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
@@ -149,7 +159,8 @@ def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
     return None
 
 
-def _columns(module: nn.Module, heads: int, width: int) -> Slices:
+def columns_of(module: nn.Module, heads: int, width: int) -> Slices:
+    """The columns of an output projection that read each head's context, head after head."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     axis = 1 if isinstance(module, nn.Linear) else 0
@@ -158,7 +169,7 @@ def _columns(module: nn.Module, heads: int, width: int) -> Slices:
 
 
 @contextmanager
-def _hooked(model: nn.Module, receive: Any) -> Iterator[None]:
+def hooked_matrices(model: nn.Module, receive: Any) -> Iterator[None]:
     """Call `receive` before every module that has a weight matrix of its own."""
     hooks = [
         part.register_forward_pre_hook(receive)

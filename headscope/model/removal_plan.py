@@ -117,7 +117,7 @@ def _groups(site_layer: tuple[Site, int], kept: tuple[int, ...], shared: int, *,
 
 
 def _check_shared(attention_sites: AttentionSites, kept: Mapping[tuple[Site, int], tuple[int, ...]]) -> None:
-    for calls in attention_sites.calls.values():
+    for calls in attention_sites.modules:
         if len({kept[attention_site.site, attention_site.layer] for attention_site in calls}) > 1:
             layers = ", ".join(str(attention_site.layer) for attention_site in calls)
             raise ConfigError(

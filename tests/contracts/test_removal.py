@@ -311,9 +311,9 @@ def test_sizes_that_the_code_reads_elsewhere_are_narrowed_too(name: str) -> None
 
 
 def test_heads_whose_rows_cannot_be_told_are_refused() -> None:
-    """OLMo 2 normalises queries across heads."""
-    checkpoint = causal("olmo2")
-    with pytest.raises(ConfigError, match="normalised across heads"):
+    """BitNet normalises the contexts of all heads together: whoever reads one reads all."""
+    checkpoint = causal("bitnet")
+    with pytest.raises(ConfigError, match=r"its output projection .* normalised across heads.* only mask them"):
         choose_export(None, checkpoint).build(
             checkpoint, plan_removal(checkpoint.attention_sites, group_of_the_first_layer())
         )

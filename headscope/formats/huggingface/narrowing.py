@@ -39,6 +39,11 @@ class Zeros(Stub):
         super().__init__()
         self.width = width
 
+    @property
+    def bias(self) -> Tensor:
+        """Nothing that is kept, as the weight."""
+        return torch.empty(1)
+
     def forward(self, x: Tensor) -> Tensor:
         """Zeros [… width] for x [… d]."""
         return x.new_zeros(1).expand(*x.shape[:-1], self.width)
@@ -102,12 +107,23 @@ class UnsharedBias:
         return super().forward(hidden_states, **arguments)  # type: ignore[misc]
 
 
+class SelectedUnits:
+    """A norm over the states of all heads (OLMo 2), of which only those of some heads are read after it."""
+
+    kept_units: list[int]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm of x [… h·k], at the positions that stay."""
+        normalised: Tensor = super().forward(x)  # type: ignore[misc]
+        return normalised[..., self.kept_units]
+
+
 def no_heads(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """Attention of a layer without heads: contexts [b t 0 k] and weights [b 0 t s]."""
-    b, _, t, k = query.shape
-    return query.new_zeros(b, t, 0, k), query.new_zeros(b, 0, t, key.shape[2])
+    """Attention of a layer without heads: contexts [b t 1 k] of zeros, as of one head, and weights [b 0 t s]."""
+    b, _, t, _ = query.shape
+    return query.new_zeros(b, t, 1, value.shape[3]), query.new_zeros(b, 0, t, key.shape[2])
 
 
 AttentionInterface.register(EMPTY, no_heads)
@@ -119,7 +135,8 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     `table` names parts as seen from the model without its task head: `shapes` of parameters, `attributes` of
     attention modules, of `configs` that they read, `zeros` and `biases` (projections of layers without heads),
     `empty` (those layers), `bias_heads` and `unshared` (T5), `added_biases` (projections that have a bias, which their
-    class builds without). Parts that this class lacks are left aside.
+    class builds without), `selected` (what is read of norms over all heads). Parts that this class lacks are left
+    aside.
     ValueError for a table that does not narrow. `empty` is the attention implementation of layers without heads.
     """
     base = model.base_model
@@ -160,6 +177,9 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     for name in table.get("unshared", []):
         if name in modules:
             _mix_in(modules[name], UnsharedBias)
+    for name, units in table.get("selected", {}).items():
+        if name in modules:
+            _select(modules[name], units)
 
 
 def _resize(module: Any, name: str, shape: tuple[int, ...]) -> None:
@@ -202,6 +222,15 @@ def _mix_in(module: Any, part: type) -> None:
         raise ValueError("config.narrowed names bias_heads of a layer that has no position bias")
     if not isinstance(module, part):
         module.__class__ = type(type(module).__name__, (part, type(module)), {})
+
+
+def _select(module: Any, units: Any) -> None:
+    size = len(module.weight)
+    if not units or any(type(unit) is not int or not 0 <= unit < size for unit in units):
+        raise ValueError(f"config.narrowed selects parts of a norm that has {size}")
+    module.kept_units = list(units)
+    if not isinstance(module, SelectedUnits):
+        module.__class__ = type(type(module).__name__, (SelectedUnits, type(module)), {})
 
 
 class _Config:

@@ -31,8 +31,10 @@ def attend_without_heads(
 ) -> tuple[Tensor, Tensor | None]:
     """`attend` over no heads, so that a layer without any keeps its place in the count of layers."""
     mask = attention_mask if isinstance(attention_mask, Tensor) else None
-    context, weights = attend(module, query[:, :0], key[:, :0], value[:, :0], mask=mask)
-    return context.transpose(1, 2), weights
+    if mask is not None and mask.shape[1] > 1:  # that of Doge has all heads
+        mask = mask[:, :1]
+    _, weights = attend(module, query[:, :0], key[:, :0], value[:, :0], mask=mask)
+    return query.new_zeros(query.shape[0], query.shape[2], 1, value.shape[3]), weights
 
 
 AttentionInterface.register(EMPTY, attend_without_heads)

@@ -10,18 +10,19 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
+from headscope.formats.huggingface.head_parts import HeadParts, Side, head_parts
 from headscope.formats.huggingface.narrowing import narrow
 from headscope.formats.huggingface.selfcontained import EMPTY
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, base_of, find_attention
-from headscope.model.projections import Projections, Slices, has_added_bias, projections
+from headscope.model.projections import Slices, has_added_bias
 from headscope.model.removal_plan import RemovalPlan
 
 HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
@@ -49,6 +50,7 @@ class Narrowing:
     empty: list[str] = field(default_factory=list)
     bias_heads: dict[str, list[int]] = field(default_factory=dict)
     unshared: list[str] = field(default_factory=list)
+    selected: dict[str, list[int]] = field(default_factory=dict)
     added_biases: list[str] = field(default_factory=list)
 
     def table(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -59,7 +61,7 @@ class Narrowing:
             for axis, indices in cuts:
                 shape[axis] = len(indices)
             shapes[name] = shape
-        names = ("attributes", "configs", "zeros", "biases", "empty", "bias_heads", "unshared", "added_biases")
+        names = [entry.name for entry in fields(self) if entry.name != "keep"]
         return {"shapes": shapes, **{name: getattr(self, name) for name in names}}
 
 
@@ -72,7 +74,7 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """
     smaller = copy.deepcopy(model)
     done = narrowing_of(model, removal)
-    base, source = base_of(smaller), dict(base_of(model).named_parameters())
+    base, source = base_of(smaller), dict(base_of(model).named_parameters(remove_duplicate=False))
     table = done.table(source)
     narrow(smaller, table, empty=EMPTY)
     with torch.no_grad():
@@ -81,7 +83,10 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
             for axis, indices in cuts:
                 values = values.index_select(axis, indices.to(values.device))
             base.get_parameter(name).copy_(values)
-    config: Any = smaller.config
+    whole: Any = smaller
+    if len(source) > len(dict(base_of(model).named_parameters())):  # layers that are tied (Zamba2)
+        whole.tie_weights()
+    config: Any = whole.config
     config.kept_heads = _kept_heads(getattr(config, "kept_heads", None), removal)
     config.narrowed = _merged(getattr(config, "narrowed", None), table)
     return smaller.train(model.training)
@@ -91,10 +96,13 @@ def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """A copy of the same size whose removed heads have zeros in their columns of the output projection."""
     zeroed = copy.deepcopy(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    parts = projections(model)
+    parts = head_parts(model)
     with torch.no_grad():
         for head in removal.removed:
-            output = _known(parts.get((head.site, head.layer)), "output", head.site, head.layer)
+            located = parts.get((head.site, head.layer))
+            if located is None or located.output is None:
+                raise _unknown("output", head.site, head.layer)
+            output = located.output
             weight = zeroed.get_parameter(names[id(output.weight)])
             weight.index_fill_(output.axis, output.units[head.head].to(weight.device), 0.0)
     return zeroed
@@ -104,20 +112,15 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
     """What has to change in a model for a removal; nothing for layers that keep all their heads."""
     base = base_of(model)
     modules = dict(base.named_modules())
-    parts, attention_sites = projections(model), find_attention(model)
-    cutter = _Cutter(base)
+    parts, attention_sites = head_parts(model), find_attention(model)
+    cutter = _Cutter(base, removal)
     within = {id(module): name for name, module in modules.items()}
     for identity, calls in attention_sites.calls.items():
         attention_site = calls[0]
-        site_layer = (attention_site.site, attention_site.layer)
-        if len(removal.kept[site_layer]) < attention_site.heads:
-            cutter.cut(
-                within[identity],
-                attention_site,
-                parts.get(site_layer),
-                removal.kept[site_layer],
-                removal.groups[site_layer],
-            )
+        if len(removal.kept[attention_site.site, attention_site.layer]) < attention_site.heads:
+            located = [parts[call.site, call.layer] for call in calls if (call.site, call.layer) in parts]
+            known = next((place for place in located if not place.unknown), located[0] if located else None)
+            cutter.cut(within[identity], attention_site, known)
     _position_biases(cutter.done, modules, within, attention_sites.calls, removal)
     cutter.done.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
     return cutter.done
@@ -126,31 +129,27 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
 class _Cutter:
     """Collects what changes, attention module by attention module."""
 
-    def __init__(self, base: nn.Module) -> None:
+    def __init__(self, base: nn.Module, removal: RemovalPlan) -> None:
         self.done = Narrowing()
-        self.base = base
-        self.modules = dict(base.named_modules())
-        self.owners: dict[int, str] = {
-            id(module.weight): name
-            for name, module in self.modules.items()
-            if isinstance(getattr(module, "weight", None), nn.Parameter)
-        }
+        self.removal = removal
+        self.modules = dict(base.named_modules(remove_duplicate=False))
+        self.names: dict[int, list[str]] = {}  # several where layers are tied
+        for name, parameter in base.named_parameters(remove_duplicate=False):
+            self.names.setdefault(id(parameter), []).append(name)
 
-    def cut(
-        self,
-        name: str,
-        attention_site: AttentionSite,
-        located: Projections | None,
-        kept: tuple[int, ...],
-        groups: tuple[int, ...],
-    ) -> None:
+    def cut(self, name: str, attention_site: AttentionSite, parts: HeadParts | None) -> None:
         site, layer = attention_site.site, attention_site.layer
-        parts = {part: _known(located, part, site, layer) for part in ("query", "key", "value", "output")}
-        stays = {"query": kept, "key": groups, "value": groups, "output": kept}
+        kept, groups = self.removal.kept[site, layer], self.removal.groups[site, layer]
+        if parts is None or parts.unknown:
+            raise _unknown(
+                parts.unknown if parts else "query", site, layer, masks=parts is not None and bool(parts.output)
+            )
+        assert parts.output is not None
         if kept:
-            self._narrowed(parts, stays)
+            self._check_readers(attention_site, parts)
+            self._narrowed(parts, kept, groups)
         else:
-            self._emptied(name, parts)
+            self._emptied(name, parts, parts.output)
         module = self.modules[name]
         for parameter in PER_HEAD:
             if isinstance(getattr(module, parameter, None), nn.Parameter):
@@ -160,33 +159,89 @@ class _Cutter:
         if read := {attribute: count for attribute, count in counts if f"self.config.{attribute}" in _code(module)}:
             self.done.configs[name] = read
 
-    def _narrowed(self, parts: Mapping[str, Slices], stays: Mapping[str, tuple[int, ...]]) -> None:
+    def _check_readers(self, attention_site: AttentionSite, parts: HeadParts) -> None:
+        """ConfigError where a group would go whose keys and values others need."""
+        place = attention_site.site, attention_site.layer
+        groups = self.removal.groups[place]
+        if len(groups) == attention_site.groups:
+            return
+        others = [reader for reader in parts.readers if self.removal.groups[reader] != groups]
+        if not others and not parts.makes_mask:
+            return
+        named = ", ".join(f"{site}.{layer}" for site, layer in others)
+        reason = "make the attention mask of its other heads" if parts.makes_mask else f"are those of {named} too"
+        same = "" if parts.makes_mask else "the same whole groups there, "
+        raise ConfigError(
+            f"whole groups of {place[0]}.{place[1]} cannot be removed, because their keys and values {reason}; remove "
+            f"{same}as many heads of each group, or all heads of the layer (--export masked takes any)"
+        )
+
+    def _narrowed(self, parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]) -> None:
         """Keep all rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) but those of units that go."""
         removed: dict[str, tuple[int, set[int]]] = {}
-        for part, slices in parts.items():
-            owner = self._owner(slices)
-            _, indices = removed.setdefault(owner, (slices.axis, set()))
-            for unit, rows in enumerate(slices.units):
-                if unit not in stays[part]:
-                    indices.update(rows.tolist())
-        for owner, (axis, indices) in removed.items():
-            module = self.modules[owner]
-            size = module.get_parameter("weight").shape[axis]
-            remaining = torch.tensor([row for row in range(size) if row not in indices])
-            self.done.keep[f"{owner}.weight"] = [(axis, remaining)]
-            of_outputs = axis == (0 if isinstance(module, nn.Linear) else 1)
-            if of_outputs and isinstance(getattr(module, "bias", None), nn.Parameter):
-                self.done.keep[f"{owner}.bias"] = [(0, remaining)]
+        sides = ((parts.query, kept), (parts.gate, kept), (parts.key, groups), (parts.value, groups))
+        slices_of = [(slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)]
+        for slices, stays in [*slices_of, (_output(parts), kept)]:
+            for name in self.names[id(slices.weight)]:
+                _, indices = removed.setdefault(name, (slices.axis, set()))
+                indices.update(
+                    row for unit, rows in enumerate(slices.units) if unit not in stays for row in rows.tolist()
+                )
+        for name, (axis, indices) in removed.items():
+            self._keep(name, axis, [row for row in range(self._size(name, axis)) if row not in indices])
+        for side, stays in sides:
+            self._select(side, stays)
 
-    def _emptied(self, name: str, parts: Mapping[str, Slices]) -> None:
-        for part in ("query", "key", "value"):
-            owner = self._owner(parts[part])
-            self.done.zeros[owner] = self.done.zeros.get(owner, 0) + len(parts[part].units[0])
-        self.done.biases.append(self._owner(parts["output"]))
+    def _keep(self, name: str, axis: int, rows: list[int]) -> None:
+        """Keep these indices of a parameter, and of the bias beside a matrix whose outputs they are."""
+        owner, _, parameter = name.rpartition(".")
+        module, remaining = self.modules[owner], torch.tensor(rows)
+        self.done.keep[name] = [(axis, remaining)]
+        of_outputs = axis == (0 if isinstance(module, nn.Linear) else 1)
+        if parameter == "weight" and of_outputs and isinstance(getattr(module, "bias", None), nn.Parameter):
+            self.done.keep[f"{owner}.bias"] = [(0, remaining)]
+
+    def _size(self, name: str, axis: int) -> int:
+        owner, _, parameter = name.rpartition(".")
+        return int(self.modules[owner].get_parameter(parameter).shape[axis])
+
+    def _select(self, side: Side, stays: tuple[int, ...]) -> None:
+        """Behind a norm over all units those that stay are selected."""
+        if side.selected is not None:
+            for owner in self._owners(side.selected.weight):
+                self.done.selected[owner] = torch.cat([side.selected.units[unit] for unit in stays]).tolist()
+
+    def _emptied(self, name: str, parts: HeadParts, output: Slices) -> None:
+        """Zeros for one stand-in head instead of its states; keys and values stay where others need them."""
+        if len(self.names[id(output.weight)]) > 1:
+            raise ConfigError(
+                f"{name} has the same weights as other layers, and not all heads of such can be removed; leave one, or "
+                "take --export masked"
+            )
+        needed = parts.makes_mask or bool(parts.readers)
+        rows: dict[str, set[int]] = {}
+        for side in (parts.query, parts.gate, *(() if needed else (parts.key, parts.value))):
+            for slices in side.rows:
+                for owner in self._owners(slices.weight):
+                    rows.setdefault(owner, set()).update(slices.units[0].tolist())
+            for slices in side.entries:
+                for parameter in self.names[id(slices.weight)]:
+                    self._keep(parameter, slices.axis, slices.units[0].tolist())
+            if side.selected is not None:
+                for weight in (side.selected.weight, *side.whole):
+                    rows |= {owner: set(side.selected.units[0].tolist()) for owner in self._owners(weight)}
+        self.done.zeros |= {owner: len(indices) for owner, indices in rows.items()}
+        self.done.biases += self._owners(output.weight)
         self.done.empty.append(name)
 
-    def _owner(self, slices: Slices) -> str:
-        return self.owners[id(slices.weight)]
+    def _owners(self, weight: Tensor) -> list[str]:
+        """The modules whose weight this is."""
+        return [name.rpartition(".")[0] for name in self.names[id(weight)]]
+
+
+def _output(parts: HeadParts) -> Slices:
+    assert parts.output is not None
+    return parts.output
 
 
 def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
@@ -258,14 +313,12 @@ def _shared_bias(
             done.bias_heads[name] = [union.index(head) for head in kept]
 
 
-def _known(located: Projections | None, part: str, site: Site, layer: int) -> Slices:
-    slices: Slices | None = None if located is None else getattr(located, part)
-    if slices is None:
-        raise ConfigError(
-            f"heads of {site}.{layer} cannot be removed: which part of its {part} projection belongs to which head "
-            "cannot be told (its states are normalised across heads, gated, or not made by one matrix)"
-        )
-    return slices
+def _unknown(part: str, site: Site, layer: int, *, masks: bool = False) -> ConfigError:
+    works = "--export masked takes any" if masks else "headscope can only mask them (evaluate --mask)"
+    return ConfigError(
+        f"heads of {site}.{layer} cannot be removed: which part of its {part} projection belongs to which head "
+        f"cannot be told (its states are normalised across heads, or not made by one matrix); {works}"
+    )
 
 
 def _kept_heads(before: Any, removal: RemovalPlan) -> dict[str, dict[str, list[int]]]:

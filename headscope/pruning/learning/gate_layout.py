@@ -139,7 +139,7 @@ def chosen_sites(attention_sites: AttentionSites, names: Iterable[str]) -> set[S
 
 def _modules(attention_sites: AttentionSites, sites: set[Site]) -> list[list[AttentionSite]]:
     """The calls of each attention module, one list a module."""
-    return [list(calls) for calls in attention_sites.calls.values() if calls[0].site in sites and calls[0].heads]
+    return [list(calls) for calls in attention_sites.modules if calls[0].site in sites and calls[0].heads]
 
 
 def _units(layers: Sequence[AttentionSite]) -> list[Unit]:

@@ -50,7 +50,7 @@ from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.record import Removed, Shrunk, padding_note, removal_card, removal_record
 from headscope.pruning.removal.savings import Timing, size, timings
-from headscope.pruning.removal.verify import max_abs_difference, reference, require, tolerance_of, verify
+from headscope.pruning.removal.verify import max_abs_difference, reference, require, verify
 from headscope.results import Signature, signature_of
 
 RECORD = "pruning.json"
@@ -297,7 +297,7 @@ def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:
     with through_attend(again.model):
         logits = outputs(again.model, done.data.feeds[0])
     far = max_abs_difference(logits, wanted)
-    require(far, 10 * tolerance_of(shrunk.dtype), "what was saved")
+    require(far, 10 * done.verified.tolerance, "what was saved")
     return far
 
 

@@ -1,0 +1,228 @@
+"""Every part of an attention module that goes with a head or with a key/value group: what a removal cuts.
+
+`headscope.model.projections` has the matrices of heads, for analyses. This has more, because more goes with a head:
+rows that make its gate (Qwen3-Next), entries of a norm over all heads (OLMo 2), rows that are read beside states which
+all heads share (DeepSeek's MLA). All is found from gradients: a row belongs to a head if what it computes reaches this
+head's states and no other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from transformers.pytorch_utils import Conv1D
+
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
+from headscope.model.gradients import frozen_parameters
+from headscope.model.interface import through_attend
+from headscope.model.projections import Slices, columns_of, hooked_matrices, is_product, weight_of
+
+SiteLayer = tuple[Site, int]
+
+
+@dataclass(frozen=True)
+class Side:
+    """The parameters that one kind of states (queries, keys, values, gates) is made of, by head or by group.
+
+    `rows` of matrices and `entries` of other parameters go with their unit. `selected` are the weights of a norm over
+    all units: it needs all of them, so nothing before it can go (`whole`), and what stays is selected behind it.
+    `known` is False where the parts of the units overlap.
+    """
+
+    rows: tuple[Slices, ...] = ()
+    entries: tuple[Slices, ...] = ()
+    selected: Slices | None = None
+    whole: tuple[Tensor, ...] = ()
+    known: bool = True
+
+
+@dataclass(frozen=True)
+class HeadParts:
+    """The parts of one (site, layer). `output` are the columns of W_O; None where what it reads mixes heads.
+
+    A group can only go where nobody else needs its keys and values: `readers` are other layers that compute with them
+    too (Gemma 3n), and `makes_mask` says that the mask of other heads is made of them (Doge).
+    """
+
+    query: Side
+    key: Side
+    value: Side
+    gate: Side = Side()
+    output: Slices | None = None
+    readers: tuple[SiteLayer, ...] = ()
+    makes_mask: bool = False
+
+    @property
+    def unknown(self) -> str:
+        """The name of the first part that cannot be told; "" where all can."""
+        sides = {"query": self.query, "key": self.key, "value": self.value, "gate": self.gate}
+        return next((name for name, side in sides.items() if not side.known), "" if self.output else "output")
+
+
+def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
+    """The parts of every (site, layer) of a transformers model, found by one probe with gradients."""
+    tracker = CallTracker(find_attention(model))
+    found: dict[SiteLayer, HeadParts] = {}
+    waiting: list[tuple[SiteLayer, Tensor]] = []
+
+    def tap(call: AttentionCall, context: Tensor) -> None:
+        attention_site = tracker.attention_site(call.module)
+        if attention_site is not None and attention_site.heads:
+            site_layer = (attention_site.site, attention_site.layer)
+            query, key, value = (_side(states) for states in (call.query, call.key, call.value))
+            makes_mask = any(_reaches(states, call.mask) for states in (call.key, call.value))
+            found[site_layer] = HeadParts(query, key, value, makes_mask=makes_mask)
+            waiting[:] = [(site_layer, context)]
+
+    def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if waiting and inputs and isinstance(inputs[0], Tensor) and isinstance(module, nn.Linear | Conv1D):
+            site_layer, context = waiting[0]
+            gate = _gate(context, inputs[0])
+            if gate is not None:
+                output = columns_of(module, context.shape[1], context.shape[3])
+                found[site_layer] = replace(found[site_layer], gate=gate, output=output)
+                waiting.clear()
+
+    with (
+        eval_mode(model),
+        through_attend(model),
+        hooked_matrices(model, receive),
+        frozen_parameters(model, trainable=True),
+        torch.enable_grad(),
+        tapped(tap),
+    ):
+        base_of(model)(**probe_inputs(model))
+    return _with_readers(found)
+
+
+def _side(states: Tensor) -> Side:
+    """The parts of states [1 h t k]."""
+    if states.grad_fn is None:
+        return Side(known=False)
+    units = list(states[0])
+    products, leaves = _sources(states.grad_fn)
+    rows, others = [], []
+    for product in products:
+        source = weight_of(product)
+        if source is None:
+            return Side(known=False)
+        # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
+        slices = _units(units, GradientEdge(product, 0), *source)
+        rows += [] if slices is None else [slices]
+        others += [source[0]] if slices is None else []
+    entries = tuple(slices for leaf in leaves if (slices := _units(units, leaf, leaf, 0)) is not None)
+    if rows:
+        return Side(rows=tuple(rows), entries=entries)
+    if len(entries) == 1 and entries[0].weight.ndim == 1 and others:
+        return Side(selected=entries[0], whole=tuple(others))
+    return Side(known=False)
+
+
+def _reaches(states: Tensor, mask: Tensor | None) -> bool:
+    """Whether an additive mask is made of these states."""
+    if mask is None or not mask.requires_grad or not states.requires_grad:
+        return False
+    return torch.autograd.grad(mask.sum(), states, retain_graph=True, allow_unused=True)[0] is not None
+
+
+def _units(heads: list[Tensor], source: Any, weight: Tensor, axis: int) -> Slices | None:
+    """The indices of each unit along an axis of a weight; None where units share any (or have none)."""
+    noise = torch.Generator().manual_seed(0)
+    units = []
+    for head in heads:
+        push = torch.randn(head.shape, generator=noise).to(head)
+        (gradient,) = torch.autograd.grad((head * push).sum(), source, retain_graph=True, allow_unused=True)
+        if gradient is None:
+            return None
+        along = gradient.ndim - 1 if isinstance(source, GradientEdge) else axis
+        units.append(gradient.abs().movedim(along, 0).reshape(gradient.shape[along], -1).sum(dim=1).nonzero()[:, 0])
+    together = torch.cat(units)
+    if {len(unit) for unit in units} != {len(units[0])} or not len(units[0]):
+        return None
+    if len(heads) > 1 and len(together.unique()) != len(together):
+        return None
+    return Slices(weight, axis, tuple(units))
+
+
+def _gate(context: Tensor, x: Tensor) -> Side | None:
+    """What makes the factors of a context [1 h t k] on its way to x [1 t h·k]; None where x is no such product."""
+    flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
+    if x.shape != flat.shape:
+        return None
+    if torch.equal(x, flat):
+        return Side()
+    if x.grad_fn is None or context.grad_fn is None:
+        return None
+    push = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+    gradient: Tensor | None = torch.autograd.grad((x * push).sum(), context, retain_graph=True, allow_unused=True)[0]
+    if gradient is None:
+        return None
+    factors = gradient.transpose(1, 2).flatten(2) / push
+    if not torch.allclose(factors * flat, x, rtol=1e-4, atol=1e-6 * float(x.detach().abs().max())):
+        return None
+    branch = _beside(x.grad_fn, context.grad_fn)
+    width = context.shape[3]
+    heads = [x[..., head * width : (head + 1) * width] for head in range(context.shape[1])]
+    return Side(known=False) if branch is None else _gate_side(heads, branch)
+
+
+def _gate_side(heads: list[Tensor], branch: Any) -> Side:
+    products, _ = _sources(branch)
+    found = [
+        _units(heads, GradientEdge(product, 0), *source) if (source := weight_of(product)) else None
+        for product in products
+    ]
+    rows = tuple(slices for slices in found if slices is not None)
+    return Side(rows=rows, known=len(rows) == len(found) == 1)
+
+
+def _beside(node: Any, context: Any) -> Any:
+    """The other factor of the product nearest to `node` that multiplies the context."""
+    for current in _walk(node, stop=lambda _: False):
+        if type(current).__name__ == "MulBackward0":
+            parents = [parent for parent, _ in current.next_functions if parent is not None]
+            others = [parent for parent in parents if context not in set(_walk(parent, stop=is_product))]
+            return others[0] if len(others) == 1 < len(parents) else None
+    return None
+
+
+def _sources(node: Any) -> tuple[list[Any], list[Tensor]]:
+    """The matrix products nearest to a node of the autograd graph on all its ways, and the parameters before them."""
+    visited = list(_walk(node, stop=is_product))
+    leaves = [current.variable for current in visited if hasattr(current, "variable")]
+    return [current for current in visited if is_product(current)], leaves
+
+
+def _walk(node: Any, *, stop: Any) -> Iterator[Any]:
+    """The nodes above one, breadth first, none of them twice; nothing above those where `stop` holds."""
+    queue, visited = [node], set()
+    while queue:
+        current = queue.pop(0)
+        if current is None or current in visited:
+            continue
+        visited.add(current)
+        yield current
+        if not stop(current):
+            queue.extend(parent for parent, _ in current.next_functions)
+
+
+def _with_readers(found: dict[SiteLayer, HeadParts]) -> dict[SiteLayer, HeadParts]:
+    """The same, with layers that compute with the keys and values of another layer told of each other."""
+    readers: dict[int, list[SiteLayer]] = {}
+    for site_layer, parts in found.items():
+        for slices in parts.key.rows[:1]:
+            readers.setdefault(id(slices.weight), []).append(site_layer)
+    result = dict(found)
+    for layers in readers.values():
+        queries = {id(slices.weight) for site_layer in layers for slices in found[site_layer].query.rows[:1]}
+        for site_layer in layers if len(queries) == len(layers) > 1 else ():  # not where the layers are one module
+            others = tuple(other for other in layers if other != site_layer)
+            result[site_layer] = replace(result[site_layer], readers=others)
+    return result
